@@ -159,9 +159,9 @@ def validate(
 ) -> None:
     """Check pipeline files without Spark.
 
-    Options, values, names, references, schemas and columns are checked; errors have line and column. SQL, and the
-    columns of sql steps, are checked when the pipeline runs. A test file is checked against its pipeline. Exit status 2
-    if a file is not valid.
+    Options, values, names, references, schemas, the syntax of SQL and the columns in it are checked; errors have line
+    and column. Functions and types in SQL are checked when the pipeline runs. A test file is checked against its
+    pipeline. Exit status 2 if a file is not valid.
     """
     refused = 0
     for file in files:
@@ -232,8 +232,9 @@ def show_plan(
     For each sink: its steps from the source on, what happens to records that fail, the delivery guarantee, and the
     effect of a run that lost its lease. With --mermaid: the graph.
 
-    For a pipeline that has run, also the changes since: + new, ~ changed, - removed, = continues, ! cannot continue
-    from its checkpoint. In the last case a run would fail, and the exit status is 1.
+    For a pipeline that has run, also the changes since: + new, ~ changed, - removed, = continues, ? a renamed sink that
+    would write all records again, for which a run asks, ! cannot continue from its checkpoint or in its table. In the
+    last case a run would fail, and the exit status is 1.
     """
     from penstock.pipelines.ledger.plan_changes import REFUSED, changes
     from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
@@ -254,7 +255,7 @@ def show_plan(
         raise typer.Exit(1)
 
 
-_COLOURS = {"+": 32, "~": 33, "-": 31, "!": 31}
+_COLOURS = {"+": 32, "~": 33, "?": 33, "-": 31, "!": 31}
 _WIDTH = 110
 
 

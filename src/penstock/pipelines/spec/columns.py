@@ -1,6 +1,7 @@
-"""Columns of each step of a pipeline file, as far as they are known without Spark: DDL schemas and column names.
+"""Columns of each step of a pipeline file, as far as they are known without Spark: names, and types where evident.
 
-Only Spark knows the columns after a step that runs SQL or an expression; columns after such a step are not checked.
+Only Spark knows the types of computed columns, and the names of columns that a statement computes without a name;
+names after such a statement are not checked.
 """
 
 from __future__ import annotations
@@ -9,13 +10,24 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, template_parts
 from penstock.runtime.config.values import nearest
 
-__all__ = ["RESERVED", "SIMPLE", "SINK_COLUMNS", "Column", "Problem", "column_names", "parse_ddl"]
+__all__ = [
+    "RESERVED",
+    "SIMPLE",
+    "SINK_COLUMNS",
+    "Column",
+    "KnownColumn",
+    "Problem",
+    "column_names",
+    "parse_ddl",
+    "sink_types",
+]
 
 RESERVED = "_"
 """Prefix of reserved column names."""
@@ -205,32 +217,65 @@ class _Reader:
 
 
 Location = tuple[str | int, ...]
-Columns = dict[str, str] | None
-"""Maps names in lower case, as Spark compares them, to names as written; None if only Spark knows the columns."""
+
+
+class KnownColumn(NamedTuple):
+    """A column: its name as written, and its type as in ``Column``; None if only Spark knows the type."""
+
+    name: str
+    type: str | None = None
+
+
+Columns = dict[str, KnownColumn] | None
+"""Maps names in lower case, as Spark compares them, to columns; None if only Spark knows the columns."""
 Named = tuple[Location, str]
 """Location of a column name in a step or sink, and its text."""
 
 
 def column_names(pipeline: Pipeline) -> Iterator[Problem]:
-    """Yield column names, outside of expressions, that do not exist in the stream that a step or sink reads."""
-    streams: dict[str, Columns] = {name: _made(source.columns) for name, source in pipeline.inputs.items()}
-    into_windows: dict[str, Columns] = {}
+    """Yield column names that do not exist in the stream that a step or sink reads, and expressions that are not SQL.
+
+    The function of an expression and the types of its arguments are not checked.
+    """
+    streams = _Streams(pipeline)
     for index, step in enumerate(pipeline.steps):
-        reads = reads_of(pipeline, index)
-        before = _union([streams[name] for name in reads])
+        reads, before = reads_of(pipeline, index), streams.before[step.name]
         where = ("steps", index, step.kind)
         if step.map is not None:
             yield from _map_problems(step.map, before, reads[0], where)
+        elif step.sql is not None:
+            yield from _statement_problems(step.sql, before, reads[0], where)
         else:
             yield from _missing(_named_by(step), before, reads[0], where)
-        streams[step.name] = _after(step, before)
-        if step.window is not None:
-            into_windows[step.name] = before
+            yield from _wrong_expressions(_expressions_of(step), before, reads[0], where)
     for index, sink in enumerate(pipeline.sinks):
-        name = sink_reads(pipeline, sink)
+        stream, where = sink.source or sink_reads(pipeline, sink), ("sinks", index, sink.kind)
+        columns = streams.of_sink(sink)
+        yield from _missing(SINK_COLUMNS[sink.kind](sink), columns, stream, where)
+        yield from _wrong_expressions(_conditions_of(sink), columns, stream, where)
+
+
+def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
+    """Return the types of the columns that ``sink`` receives, as far as the file shows them: name to type as in DDL."""
+    columns = _Streams(pipeline).of_sink(sink) or {}
+    return {column.name: column.type for column in columns.values() if column.type is not None}
+
+
+class _Streams:
+    """Columns of each stream of a pipeline, and ``before`` each step."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._after: dict[str, Columns] = {name: _made(source.columns) for name, source in pipeline.inputs.items()}
+        self.before: dict[str, Columns] = {}
+        for index, step in enumerate(pipeline.steps):
+            self.before[step.name] = before = _union([self._after[name] for name in reads_of(pipeline, index)])
+            self._after[step.name] = _after(step, before)
+
+    def of_sink(self, sink: Sink) -> Columns:
+        """Return the columns that ``sink`` receives."""
         late = late_of(sink.source or "")
-        columns = streams[name] if late is None else into_windows[late]
-        yield from _missing(SINK_COLUMNS[sink.kind](sink), columns, sink.source or name, ("sinks", index, sink.kind))
+        return self._after[sink_reads(self._pipeline, sink)] if late is None else self.before[late]
 
 
 def _missing(named: Iterable[Named], columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
@@ -249,10 +294,75 @@ def _look_for(text: str, columns: Columns, stream: str, where: Location) -> Prob
         return None
     near = nearest(name, columns)
     rest = f".{field}" if field else ""
-    hint = f" (did you mean {columns[near] + rest!r}?)" if near else ""
-    return Problem(
-        where, text, f"expected a column of {stream!r}: {', '.join(columns.values()) or 'it has none'}{hint}"
-    )
+    hint = f" (did you mean {columns[near].name + rest!r}?)" if near else ""
+    return Problem(where, text, f"expected a column of {stream!r}: {_names(columns)}{hint}")
+
+
+def _names(columns: dict[str, KnownColumn]) -> str:
+    return ", ".join(column.name for column in columns.values()) or "it has none"
+
+
+def _wrong_expressions(given: Iterable[Named], columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
+    """Yield expressions that are not SQL, or refer to columns that do not exist."""
+    for place, text in given:
+        try:
+            names = sql.references(sql.parse_expression(text))
+        except ValueError as error:
+            yield Problem((*where, *place), text, f"expected a SQL expression; it is wrong at {error}")
+            continue
+        problem = _unknown_name(names, text, columns, stream, (*where, *place))
+        if problem is not None:
+            yield problem
+
+
+def _unknown_name(names: Iterable[str], text: str, columns: Columns, stream: str, where: Location) -> Problem | None:
+    """Return the problem of the first of ``names`` in the expression ``text`` that is not among ``columns``."""
+    for name in names:
+        problem = _look_for(name, columns, stream, where)
+        if problem is not None:
+            return Problem(where, text, f"{name!r} does not exist: {problem.expected}")
+    return None
+
+
+def _statement_problems(text: str, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
+    try:
+        selection = sql.parse_statement(text)
+    except ValueError as error:
+        yield Problem(where, text, f"expected SELECT ... FROM {stream}; it is wrong at {error}")  # noqa: S608 - words of an error
+        return
+    if selection is None or columns is None:
+        return
+    known = dict(columns)
+    for column in selection.columns:
+        names = [_without_relation(name, selection.relations, known) for name in column.names]
+        problem = _unknown_name(names, text, known, stream, where)
+        if problem is not None:
+            yield problem
+            return
+        if column.name is not None:
+            # Later expressions of the list may refer to it.
+            known.setdefault(column.name.lower(), KnownColumn(column.name))
+
+
+def _without_relation(name: str, relations: frozenset[str], known: dict[str, KnownColumn]) -> str:
+    first, _, rest = name.partition(".")
+    return rest if rest and first.lower() in relations and first.lower() not in known else name
+
+
+def _expressions_of(step: Step) -> Iterator[Named]:
+    """Yield the SQL expressions of a step other than a map."""
+    if step.filter is not None:
+        yield (), step.filter
+    if step.window is not None:
+        yield from ((("aggregates", name), text) for name, text in step.window.aggregates.items())
+
+
+def _conditions_of(sink: Sink) -> Iterator[Named]:
+    """Yield the SQL conditions of a sink."""
+    if sink.statestore is not None:
+        yield from ((("entries", number, "when"), entry.when) for number, entry in enumerate(sink.statestore.entries))
+    if sink.messages is not None:
+        yield ("when",), sink.messages.when
 
 
 def _named_by(step: Step) -> Iterator[Named]:
@@ -337,6 +447,8 @@ def _map_problems(given: Map, columns: Columns, stream: str, where: Location) ->
     # The struct of a computed field must exist; a computed column may be new.
     nested = [path for path in given.compute if "." in path]
     yield from _missing(((("compute", path), path) for path in nested), columns, stream, where)
+    computed = ((("compute", path), text) for path, text in given.compute.items())
+    yield from _wrong_expressions(computed, columns, stream, where)
     yield from _missing(_listed(("drop",), given.drop), _computed(given, columns), stream, where)
 
 
@@ -344,51 +456,107 @@ def _after(step: Step, before: Columns) -> Columns:
     """Return the columns after ``step`` if its input has the columns ``before``."""
     if step.parse is not None:
         return _parsed(step.parse, before)
-    if step.sql is not None or before is None:
+    if before is None:
         return None
+    if step.sql is not None:
+        return _selected(step.sql, before)
     if step.map is not None:
         made = _computed(step.map, _renamed(step.map, before)) or {}
         gone = {path.lower() for path in step.map.drop}
-        return {name: written for name, written in made.items() if name not in gone}
+        # A changed field changes the type of its struct.
+        changed = {
+            path.partition(".")[0].lower()
+            for path in (*step.map.rename, *step.map.compute, *step.map.drop)
+            if "." in path
+        }
+        return {
+            name: KnownColumn(column.name) if name in changed else column
+            for name, column in made.items()
+            if name not in gone
+        }
     if step.enrich is not None:
         return before | _made([step.enrich.into])
-    return before if step.window is None else _of_windows(step.window)
+    return before if step.window is None else _of_windows(step.window, before)
 
 
 def _parsed(parse: Parse, before: Columns) -> Columns:
     try:
-        return None if before is None else before | _made(column.name for column in parse_ddl(parse.ddl))
+        if before is None:
+            return None
+        return before | {column.name.lower(): KnownColumn(column.name, column.type) for column in parse_ddl(parse.ddl)}
     except ValueError:
         # Reported by the check of schemas.
         return None
 
 
-def _of_windows(window: Window) -> Columns:
+def _selected(statement: str, before: dict[str, KnownColumn]) -> Columns:
+    """Return the columns of a statement; None if it computes a column whose name Spark chooses."""
+    try:
+        selection = sql.parse_statement(statement)
+    except ValueError:
+        # Reported by the check of names.
+        return None
+    if selection is None:
+        return None
+    made: dict[str, KnownColumn] = {}
+    for column in selection.columns:
+        if column.is_star:
+            left_out = {name.lower() for name in column.names}
+            made |= {name: known for name, known in before.items() if name not in left_out}
+        elif column.name is None:
+            return None
+        else:
+            made[column.name.lower()] = KnownColumn(column.name, column.type)
+    return made
+
+
+def _of_windows(window: Window, before: dict[str, KnownColumn]) -> Columns:
     # Only Spark knows the name of a group by a field of a struct.
     if any("." in name for name in window.by):
         return None
-    return _made(["window_start", "window_end", *window.by, *window.aggregates])
+    edges = {name: KnownColumn(name, "TIMESTAMP") for name in ("window_start", "window_end")}
+    return (
+        edges
+        | {name.lower(): before.get(name.lower(), KnownColumn(name)) for name in window.by}
+        | _made(window.aggregates)
+    )
 
 
 def _renamed(given: Map, columns: Columns) -> Columns:
     if columns is None:
         return None
     new = {old.lower(): name for old, name in given.rename.items() if "." not in old}
-    return _made(new.get(name, written) for name, written in columns.items()) | _made(new.values())
+    renamed = [column._replace(name=new.get(name, column.name)) for name, column in columns.items()]
+    return {column.name.lower(): column for column in renamed}
 
 
 def _computed(given: Map, columns: Columns) -> Columns:
-    return None if columns is None else columns | _made(path for path in given.compute if "." not in path)
+    if columns is None:
+        return None
+    return columns | {
+        path.lower(): KnownColumn(path, _type_of(text)) for path, text in given.compute.items() if "." not in path
+    }
+
+
+def _type_of(expression: str) -> str | None:
+    try:
+        return sql.evident_type(sql.parse_expression(expression))
+    except ValueError:
+        # Reported by the check of names.
+        return None
 
 
 def _union(streams: list[Columns]) -> Columns:
-    union: dict[str, str] = {}
+    union: dict[str, KnownColumn] = {}
     for columns in streams:
         if columns is None:
             return None
-        union |= columns
+        for name, column in columns.items():
+            # Spark chooses the type of numbers of several types.
+            is_other = union.get(name, column).type != column.type
+            union[name] = KnownColumn(column.name) if is_other else column
     return union
 
 
-def _made(names: Iterable[str]) -> dict[str, str]:
-    return {name.lower(): name for name in names}
+def _made(names: Iterable[str]) -> dict[str, KnownColumn]:
+    return {name.lower(): KnownColumn(name) for name in names}

@@ -1,8 +1,8 @@
 """Load and validate a pipeline file: YAML with variables, checked value by value and then as a whole.
 
 ``load`` returns a ``Pipeline`` whose references are valid: each step reads a source or an earlier step, names are
-unique, durations can be parsed. An error that only Spark can detect, such as an unknown column in an expression, is
-reported when the queries are built, before any record is read.
+unique, durations can be parsed, expressions refer to existing columns. An error that only Spark can detect, such as an
+unknown function, is reported when the queries are built, before any record is read.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ steps:
   - {name: once, dedupe: {key: id, on: event}}
   - {name: hours, window: {time: at, duration: 1 hour, watermark: 1 hour, by: [id], aggregates: {n: count(*)}}}
   - {name: lines, from: old, parse: {format: raw, schema: line STRING}}
-  - {name: asked, from: lines, sql: "SELECT *, 1 AS one FROM lines"}
+  - {name: asked, from: lines, sql: "SELECT *, 1 AS one, upper(line) FROM lines"}
   - {name: all, concat: [lines, shaped]}
 sinks:
   - name: limited
@@ -100,6 +100,47 @@ def test_an_unknown_column_is_reported_with_location_and_remedy(old: str, new: s
     assert old in FULL
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse(FULL.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'twice: "2 * place.nr"',
+            'twice: "2 * plac.nr"',
+            "compute.twice': got '2 * plac.nr', 'plac.nr' does not exist: expected a column of 'read': id, at, place",
+        ),
+        ("n: count(*)", "n: max(at + iD + others)", "'others' does not exist: expected a column of 'once': id, at"),
+        ("1 AS one", "one AS one", "'one' does not exist: expected a column of 'lines': file, line"),
+        ("1 AS one", "(1 AS one", "expected SELECT ... FROM lines; it is wrong at line 1, character"),
+        (
+            "value: [operation, writer, expires_at]}",
+            "when: operaton = 'SET'}",
+            "'operaton' does not exist: expected a column of 'keys': state_key, operation, version, writer",
+        ),
+        (
+            "value: _id}",
+            "when: topic > 1}",
+            "sinks[6].mqtt.when': got 'topic > 1', 'topic' does not exist: expected a column of 'plant'",
+        ),
+    ],
+)
+def test_an_unknown_column_of_an_expression_is_reported(old: str, new: str, message: str) -> None:
+    assert old in FULL
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(FULL.replace(old, new, 1))
+
+
+def test_columns_of_a_statement_are_known() -> None:
+    text = FULL.replace(", upper(line) FROM", ", one + 1 AS two, l.line AS again FROM").replace(
+        "FROM lines", "FROM lines l"
+    )
+    with pytest.raises(
+        ConfigError, match=re.escape("got 'whatever', expected a column of 'asked': file, line, one, two, again")
+    ):
+        parse(text)
+    text = text.replace("{whatever}", "{two}").replace("[what, ever]", "[again, line]")
+    assert len(parse(text).sinks) == 8
 
 
 def test_before_a_payload_is_parsed_a_tube_has_no_columns() -> None:

@@ -13,7 +13,7 @@ sources:
   a: {topics: [a]}
   b: {format: files, path: "in/<b> & 'c'/*.csv"}
 steps:
-  - {name: low, from: a, map: {compute: {b: value, t: now()}}}
+  - {name: low, from: a, map: {compute: {b: now(), t: now()}}}
   - {name: high, from: a, filter: "true"}
   - {name: both, concat: [low, high, b]}
   - name: hours

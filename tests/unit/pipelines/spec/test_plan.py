@@ -42,7 +42,7 @@ sources:
   b: {format: rate}
 steps:
   - {name: low, from: a, map: {compute: {t: now()}}}
-  - {name: high, from: a, filter: x >= 1}
+  - {name: high, from: a, filter: now() >= date'2024-01-01'}
   - {name: both, concat: [high, low, b]}
   - {name: hours, window: {time: t, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}}}
 sinks:

@@ -81,9 +81,9 @@ def test_schemas_are_checked_without_spark(parse_step: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("SELECT flow FROM parsed", None),
+        ("SELECT flow, time, branch FROM parsed", None),
         ("select *, flow IS DISTINCT FROM 1 AS x from `Parsed`", None),
-        ("SELECT extract(DAY FROM time) AS d, 'FROM other' AS o FROM parsed -- FROM nowhere", None),
+        ("SELECT *, extract(DAY FROM time) AS d, 'FROM other' AS o FROM parsed -- FROM nowhere", None),
         ("SELECT flow FROM plausible", "FROM parsed, the step that it reads; found FROM plausible"),
         ("SELECT extract(DAY FROM parsed)", "found no FROM"),
         ("SELECT flow IS NOT DISTINCT FROM parsed", "found no FROM"),
