@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Json, duration_option
+from penstock.cli.options import Json, Yes, confirmed, duration_option
 from penstock.cli.output import note, print_json
 from penstock.cli.pipeline.display import display
 from penstock.cli.pipeline.options import (
@@ -26,7 +26,7 @@ from penstock.cli.pipeline.options import (
     run_of,
     state_of,
 )
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, RefusedError
 
 if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline
@@ -77,6 +77,7 @@ def run(
     metrics: Metrics = None,
     progress: ProgressEvery = None,
     debug: Debug = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Run a pipeline until it is stopped.
@@ -99,6 +100,8 @@ def run(
         from penstock.pipelines.run.run import run as run_pipeline
 
     replay = _replay(pipeline, state_dir, into, begin, end, live=live)
+    if replay is None:
+        _ask_about_changes(pipeline, state_of(pipeline.name, state_dir), yes=yes)
     if replay is not None and replay.left_out and not as_json:
         left_out = ", ".join(replay.left_out)
         note(f"pipeline {pipeline.name}: replay without {left_out}, which other systems read (--live)")
@@ -124,6 +127,25 @@ def run(
             emit=screen.show_event,
             stop=stop,
         )
+
+
+def _ask_about_changes(pipeline: Pipeline, state: Path, *, yes: bool) -> None:
+    """Ask before a run that writes again what a sink with another name has written.
+
+    Raises:
+        RefusedError: the answer is no, or there is no terminal to ask at.
+    """
+    from penstock.pipelines.ledger.plan_changes import ASKED, changes
+
+    for change in changes(pipeline, state) or ():
+        if change.mark != ASKED or yes:
+            continue
+        if not sys.stdin.isatty():
+            raise RefusedError(
+                f"{change.what} {change.text}", do="keep the previous name, or add --yes to write the records again"
+            )
+        if not confirmed(f"{change.what} {change.text}. Write the records again?"):
+            raise RefusedError(f"{change.what} was not started", do="keep the previous name of the sink")
 
 
 def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:

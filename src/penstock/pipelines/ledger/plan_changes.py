@@ -11,16 +11,30 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.errors import ConfigError
 from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.sinks.table import check_types, writers
+from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.description import as_data
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import incompatible_sinks
 from penstock.pipelines.state_dir.layout import read_json, write_json
 
-__all__ = ["ADDED", "CHANGED", "KEPT", "REFUSED", "REMOVED", "PlanChange", "changes", "remember"]
+__all__ = [
+    "ADDED",
+    "ASKED",
+    "CHANGED",
+    "KEPT",
+    "REFUSED",
+    "REMOVED",
+    "PlanChange",
+    "changes",
+    "check_table_types",
+    "remember",
+]
 
-ADDED, CHANGED, REMOVED, REFUSED, KEPT = "+", "~", "-", "!", "="
+ADDED, CHANGED, REMOVED, REFUSED, KEPT, ASKED = "+", "~", "-", "!", "=", "?"
 
 
 class PlanChange(NamedTuple):
@@ -82,7 +96,7 @@ def _compared(kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_o
 
 def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[PlanChange]:
     ledger = Ledger(layout.ledger(state))
-    refused = incompatible_sinks(pipeline, state)
+    refused = incompatible_sinks(pipeline, state) | _incompatible_tables(pipeline)
     were = {query["sink"]: f"{query['kind']} {query['does']}" for query in before.get("queries", ())}
     for query in now["queries"]:
         name, is_ = query["sink"], f"{query['kind']} {query['does']}"
@@ -90,7 +104,11 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
         if name in refused:
             yield PlanChange(REFUSED, f"sink {name}", f"{refused[name].what}; {refused[name].why}")
         elif not layout.checkpoint(state, name).exists():
-            yield PlanChange(ADDED, f"sink {name}", "starts with the first record of its sources")
+            renamed = _renamed_from(name, is_, were, now)
+            if renamed is None:
+                yield PlanChange(ADDED, f"sink {name}", "starts with the first record of its sources")
+            else:
+                yield PlanChange(ASKED, f"sink {name}", _repetition(pipeline, name, renamed))
         else:
             text = "continues where it ended" if last is None else f"continues after batch {last.batch}"
             if (was := were.get(name, is_)) == is_:
@@ -103,6 +121,45 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
             f"sink {name}",
             "is not written any more; its data is not deleted, and a sink with this name continues where it ended",
         )
+
+
+def check_table_types(pipeline: Pipeline) -> None:
+    """Check that the types of columns, as far as the file shows them, are those in the tables of the sinks.
+
+    Raises:
+        ConfigError: a column has another type.
+    """
+    for error in _incompatible_tables(pipeline).values():
+        raise error
+
+
+def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
+    """Return an error for each sink that writes a column of another type than its table has."""
+    found = {}
+    for sink in pipeline.sinks:
+        if sink.table is None or sink.table.format != "parquet":
+            continue
+        try:
+            check_types(Path(sink.table.path), sink.name, sink_types(pipeline, sink))
+        except ConfigError as error:
+            found[sink.name] = error
+    return found
+
+
+def _renamed_from(name: str, is_: str, were: Mapping[str, str], now: Mapping[str, Any]) -> str | None:
+    """Return the sink of the last run that wrote what the new sink ``name`` writes, and is no longer in the file."""
+    kept = {query["sink"] for query in now["queries"]}
+    return next((old for old, was in were.items() if old not in kept and was == is_ and old != name), None)
+
+
+def _repetition(pipeline: Pipeline, name: str, old: str) -> str:
+    sink = next(sink for sink in pipeline.sinks if sink.name == name)
+    text = f"starts with the first record of its sources, and writes again what sink {old} has written"
+    if sink.table is not None and sink.table.format == "parquet":
+        count = writers(Path(sink.table.path)).get(old, 0)
+        batches = "1 batch" if count == 1 else f"{count} batches"
+        text += f": {sink.table.path} has {batches} of it, and would have these rows twice"
+    return f"{text}; to continue, keep the name {old}"
 
 
 def _was_and_is(was: str, is_: str) -> str:

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.ledger.plan_changes import remember
+from penstock.pipelines.ledger.plan_changes import check_table_types, remember
 from penstock.pipelines.run.errors import (
     BROKEN,
     DRAIN_S,
@@ -133,6 +133,7 @@ class _PipelineRun:
         pipeline, store = self._pipeline, self._store
         self._emit_event("starting", state_dir=str(self._state))
         check_shapes(pipeline, self._state)
+        check_table_types(pipeline)
         try:
             # Report a wrong address or topic now, not after Spark has started.
             check_master(self._options.spark_master)

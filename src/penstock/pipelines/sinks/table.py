@@ -15,9 +15,10 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Commit", "Table", "check_columns", "commits", "files", "read"]
+__all__ = ["Commit", "Table", "check_columns", "check_types", "commits", "files", "read", "writers"]
 
 _SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 """Key of Spark's own column types in the metadata of a Parquet file."""
@@ -133,25 +134,77 @@ def check_columns(path: Path, writer: str, columns: StructType) -> None:
     Raises:
         ConfigError: a column has another type.
     """
-    import pyarrow.parquet as pq
     from pyspark.sql.types import StructType
 
-    commit = _newest(path, writer)
-    if commit is None or not commit.files or not (file := path / commit.files[0]).is_file():
-        return
-    of_spark = (pq.read_schema(file).metadata or {}).get(_SPARKS_SCHEMA)
-    if of_spark is None:
-        return
-    before = {field.name.lower(): field.dataType for field in StructType.fromJson(json.loads(of_spark)).fields}
+    found = _newest_schema(path, writer)
+    before = (
+        {} if found is None else {field.name.lower(): field.dataType for field in StructType.fromJson(found).fields}
+    )
     for field in columns.fields:
         was, now = before.get(field.name.lower(), field.dataType).simpleString(), field.dataType.simpleString()
         if was != now:
-            raise ConfigError(
-                f"sink {writer!r}: column {field.name!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",
-                option=f"sinks.{writer}",
-                why="no reader of the table can read both types",
-                do="cast it in a map step, rename the column, or give the sink a new name and a new table",
-            )
+            raise _other_type(path, writer, field.name, was, now)
+
+
+def check_types(path: Path, writer: str, types: Mapping[str, str]) -> None:
+    """Like :func:`check_columns`, without Spark: for the simple ``types`` (column to type as in DDL) that are known.
+
+    Raises:
+        ConfigError: a column has another type.
+    """
+    found = _newest_schema(path, writer) if types else None
+    kinds = {} if found is None else {field["name"].lower(): field["type"] for field in found["fields"]}
+    for name, given in types.items():
+        now, kind = _SPARKS_NAMES.get(given), kinds.get(name.lower())
+        if now is None or kind is None or now == kind:
+            continue
+        # Other types than simple ones are objects, or contain numbers.
+        was = _SHOWN.get(kind, kind) if isinstance(kind, str) else str(kind["type"])
+        raise _other_type(path, writer, name, was, given)
+
+
+_SPARKS_NAMES = {
+    **{name: name.lower() for name in ("BOOLEAN", "FLOAT", "DOUBLE", "STRING", "BINARY", "DATE", "TIMESTAMP")},
+    "TINYINT": "byte",
+    "BYTE": "byte",
+    "SMALLINT": "short",
+    "SHORT": "short",
+    "INT": "integer",
+    "INTEGER": "integer",
+    "BIGINT": "long",
+    "LONG": "long",
+    "REAL": "float",
+    "TIMESTAMP_NTZ": "timestamp_ntz",
+    "TIMESTAMP_LTZ": "timestamp",
+    "VARIANT": "variant",
+}
+"""Names of simple types in DDL, and in the JSON of Spark's schemas."""
+_SHOWN = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
+
+
+def _newest_schema(path: Path, writer: str) -> dict[str, Any] | None:
+    """Return Spark's schema, as JSON, of the newest rows that ``writer`` wrote to the table; None if unknown."""
+    commit = _newest(path, writer)
+    if commit is None or not commit.files or not (file := path / commit.files[0]).is_file():
+        return None
+    import pyarrow.parquet as pq
+
+    of_spark = (pq.read_schema(file).metadata or {}).get(_SPARKS_SCHEMA)
+    return None if of_spark is None else dict(json.loads(of_spark))
+
+
+def _other_type(path: Path, writer: str, column: str, was: str, now: str) -> ConfigError:
+    return ConfigError(
+        f"sink {writer!r}: column {column!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",
+        option=f"sinks.{writer}",
+        why="no reader of the table can read both types",
+        do="cast it in a map step, rename the column, or give the sink a new name and a new table",
+    )
+
+
+def writers(path: Path) -> dict[str, int]:
+    """Return the number of committed batches of the table at ``path``, by writer."""
+    return dict(Counter(writer for writer, _ in _named(path)))
 
 
 def files(path: Path) -> list[Path]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import ConfigError
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.ledger.plan_changes import PlanChange, changes, remember
+from penstock.pipelines.ledger.plan_changes import ASKED, PlanChange, changes, check_table_types, remember
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import check_shapes
-from penstock.pipelines.state_dir.layout import claim
+from penstock.pipelines.state_dir.layout import claim, create_json
 from tests.unit.pipelines.files import FILE, parse
 from tests.unit.pipelines.recorded_run import RecordedRun
 
@@ -53,13 +59,64 @@ def test_parts_that_came_went_or_are_others(tmp_path: Path) -> None:
         ("~", "step plausible"),
         ("~", "step once"),
         ("+", "step also"),
-        ("+", "sink lines"),
+        ("?", "sink lines"),
         ("=", "sink alarms"),
         ("-", "sink rows"),
     ]
     source, plausible, *_ = changes(parse(text), tmp_path) or []
     assert '"topics": ["water_flow", "more"]' in source.text
     assert plausible.text == "was: of parsed: filter flow >= 0; is: of parsed: filter flow > 0"
+
+
+def test_a_renamed_sink_is_shown_as_what_it_does(tmp_path: Path) -> None:
+    table = tmp_path / "rows"
+    text = FILE.replace("lake/rows", str(table))
+    ran(tmp_path / "state", text)
+    for batch in range(2):
+        create_json(table / "_commits" / f"rows-{batch}.json", {})
+    (found,) = [
+        each
+        for each in changes(parse(text.replace("name: rows", "name: lines")), tmp_path / "state") or ()
+        if each.mark == ASKED
+    ]
+    assert found.what == "sink lines"
+    assert found.text.endswith(
+        f"{table} has 2 batches of it, and would have these rows twice; to continue, keep the name rows"
+    )
+    # Another table under another name is a new sink.
+    other = text.replace("name: rows", "name: lines").replace(str(table), str(tmp_path / "lines"))
+    assert ("+", "sink lines") in told(tmp_path / "state", other)
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ("flow DOUBLE", None),
+        ("flow STRING", "column 'flow' is STRING now, in"),
+        ("flow INT", "it is DOUBLE"),
+        ("flow DECIMAL(3, 2)", None),
+    ],
+)
+def test_a_column_of_another_type_than_in_the_table_is_refused(given: str, refused: str | None, tmp_path: Path) -> None:
+    table = tmp_path / "rows"
+    text = FILE.replace("lake/rows", str(table))
+    ran(tmp_path / "state", text)
+    kinds = {"branch": "string", "time": "timestamp", "flow": "double", "n": {"type": "array", "elementType": "long"}}
+    spark = {"type": "struct", "fields": [{"name": name, "type": kind} for name, kind in kinds.items()]}
+    schema = pa.schema([], metadata={"org.apache.spark.sql.parquet.row.metadata": json.dumps(spark)})
+    table.mkdir()
+    pq.write_table(schema.empty_table(), table / "part.parquet")
+    commit = {"writer": "rows", "batch": 0, "query": "q", "rows": 0, "files": ["part.parquet"]}
+    create_json(table / "_commits" / "rows-0.json", commit)
+    pipeline = parse(text.replace("flow DOUBLE", given).replace("flow >= 0", "branch > ''"))
+    found = [each for each in changes(pipeline, tmp_path / "state") or () if each.mark == "!"]
+    if refused is None:
+        assert found == []
+        check_table_types(pipeline)
+        return
+    assert refused in found[0].text
+    with pytest.raises(ConfigError, match=refused):
+        check_table_types(pipeline)
 
 
 def test_changes_that_are_incompatible_with_the_checkpoint_are_reported(tmp_path: Path) -> None:
