@@ -332,6 +332,29 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     assert (accounts[0].sums.read, accounts[0].sums.out, accounts[0].sums.dead) == (3, 1, 2)
 
 
+def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Setup, tmp_path: Path) -> None:
+    setup.send(message("a", 1), Record(b'{"branch": "b"', id="broken"))
+    setup.run()
+    dead = setup.lake / "dead"
+    (letter,) = dead_letters.letters(dead)
+    dead_letters.set_state(dead, [letter], dead_letters.LetterState.CORRECTED, message("broken", 2).value)
+    assert asyncio.run(dead_letters.redrive(dead, [letter], setup.pipeline.inputs, setup.state)) == 1
+    setup.run()
+    assert setup.rows() == ["a", "broken"]
+    assert dead_letters.letter_states(dead)[letter.coordinates].state is dead_letters.LetterState.REDRIVEN
+    replay = plan_replay(setup.pipeline, tmp_path / "replay", None, None, live=False)
+    options = running.Options(
+        available_now=True, span=replay.span, lease=replay.lease, redriven=dead_letters.redriven_copies(dead)
+    )
+    running.run(replay.pipeline, state=replay.state, options=options, emit=setup.events.append, stop=threading.Event())
+    again, state, _ = existing_replay(setup.pipeline, tmp_path / "replay")
+    (account,) = reconcile(again, state, source_count(again, state))
+    assert (account.off, account.unknown) == ((), ())
+    # The broken record is left out, since the replay reads its corrected copy.
+    sums = account.sums
+    assert (sums.read, sums.out, sums.dead, sums.filtered) == (3, 2, 0, 1)
+
+
 def test_an_error_in_a_batch_ends_the_run_with_its_own_words(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.pipelines.sinks.table import Table
 

@@ -190,16 +190,45 @@ def test_reconcile(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None
 def test_dead_letters_are_listed_and_shown(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(run.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 0)]})
     assert main(["pipeline", "dead-letter", "list", str(run.file), "--json"]) == 0
-    listed = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "letters": 2, "sent_again": 1}
-    assert lines(capsys) == [listed]
+    listed = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "letters": 2, "open": 1, "corrected": 0}
+    assert lines(capsys) == [listed | {"redriven": 1, "resolved": 0, "discarded": 0}]
     assert main(["pipeline", "dead-letter", "show", str(run.file), "--id", "id-1", "--json"]) == 0
     (line,) = lines(capsys)
     assert (line["id"], line["key"], line["value"], line["place"]) == ("id-1", "k", "{1", "t 1:0@28")
-    assert main(["pipeline", "dead-letter", "show", str(run.file), "-n", "1"]) == 0
+    assert main(["pipeline", "dead-letter", "show", str(run.file), "-n", "1", "--all"]) == 0
     printed = capsys.readouterr()
-    assert "id-0: parsed: not JSON (parse.not_json) (sent again)\n  t 1:0@0, 2024-05-01 00:00:00 UTC\n" in printed.out
+    assert "id-0: parsed: not JSON (parse.not_json) (redriven)\n  t 1:0@0, 2024-05-01 00:00:00 UTC\n" in printed.out
     assert "site: \\xff" in printed.out
     assert "1 more" in printed.err
+
+
+def test_the_life_of_a_dead_letter(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(name: str, *options: str) -> list[str]:
+        return ["pipeline", "dead-letter", name, str(run.file), *options]
+
+    assert main(command("correct", "--id", "id-0", "--value", '{"x": 7}')) == 0
+    assert capsys.readouterr().out == "1 letter is corrected\n"
+    assert main(command("resolve", "--id", "id-1")) == 0
+    assert main(command("redrive", "--dry-run")) == 0
+    assert "1 letter would be sent again\n" in capsys.readouterr().out
+    assert main(command("show")) == 0
+    assert capsys.readouterr().out.endswith('  {0\n  corrected: {"x": 7}\n')
+    assert main(command("redrive", "--dry-run", "--id", "id-1")) == 0
+    assert "1 letter not sent: resolved; `penstock pipeline dead-letter reopen` opens it" in capsys.readouterr().err
+    assert main(command("discard", "--yes")) == 0
+    assert capsys.readouterr().out == "1 letter is discarded\n"
+    assert main(command("list")) == 0
+    assert "2 letters of other groups are closed: --all lists them" in capsys.readouterr().err
+    assert main(command("reopen", "--id", "id-1")) == 0
+    assert capsys.readouterr().out == "1 letter is open\n"
+    assert main(command("purge", "--older-than", "1d", "--yes", "--json")) == 0
+    assert lines(capsys)[-1] == {"chosen": 1, "deleted": 1}
+    assert main(command("show", "--all", "--json")) == 0
+    assert [(line["id"], line["state"]) for line in lines(capsys)] == [("id-1", "open")]
+    assert main(command("purge", "--older-than", "forever", "--all", "--dry-run")) == 0
+    assert capsys.readouterr().out == "0 letters would be deleted\n"
+    assert main(command("correct", "--id", "id-1")) == 2
+    assert "set one of --value TEXT and --value-file FILE" in capsys.readouterr().err
 
 
 def test_a_dry_run_of_redrive_sends_nothing(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:

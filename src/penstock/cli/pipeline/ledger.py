@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.options import Commands, DryRun, Json, Watch, repeat
+from penstock.cli.options import Commands, DryRun, Json, Watch, Yes, confirmed, duration_option, input_bytes, repeat
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
 from penstock.cli.pipeline.display import duration
 from penstock.cli.pipeline.options import File, Into, StateDir, run_of, state_of
@@ -20,13 +21,13 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.pipelines.ledger.dead_letters import DeadLetter
+    from penstock.pipelines.ledger.dead_letters import DeadLetter, LetterState
     from penstock.pipelines.run.lease import Holder, RunRecord
     from penstock.pipelines.spec.pipeline import Pipeline
 
 __all__ = ["app", "reconcile", "status"]
 
-app = Commands("List, show and redrive dead letters: records that a step could not process.")
+app = Commands("List, correct, redrive, close and purge dead letters: records that a step could not process.")
 
 _STORE_TIMEOUT_S = 2.0
 """The ledger is local, so the state store with the lease is asked for a short time only."""
@@ -169,23 +170,43 @@ def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]
     return Path(pipeline.dead_letters.path), pipeline
 
 
+All = Annotated[bool, typer.Option("--all", help="Include redriven, resolved and discarded letters.")]
+
+
 @app.add("penstock pipeline dead-letter list pipeline.yaml", name="list")
-def dead_list(file: File, into: Into = None, as_json: Json = False) -> None:
-    """Count the dead letters by step, code and reason. With --into: those of that replay."""
-    from penstock.pipelines.ledger.dead_letters import letters, redriven
+def dead_list(file: File, into: Into = None, every: All = False, as_json: Json = False) -> None:
+    """Count the dead letters by step, code, reason and state. With --into: those of that replay.
+
+    States: open, corrected (redrive sends the corrected payload), redriven, resolved, discarded. Groups without open or
+    corrected letters are shown with --all.
+    """
+    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters
 
     path, _ = _dead_letters(file, into)
-    again = redriven(path)
-    counts: dict[tuple[str, str, str], list[int]] = {}
+    states = letter_states(path)
+    is_open = LetterStatus(LetterState.OPEN)
+    counts: dict[tuple[str, str, str], Counter[LetterState]] = {}
     for letter in letters(path):
-        count = counts.setdefault((letter.step, letter.code, letter.reason), [0, 0])
-        count[0] += 1
-        count[1] += letter.coordinates in again
+        group = counts.setdefault((letter.step, letter.code, letter.reason), Counter())
+        group[states.get(letter.coordinates, is_open).state] += 1
+    shown_counts = {
+        group: found for group, found in counts.items() if every or any(not state.is_closed for state in found)
+    }
     rows: list[dict[str, str | int | None]] = [
-        {"step": step, "code": code, "reason": reason, "letters": total, "sent_again": sent}
-        for (step, code, reason), (total, sent) in sorted(counts.items())
+        {
+            "step": step,
+            "code": code,
+            "reason": reason,
+            "letters": found.total(),
+            **{state.value: found[state] for state in LetterState},
+        }
+        for (step, code, reason), found in sorted(shown_counts.items())
     ]
-    print_table(rows, ["step", "code", "reason", "letters", "sent_again"], as_json=as_json)
+    names = [state.value for state in LetterState]
+    print_table(rows, ["step", "code", "reason", "letters", *names], as_json=as_json)
+    closed = sum(found.total() for group, found in counts.items() if group not in shown_counts)
+    if closed and not as_json:
+        note(f"{_letters(closed)} of other groups {'is' if closed == 1 else 'are'} closed: --all lists them")
 
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most N letters.", metavar="N")]
@@ -198,15 +219,30 @@ Only = Annotated[
 
 @app.add("penstock pipeline dead-letter show pipeline.yaml --step readings --limit 5", name="show")
 def dead_show(
-    file: File, into: Into = None, step: Step = None, only: Only = None, limit: Limit = 10, as_json: Json = False
+    file: File,
+    into: Into = None,
+    step: Step = None,
+    only: Only = None,
+    every: All = False,
+    limit: Limit = 10,
+    as_json: Json = False,
 ) -> None:
-    """Show dead letters: reason, origin, and the original record. With --into: those of that replay."""
-    from penstock.pipelines.ledger.dead_letters import letters, redriven
+    """Show open and corrected dead letters: reason, origin, and the record. With --into: those of that replay.
+
+    Letters that --id selects are shown in any state.
+    """
+    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters
 
     path, pipeline = _dead_letters(file, into)
-    again = redriven(path)
-    chosen = _chosen(list(letters(path)), pipeline, step, only)
-    for letter in chosen[:limit]:
+    states = letter_states(path)
+    is_open = LetterStatus(LetterState.OPEN)
+    chosen = [
+        (letter, status)
+        for letter in _chosen(list(letters(path)), pipeline, step, only)
+        for status in [states.get(letter.coordinates, is_open)]
+        if every or only or not status.state.is_closed
+    ]
+    for letter, status in chosen[:limit]:
         if as_json:
             print_json(
                 {
@@ -217,20 +253,23 @@ def dead_show(
                     "reason": letter.reason,
                     "place": f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}",
                     "timestamp": letter.timestamp.isoformat(),
-                    "sent_again": letter.coordinates in again,
+                    "state": status.state.value,
                     **bytes_fields("key", letter.key),
                     "headers": [[name, shown(value)] for name, value in letter.headers],
                     **bytes_fields("value", letter.value),
+                    **bytes_fields("corrected", status.value),
                 }
             )
             continue
-        sent = " (sent again)" if letter.coordinates in again else ""
+        state = "" if status.state is LetterState.OPEN else f" ({status.state.value})"
         code = f" ({letter.code})" if letter.code else ""
-        sys.stdout.write(f"{letter.id}: {letter.step}: {letter.reason}{code}{sent}\n")
+        sys.stdout.write(f"{letter.id}: {letter.step}: {letter.reason}{code}{state}\n")
         sys.stdout.write(f"  {_place(letter, pipeline)}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
         for name, value in letter.headers:
             sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
         sys.stdout.write(f"  {shown(letter.value)}\n")
+        if status.value is not None:
+            sys.stdout.write(f"  corrected: {shown(status.value)}\n")
     if len(chosen) > limit:
         note(f"{len(chosen) - limit} more: raise --limit")
 
@@ -245,15 +284,16 @@ def dead_redrive(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Send dead letters to their source again, with their original content and ids.
+    """Send open and corrected dead letters to their source again, with their ids.
 
-    Use it after the pipeline, or the data that it looks up, was corrected. A letter that fails again becomes a new
-    letter. Letters of a replay are not sent: correct the file and replay into a new directory.
+    Use it after the pipeline, or the data that it looks up, was corrected; a letter is sent with its original content
+    unless `dead-letter correct` has stored another one. A letter that fails again becomes a new letter. Letters of a
+    replay are not sent: correct the file and replay into a new directory.
     """
-    from penstock.pipelines.ledger.dead_letters import letters, redrive, redriven
+    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, redrive
 
     path, pipeline = _dead_letters(file)
-    again = set() if resend else redriven(path)
+    states = {place: status.state for place, status in letter_states(path).items()}
     found = _chosen(list(letters(path)), pipeline, step, only)
     windows = _windows(pipeline)
     wanted = [letter for letter in found if letter.source not in windows]
@@ -263,9 +303,15 @@ def dead_redrive(
             f"{_letters(kept)} of windows {'is' if kept == 1 else 'are'} not sent: a window has no source record; "
             "correct the sink, and later changes of the window are written"
         )
-    chosen = [letter for letter in wanted if letter.coordinates not in again]
+    sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
+    chosen = [letter for letter in wanted if states.get(letter.coordinates, LetterState.OPEN) in sendable]
     if only and len(chosen) < len(wanted):
-        note(f"{_letters(len(wanted) - len(chosen))} sent again before: --repeat sends it once more")
+        left_out = {states[letter.coordinates] for letter in wanted if letter not in chosen}
+        count = _letters(len(wanted) - len(chosen))
+        if left_out == {LetterState.REDRIVEN}:
+            note(f"{count} sent again before: --repeat sends it once more")
+        else:
+            note(f"{count} not sent: {', '.join(sorted(left_out))}; `penstock pipeline dead-letter reopen` opens it")
     state = state_of(pipeline.name, state_dir)
     sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline.inputs, state))
     if as_json:
@@ -274,6 +320,126 @@ def dead_redrive(
         sys.stdout.write(f"{_letters(len(chosen))} would be sent again\n")
     else:
         sys.stdout.write(f"{_letters(sent)} sent again\n")
+
+
+@app.add("penstock pipeline dead-letter correct pipeline.yaml --id 5f2c --value '{\"celsius\": 21.5}'", name="correct")
+def dead_correct(
+    file: File,
+    one: Annotated[str, typer.Option("--id", help="Id of the letter.", metavar="ID", show_default=False)],
+    value: Annotated[str | None, typer.Option(help="Corrected payload.", metavar="TEXT", show_default=False)] = None,
+    value_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the corrected payload; - for standard input.", metavar="FILE", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Store a corrected payload for a dead letter, with which `dead-letter redrive` sends it. The original is kept."""
+    from penstock.pipelines.ledger.dead_letters import LetterState, letters, set_state
+
+    if (value is None) == (value_file is None):
+        raise ConfigError("no corrected payload", option="--value", do="set one of --value TEXT and --value-file FILE")
+    payload = input_bytes("pipeline dead-letter correct", "TEXT", value, value_file)
+    path, pipeline = _dead_letters(file)
+    chosen = _chosen(list(letters(path)), pipeline, None, [one])
+    windows = _windows(pipeline)
+    if all(letter.source in windows for letter in chosen):
+        raise ConfigError(
+            f"the letter {one!r} is a window, which has no source record", option="--id", do="correct the sink"
+        )
+    set_state(path, chosen, LetterState.CORRECTED, payload)
+    _report_changed(len(chosen), LetterState.CORRECTED, as_json=as_json)
+
+
+@app.add("penstock pipeline dead-letter resolve pipeline.yaml --step readings", name="resolve")
+def dead_resolve(file: File, step: Step = None, only: Only = None, yes: Yes = False, as_json: Json = False) -> None:
+    """Close dead letters whose data was written in another way; without --step and --id all that are not closed."""
+    from penstock.pipelines.ledger.dead_letters import LetterState
+
+    _change_state(file, step, only, LetterState.RESOLVED, yes=yes, as_json=as_json)
+
+
+@app.add("penstock pipeline dead-letter discard pipeline.yaml --id 5f2c", name="discard")
+def dead_discard(file: File, step: Step = None, only: Only = None, yes: Yes = False, as_json: Json = False) -> None:
+    """Close dead letters that will not be processed; without --step and --id all that are not closed."""
+    from penstock.pipelines.ledger.dead_letters import LetterState
+
+    _change_state(file, step, only, LetterState.DISCARDED, yes=yes, as_json=as_json)
+
+
+@app.add("penstock pipeline dead-letter reopen pipeline.yaml --id 5f2c", name="reopen")
+def dead_reopen(file: File, step: Step = None, only: Only = None, yes: Yes = False, as_json: Json = False) -> None:
+    """Open resolved and discarded dead letters again, and drop corrections; without --step and --id all of them."""
+    from penstock.pipelines.ledger.dead_letters import LetterState
+
+    _change_state(file, step, only, LetterState.OPEN, yes=yes, as_json=as_json)
+
+
+@app.add("penstock pipeline dead-letter purge pipeline.yaml --older-than 30d --dry-run", name="purge")
+def dead_purge(
+    file: File,
+    older_than: Annotated[
+        float, duration_option(text="Only records that their source received longer ago than this.", default="")
+    ],
+    every: Annotated[bool, typer.Option("--all", help="Include open and corrected letters.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete redriven, resolved and discarded dead letters by age. They cannot be restored."""
+    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters, purge
+
+    path, _ = _dead_letters(file)
+    states, is_open = letter_states(path), LetterStatus(LetterState.OPEN)
+    before = datetime.now(UTC) - timedelta(seconds=min(older_than, _LONGEST_S))
+    chosen = [
+        letter
+        for letter in letters(path)
+        if _in_utc(letter.timestamp) < before and (every or states.get(letter.coordinates, is_open).state.is_closed)
+    ]
+    if chosen and not (dry_run or yes or confirmed(f"Delete {_letters(len(chosen))}?")):
+        note("nothing was deleted")
+        raise typer.Exit(1)
+    deleted = 0 if dry_run else purge(path, chosen)
+    if as_json:
+        print_json({"chosen": len(chosen), "deleted": deleted})
+    else:
+        sys.stdout.write(f"{_letters(len(chosen))} {'would be' if dry_run else 'were'} deleted\n")
+
+
+_LONGEST_S = 1e10
+"""300 years: no record is older."""
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _change_state(
+    file: Path, step: str | None, only: list[str] | None, state: LetterState, *, yes: bool, as_json: bool
+) -> None:
+    """Change the state of the selected letters; a redriven letter keeps its state."""
+    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters, set_state
+
+    path, pipeline = _dead_letters(file)
+    states, is_open = letter_states(path), LetterStatus(LetterState.OPEN)
+    chosen = []
+    for letter in _chosen(list(letters(path)), pipeline, step, only):
+        now = states.get(letter.coordinates, is_open).state
+        changes = now is not LetterState.OPEN if state is LetterState.OPEN else not now.is_closed
+        if changes and now is not LetterState.REDRIVEN:
+            chosen.append(letter)
+    if chosen and not (only or step or yes or confirmed(f"Mark {_letters(len(chosen))} as {state.value}?")):
+        note("nothing was changed")
+        raise typer.Exit(1)
+    set_state(path, chosen, state)
+    _report_changed(len(chosen), state, as_json=as_json)
+
+
+def _report_changed(count: int, state: LetterState, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"letters": count, "state": state.value})
+    else:
+        sys.stdout.write(f"{_letters(count)} {'is' if count == 1 else 'are'} {state.value}\n")
 
 
 def _place(letter: DeadLetter, pipeline: Pipeline) -> str:

@@ -30,7 +30,7 @@ from penstock.errors import ConfigError, RefusedError
 
 if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline
-    from penstock.pipelines.state_dir.replay import Replay
+    from penstock.pipelines.state_dir.replay import Coordinates, Replay
 
 __all__ = ["run", "stop"]
 
@@ -118,6 +118,7 @@ def run(
             span=None if replay is None else replay.span,
             lease=None if replay is None else replay.lease,
             warnings=warnings,
+            redriven={} if replay is None else _redriven(pipeline),
             debug=debug,
         )
         run_pipeline(
@@ -156,6 +157,13 @@ def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
 
     warning = warning_of_copies(Path(pipeline.dead_letters.path), pipeline.inputs, replay.span)
     return () if warning is None else (warning,)
+
+
+def _redriven(pipeline: Pipeline) -> dict[Coordinates, Coordinates]:
+    """Redriven dead letters of ``pipeline`` and their copies."""
+    from penstock.pipelines.ledger.dead_letters import redriven_copies
+
+    return {} if pipeline.dead_letters is None else redriven_copies(Path(pipeline.dead_letters.path))
 
 
 def _replay(

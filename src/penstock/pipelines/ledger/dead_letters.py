@@ -4,6 +4,9 @@ A dead letter stores the unchanged record: value, key and headers. A redriven re
 the number of redrives, so that a dedupe accepts it. A TubeMQ record is sent to its topic; a record of a file is written
 to a file in the source's inbox, which is read like the others. Redriven records are noted next to the table after
 TubeMQ or the disk has acknowledged them: a crash in between may redrive a record twice, but never loses it.
+
+    <table>/_redriven/<time>.json   coordinates of redriven records, and of their copies
+    <table>/_states/<time>.json     other changes: corrected, resolved, discarded, open again
 """
 
 from __future__ import annotations
@@ -15,27 +18,62 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.pipelines.sinks.table import files
+from penstock.pipelines.sinks.table import delete_rows, files
 from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import listed, read_json, sync_directory, write_json
-from penstock.pipelines.state_dir.replay import Span
+from penstock.pipelines.state_dir.replay import Coordinates, Span
 from penstock.spark.tube.arrow import record_of
 from penstock.spark.tube.offsets import OffsetSpec, TimeSpec
 from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
-__all__ = ["Coordinates", "DeadLetter", "letters", "redrive", "redriven", "warning_of_copies"]
+__all__ = [
+    "DeadLetter",
+    "LetterState",
+    "LetterStatus",
+    "letter_states",
+    "letters",
+    "purge",
+    "redrive",
+    "redriven",
+    "redriven_copies",
+    "set_state",
+    "warning_of_copies",
+]
 
 _NOTE = re.compile(r"[0-9]+\.json")
-Coordinates = tuple[str, int, int, int]
-"""Topic, broker, partition and offset of the record."""
+_REDRIVEN, _STATES = "_redriven", "_states"
+"""Directories of the notes about letters, one file for each change."""
+
+
+class LetterState(StrEnum):
+    """State of a dead letter. A corrected letter has another payload, and is redriven with it."""
+
+    OPEN = "open"
+    CORRECTED = "corrected"
+    REDRIVEN = "redriven"
+    RESOLVED = "resolved"
+    DISCARDED = "discarded"
+
+    @property
+    def is_closed(self) -> bool:
+        """True if nothing has to be done about the letter."""
+        return self not in (LetterState.OPEN, LetterState.CORRECTED)
+
+
+class LetterStatus(NamedTuple):
+    """State of a letter, and the corrected payload."""
+
+    state: LetterState
+    value: bytes | None = None
 
 
 class DeadLetter(NamedTuple):
@@ -85,31 +123,73 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
     return DeadLetter(**values | {name: values[name] or "" for name in ("code", "source")})
 
 
+def letter_states(path: Path) -> dict[Coordinates, LetterStatus]:
+    """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected."""
+    notes = [(int(match[0].removesuffix(".json")), _REDRIVEN, match[0]) for match in listed(path / _REDRIVEN, _NOTE)]
+    notes += [(int(match[0].removesuffix(".json")), _STATES, match[0]) for match in listed(path / _STATES, _NOTE)]
+    found: dict[Coordinates, LetterStatus] = {}
+    # The names are the times of the changes: the last one counts.
+    for _, directory, name in sorted(notes):
+        note = read_json(path / directory / name)
+        state = LetterState(note.get("state", LetterState.REDRIVEN))
+        value = None if note.get("value") is None else base64.b64decode(note["value"])
+        for place in map(_coordinates, note["places"]):
+            before = found.get(place)
+            # A corrected letter that was redriven is redriven again with the same payload.
+            kept = before.value if before is not None and state is LetterState.REDRIVEN else None
+            found[place] = LetterStatus(state, kept if value is None else value)
+    return {place: status for place, status in found.items() if status.state is not LetterState.OPEN}
+
+
+def set_state(path: Path, chosen: Sequence[DeadLetter], state: LetterState, value: bytes | None = None) -> None:
+    """Store that the letters ``chosen`` have ``state``; ``value`` is the payload of a corrected letter."""
+    if not chosen:
+        return
+    note: dict[str, Any] = {"state": state, "places": [letter.coordinates for letter in chosen]}
+    if value is not None:
+        note["value"] = base64.b64encode(value).decode()
+    write_json(path / _STATES / f"{time.time_ns()}.json", note)
+
+
 def redriven(path: Path) -> set[Coordinates]:
     """Return the coordinates of the redriven records."""
-    return set(_redriven_since(path))
+    return {coordinates for coordinates, _, _ in _redrives(path)}
 
 
-def _redriven_since(path: Path) -> dict[Coordinates, int]:
-    """Map the coordinates of redriven records to the time (ms since 1970) after which the source has a copy."""
-    found: dict[Coordinates, int] = {}
-    for found_note in listed(path / "_redriven", _NOTE):
-        note = read_json(path / "_redriven" / found_note[0])
+def redriven_copies(path: Path) -> dict[Coordinates, Coordinates]:
+    """Map the coordinates of redriven records to those of their newest copies, as far as these are known."""
+    return {coordinates: copy for coordinates, _, copy in _redrives(path) if copy is not None}
+
+
+def _redrives(path: Path) -> Iterator[tuple[Coordinates, int, Coordinates | None]]:
+    """Yield the coordinates of redriven records, the time (ms since 1970) after which the source has a copy, and the
+    coordinates of the copy, in the order of the redrives."""
+    for name in sorted((match[0] for match in listed(path / _REDRIVEN, _NOTE)), key=lambda name: (len(name), name)):
+        note = read_json(path / _REDRIVEN / name)
         # Notes of older versions lack the time; their file name is the time at which all copies were acknowledged.
-        since_ms = int(note.get("since_ms", int(found_note[0].removesuffix(".json")) // 1_000_000))
-        for t, b, p, o in note["places"]:
-            found.setdefault((str(t), int(b), int(p), int(o)), since_ms)
-    return found
+        since_ms = int(note.get("since_ms", int(name.removesuffix(".json")) // 1_000_000))
+        # ... and the copies, as those of files do.
+        copies = note.get("copies") or [None] * len(note["places"])
+        for place, copy in zip(note["places"], copies, strict=True):
+            yield _coordinates(place), since_ms, None if copy is None else _coordinates(copy)
+
+
+def _coordinates(place: Sequence[Any]) -> Coordinates:
+    topic, broker, partition, offset = place
+    return str(topic), int(broker), int(partition), int(offset)
 
 
 def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> str | None:
-    """Return a warning if a replay of ``span`` reads records together with their redriven copies; otherwise None.
+    """Return a warning if a replay of ``span`` reads records together with copies that cannot be told; otherwise None.
 
-    The live run wrote a row for the copy only, since the record itself was a dead letter. If the corrected pipeline
-    accepts both, the replay writes two rows, because a dedupe deliberately passes the copy. Dead letters of files have
-    no copies in a replay, which has its own inbox.
+    A replay leaves out redriven records whose copies it reads (:func:`redriven_copies`). The coordinates of the copies
+    are unknown if an older version or a broker of Apache stored them: then the replay writes two rows, because a dedupe
+    deliberately passes the copy. Dead letters of files have no copies in a replay, which has its own inbox.
     """
-    since = _redriven_since(path)
+    since: dict[Coordinates, int] = {}
+    for coordinates, since_ms, copy in _redrives(path):
+        if copy is None:
+            since.setdefault(coordinates, since_ms)
     if not since:
         return None
     repeated = [
@@ -131,6 +211,15 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> s
         f"{records} in this range became dead letters and were redriven (pipeline dead-letter redrive), so the range "
         f"may contain each twice, and the replay writes both; to omit the copies, replay --to {first} or earlier"
     )
+
+
+def purge(path: Path, chosen: Sequence[DeadLetter]) -> int:
+    """Delete the letters ``chosen`` from the table at ``path``; return their number.
+
+    What is known about redriven letters is kept, since replays need it. A run may write to the table at the same time.
+    """
+    gone = {(letter.coordinates, letter.step) for letter in chosen}
+    return delete_rows(path, lambda row: (_letter(row).coordinates, str(row["step"])) in gone)
 
 
 def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
@@ -160,16 +249,26 @@ async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str,
     for name in by_source:
         _check_writable(name, inputs)
     since_ms = time.time_ns() // 1_000_000
+    states = letter_states(path)
+    by_source = {name: [_corrected(letter, states) for letter in mine] for name, mine in by_source.items()}
+    copies: dict[Coordinates, Coordinates] = {}
     for name, mine in by_source.items():
         source = inputs[name]
         if isinstance(source, TubeOptions):
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
-                await _into_topics(source, mine)
+                copies |= await _into_topics(source, mine)
         else:
             _into_inbox(layout.inbox(state, name), mine)
-    note = path / "_redriven" / f"{time.time_ns()}.json"
-    write_json(note, {"places": [letter.coordinates for letter in chosen], "since_ms": since_ms})
+    places = [letter.coordinates for letter in chosen]
+    note = {"places": places, "copies": [copies.get(place) for place in places], "since_ms": since_ms}
+    write_json(path / _REDRIVEN / f"{time.time_ns()}.json", note)
     return len(chosen)
+
+
+def _corrected(letter: DeadLetter, states: Mapping[Coordinates, LetterStatus]) -> DeadLetter:
+    """Return ``letter`` with its corrected payload, if it has one."""
+    status = states.get(letter.coordinates)
+    return letter if status is None or status.value is None else letter._replace(value=status.value)
 
 
 def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
@@ -189,14 +288,20 @@ def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
         raise ConfigError(f"records cannot be redriven to the source {name!r}: its format is {source.format}")
 
 
-async def _into_topics(source: TubeOptions, letters: Sequence[DeadLetter]) -> None:
+async def _into_topics(source: TubeOptions, letters: Sequence[DeadLetter]) -> dict[Coordinates, Coordinates]:
+    """Send ``letters`` to their topics; return the coordinates of the copies that the brokers reported."""
     login = SourceOptions.parse(source.all_options()).login
+    copies: dict[Coordinates, Coordinates] = {}
     async with Producer(source.master, **login.client()) as producer:
-        by_topic: dict[str, list[Record]] = {}
+        by_topic: dict[str, list[DeadLetter]] = {}
         for letter in letters:
-            by_topic.setdefault(letter.topic, []).append(_redriven_record(letter))
-        for topic, records in by_topic.items():
-            await producer.send_all(topic, records)
+            by_topic.setdefault(letter.topic, []).append(letter)
+        for topic, mine in by_topic.items():
+            results = await producer.send_all(topic, map(_redriven_record, mine))
+            for letter, result in zip(mine, results, strict=True):
+                if result.append_offset >= 0:
+                    copies[letter.coordinates] = (topic, result.broker_id, result.partition, result.append_offset)
+    return copies
 
 
 def _into_inbox(directory: Path, letters: Sequence[DeadLetter]) -> None:

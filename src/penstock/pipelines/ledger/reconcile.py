@@ -228,5 +228,6 @@ def _parquet(table: str, writer: str, expected: int, what: str) -> Iterator[str]
         yield f"{path} has {committed} rows committed, the ledger has {expected} {what}"
     if not missing:
         held = sum(pq.ParquetFile(path / name).metadata.num_rows for commit in mine for name in commit.files)
+        held += sum(commit.deleted for commit in mine)
         if held != committed:
             yield f"{path} has {held} rows, {committed} were committed"

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, dur
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Offsets, check_shapes
 from penstock.pipelines.state_dir.layout import claim, ready_directory
-from penstock.pipelines.state_dir.replay import Span
+from penstock.pipelines.state_dir.replay import Coordinates, Span
 from penstock.pipelines.steps.lookups import lookups
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.spark.session import check_master
@@ -97,6 +97,8 @@ class Options:
     lease: str | None = None
     warnings: Sequence[str] = ()
     """Warnings that the run reports for its caller."""
+    redriven: Mapping[Coordinates, Coordinates] = field(default_factory=dict)
+    """Of a replay: coordinates of redriven dead letters, and of their copies, which replace them."""
     debug: bool = False
     """Report the Java stack of each failure of a query as an event ``stack``."""
 
@@ -115,7 +117,7 @@ class _PipelineRun:
         self._done: queue.SimpleQueue[FinishedBatch | Event] = queue.SimpleQueue()
         self._barrier = BatchBarrier()
         self._ledger = Ledger(layout.ledger(state))
-        self._source = Sources(pipeline, state, options.span)
+        self._source = Sources(pipeline, state, options.span, options.redriven)
         self._queries: dict[str, RunningQuery] = {}
         self._run = uuid.uuid4().hex[:12]
         self._store = WriteBack(
@@ -271,6 +273,9 @@ class _PipelineRun:
             state = STOPPED
         finally:
             self._drain()
+            for name in self._queries:
+                if (last := self._ledger.last(name)) is not None:
+                    self._source.publish(name, last.end)
             store.publish_last(self._watch.close(self._running_queries(), state, why))
 
     def _emit_event(self, event: str, **fields: Any) -> None:
@@ -445,7 +450,7 @@ def run(
     ``options``: ``available_now`` ends the run after the records that exist now; ``wait_s`` is the time to wait for a
     lease that another run holds (0: do not wait); ``progress_s`` is the interval of ``progress`` events (0: none);
     ``metrics`` is the host and port on which Prometheus metrics are served. For a replay: the ``span`` to read, and the
-    name of the ``lease`` if it is not that of the pipeline.
+    name of the ``lease`` if it is not that of the pipeline, and what was ``redriven``.
 
     ``emit`` is called with events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (holder
     of the lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and

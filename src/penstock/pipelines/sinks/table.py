@@ -16,18 +16,18 @@ import re
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file
+from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Commit", "Table", "check_columns", "check_types", "commits", "files", "read", "writers"]
+__all__ = ["Commit", "Table", "check_columns", "check_types", "commits", "delete_rows", "files", "read", "writers"]
 
 _SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 """Key of Spark's own column types in the metadata of a Parquet file."""
@@ -35,13 +35,17 @@ _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 
 
 class Commit(NamedTuple):
-    """One committed batch. ``query`` is the id in the checkpoint of the query that wrote it; ``files`` are relative."""
+    """One committed batch. ``query`` is the id in the checkpoint of the query that wrote it; ``files`` are relative.
+
+    ``rows`` is the number of rows at the time of the commit, ``deleted`` that of rows deleted since.
+    """
 
     writer: str
     batch: int
     query: str
     rows: int
     files: tuple[str, ...]
+    deleted: int = 0
 
 
 class Table:
@@ -207,6 +211,41 @@ def writers(path: Path) -> dict[str, int]:
     return dict(Counter(writer for writer, _ in _named(path)))
 
 
+def delete_rows(path: Path, is_gone: Callable[[dict[str, Any]], bool]) -> int:
+    """Delete the rows for which ``is_gone`` is true from the table at ``path``; return their number.
+
+    The files of a batch are written again, then its commit is replaced, then the old files are removed. A reader in
+    between has listed the old files: it fails, and finds the new ones in its next attempt.
+    """
+    import pyarrow.parquet as pq
+
+    total = 0
+    for commit in commits(path):
+        kept, removed = [], []
+        gone = 0
+        for name in commit.files:
+            rows = pq.ParquetFile(path / name).read()
+            keeps = [not is_gone(row) for row in rows.to_pylist()]
+            if all(keeps):
+                kept.append(name)
+                continue
+            gone += keeps.count(False)
+            removed.append(path / name)
+            if any(keeps):
+                new = (path / name).with_name(f"part-{uuid.uuid4().hex}.parquet")
+                pq.write_table(rows.filter(keeps), new)
+                sync_file(new)
+                sync_directory(new.parent)
+                kept.append(str(new.relative_to(path)))
+        if removed:
+            changed = commit._replace(files=tuple(kept), deleted=commit.deleted + gone)
+            write_json(_commit_path(path, commit.writer, commit.batch), changed._asdict())
+            for old in removed:
+                old.unlink()
+        total += gone
+    return total
+
+
 def files(path: Path) -> list[Path]:
     """Return the committed Parquet files, for any Parquet reader.
 
@@ -255,7 +294,12 @@ def _commit(path: Path) -> Commit:
     value = read_json(path)
     try:
         return Commit(
-            str(value["writer"]), int(value["batch"]), str(value["query"]), int(value["rows"]), tuple(value["files"])
+            str(value["writer"]),
+            int(value["batch"]),
+            str(value["query"]),
+            int(value["rows"]),
+            tuple(value["files"]),
+            int(value.get("deleted", 0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{path} is not a commit of a table: {error!r}", path=str(path)) from error

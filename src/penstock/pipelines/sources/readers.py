@@ -7,16 +7,20 @@ files in a directory, and records generated at a rate.
 from __future__ import annotations
 
 import json
+import logging
+import operator
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.pipelines.catalyst import make_thread_safe
@@ -25,7 +29,7 @@ from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOption
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
-from penstock.pipelines.state_dir.replay import Span
+from penstock.pipelines.state_dir.replay import Coordinates, Span
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
 from penstock.spark.files.delta_log import DeltaLog
@@ -63,6 +67,9 @@ __all__ = [
     "planned",
     "query_of",
 ]
+
+
+_log = logging.getLogger(__name__)
 
 
 class QueryInput(NamedTuple):
@@ -117,6 +124,9 @@ class SourceReader(Protocol):
 
     def meter(self, clock: Callable[[], int]) -> SourceMeter:
         """Return a meter of the lag of queries behind this source; ``clock`` returns ms since 1970."""
+
+    def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Publish ``end`` as the offsets that a query has reached when its run ends, if the source shows offsets."""
 
 
 TIMEOUT_MS = 1_000
@@ -244,7 +254,8 @@ class TubeSourceReader:
     """Reads TubeMQ topics as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``.
 
     Without a ``span``, offsets are published for a group with the prefix ``group`` (unless the source sets a group) and
-    the names of query and source. ``headers``: whether rows contain all headers of a record.
+    the names of query and source. ``headers``: whether rows contain all headers of a record. ``redriven``: coordinates
+    of records and of their copies; a record whose copy is in the span as well is marked as filtered.
     """
 
     def __init__(
@@ -256,6 +267,7 @@ class TubeSourceReader:
         *,
         group: str = "",
         headers: bool = True,
+        redriven: Mapping[Coordinates, Coordinates] = MappingProxyType({}),
     ) -> None:
         self._columns = (*COLUMNS, *((HEADERS,) if headers else ()), *(f"header.{n}" for n in header_names(source)))
         self.options = canonical_names(source.all_options() | {"columns": ",".join(self._columns)})
@@ -266,6 +278,7 @@ class TubeSourceReader:
         self._source = source
         self._starts = starts
         self._span = span
+        self._redriven = redriven
         self._group = self.options.get("tubemq.group", self.options.get("groupIdPrefix", group))
 
     def open(self) -> TubeClient:
@@ -323,12 +336,7 @@ class TubeSourceReader:
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Return the stream from ``start``."""
-        parts = [self._group, input_.query, *([input_.name] if input_.name != SOURCE else [])]
-        shown = self._group and self._span is None
-        options = self.options | {
-            "startingOffsets": json.dumps(start),
-            "tubemq.group": "-".join(parts) if shown else "",
-        }
+        options = self.options | {"startingOffsets": json.dumps(start), "tubemq.group": self._group_of(input_)}
         end = self.end_of_span()
         if end is not None:
             options |= {"endingOffsets": json.dumps(end)}
@@ -367,6 +375,29 @@ class TubeSourceReader:
         """Return a meter of the lag."""
         return LagMeter(self.open, self.bounds, clock)
 
+    def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Commit ``end`` for the group of the query.
+
+        The stream does so when Spark plans the next batch: without this, the group of a stopped run would show the
+        last batch as lag.
+        """
+        group = self._group_of(input_)
+        if not group:
+            return
+        try:
+            with self.open() as tube:
+                tube.partitions(self.checked.topics)
+                for partition, offset in from_json(end).items():
+                    tube.commit_offset(partition, group, offset)
+        except PenstockError as error:
+            _log.warning("the offsets of group %s were not published: %s", group, error.what)
+
+    def _group_of(self, input_: QueryInput) -> str:
+        """Return the group that shows the offsets of a query; empty for replays."""
+        if not self._group or self._span is not None:
+            return ""
+        return "-".join([self._group, input_.query, *([input_.name] if input_.name != SOURCE else [])])
+
     def _check_gaps(self, positions: PartitionOffsets, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Check the start offsets: a deleted offset is an error; a time before the oldest record adds a doubt."""
         assert self._span is not None
@@ -380,7 +411,39 @@ class TubeSourceReader:
                 )
 
     def _rows(self, records: DataFrame) -> DataFrame:
-        return source_rows(self._name, self._source, records)
+        rows = source_rows(self._name, self._source, records)
+        repeated = self._copied_in_span()
+        if not repeated:
+            return rows
+        is_repeated = reduce(
+            operator.or_,
+            (
+                (sf.col("_source.topic") == partition.topic)
+                & (sf.col("_source.broker") == partition.broker_id)
+                & (sf.col("_source.partition") == partition.partition)
+                & sf.col("_source.offset").isin(offsets)
+                for partition, offsets in repeated.items()
+            ),
+        )
+        # Another id, since a dedupe would take the copy for a duplicate of the record.
+        replaced = sf.when(is_repeated, sf.concat("_id", sf.lit("/replaced"))).otherwise(sf.col("_id"))
+        is_filtered = sf.coalesce("_filtered", sf.when(is_repeated, sf.lit(self._name)))
+        return rows.withColumns({"_id": replaced, "_filtered": is_filtered})
+
+    def _copied_in_span(self) -> dict[TopicPartition, list[int]]:
+        """Return the offsets of redriven records whose copies are before the end of the span.
+
+        Copies are appended after their records, so they are in the span if the records are, except after its end.
+        """
+        end = self.end_of_span() if self._redriven else None
+        if end is None:
+            return {}
+        ends = from_json(end)
+        found: dict[TopicPartition, list[int]] = {}
+        for (topic, broker, partition, offset), copy in self._redriven.items():
+            if copy[3] < ends.get(TopicPartition(copy[0], copy[1], copy[2]), 0):
+                found.setdefault(TopicPartition(topic, broker, partition), []).append(offset)
+        return found
 
 
 class FilesSourceReader:
@@ -438,7 +501,7 @@ class FilesSourceReader:
             "changes": self._source.changes,
             "maxFiles": str(self._source.max_files),
             "inbox": str(self._inbox),
-            "log": str(_log(input_)),
+            "log": str(_log_of(input_)),
         }
         return self._rows(spark.readStream.format("penstock-files").options(**options).load())
 
@@ -447,7 +510,7 @@ class FilesSourceReader:
         first, last = _range(files.STREAM, start, end)
         if first == last:
             return None
-        options = {"log": str(_log(input_)), "start": str(first), "end": str(last)}
+        options = {"log": str(_log_of(input_)), "start": str(first), "end": str(last)}
         return self._rows(spark.read.format("penstock-files").options(**options).load())
 
     def empty(self, spark: SparkSession) -> DataFrame:
@@ -460,7 +523,7 @@ class FilesSourceReader:
         Raises:
             DataLossError: a file has changed.
         """
-        entries = FileLog(_log(input_)).entries()[slice(*_range(files.STREAM, start, end))]
+        entries = FileLog(_log_of(input_)).entries()[slice(*_range(files.STREAM, start, end))]
         for entry in entries:
             check_unchanged(entry)
         return sum(
@@ -470,7 +533,10 @@ class FilesSourceReader:
 
     def meter(self, clock: Callable[[], int]) -> _FileMeter:
         """Return a meter of files that were found and not read yet."""
-        return _FileMeter(lambda query: FileLog(_log(QueryInput(query, self._name, self._state))), clock)
+        return _FileMeter(lambda query: FileLog(_log_of(QueryInput(query, self._name, self._state))), clock)
+
+    def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Do nothing: files have no groups."""
 
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
@@ -520,6 +586,9 @@ class RateSourceReader:
         """Return a meter that always reports no lag."""
         return _NoMeter()
 
+    def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Do nothing: generated records have no groups."""
+
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
 
@@ -539,7 +608,7 @@ def _clock(input_: QueryInput) -> int:
         return now
 
 
-def _log(input_: QueryInput) -> Path:
+def _log_of(input_: QueryInput) -> Path:
     return layout.file_log(input_.directory, input_.query, input_.name)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,33 +29,47 @@ from penstock.pipelines.spec.sources import SOURCE, FilesSource, RateSource, Sou
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
-from penstock.pipelines.state_dir.replay import Span
+from penstock.pipelines.state_dir.replay import Coordinates, Span
 
 __all__ = ["Sources", "reader_of"]
 
 
 def reader_of(
-    name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "", headers: bool = True
+    name: str,
+    source: Source,
+    state: Path,
+    span: Span | None = None,
+    *,
+    group: str = "",
+    headers: bool = True,
+    redriven: Mapping[Coordinates, Coordinates] = MappingProxyType({}),
 ) -> SourceReader:
     """Create the reader of one source; a replay reads a ``span``. ``group``: prefix of groups that show its progress.
 
-    ``headers``: whether rows contain all headers of a record, which dead letters need.
+    ``headers``: whether rows contain all headers of a record, which dead letters need. ``redriven``: see ``Sources``.
     """
     if isinstance(source, FilesSource):
         return FilesSourceReader(name, source, state, span)
     if isinstance(source, RateSource):
         return RateSourceReader(name, source, span)
     assert isinstance(source, TubeOptions)
-    return TubeSourceReader(name, source, layout.starts(state), span, group=group, headers=headers)
+    return TubeSourceReader(name, source, layout.starts(state), span, group=group, headers=headers, redriven=redriven)
 
 
 class Sources:
     """The sources of ``pipeline``; its state directory ``state`` stores the start offsets of each query.
 
-    A ``span`` has an end, whose offsets are resolved once and stored as well.
+    A ``span`` has an end, whose offsets are resolved once and stored as well. ``redriven`` has the coordinates of
+    redriven dead letters and of their copies: a record whose copy is in the span as well is counted as filtered.
     """
 
-    def __init__(self, pipeline: Pipeline, state: Path, span: Span | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        state: Path,
+        span: Span | None = None,
+        redriven: Mapping[Coordinates, Coordinates] = MappingProxyType({}),
+    ) -> None:
         self._readers = {
             name: reader_of(
                 name,
@@ -63,6 +78,7 @@ class Sources:
                 span,
                 group=f"pipeline-{pipeline.name}",
                 headers=pipeline.dead_letters is not None,
+                redriven=redriven,
             )
             for name, source in pipeline.inputs.items()
         }
@@ -144,6 +160,11 @@ class Sources:
             self._readers[name].count(self._input(query, name), _of(label, start), _of(label, end))
             for name, label in self._labelled(query)
         )
+
+    def publish(self, query: str, end: Offsets) -> None:
+        """Publish ``end`` as the offsets that the query has reached, where sources show them."""
+        for name, label in dict(self._labelled(query)).items():
+            self._readers[name].publish(self._input(query, name), _of(label, end))
 
     def meter(self, clock: Callable[[], int]) -> SourceMeter:
         """Return a meter of the lag behind all sources; ``clock`` returns ms since 1970."""

@@ -24,6 +24,7 @@ from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.spark.tube.offsets import OffsetSpec, TimeSpec, parse_offset_spec
 
 __all__ = [
+    "Coordinates",
     "Replay",
     "RunLocation",
     "Span",
@@ -33,6 +34,10 @@ __all__ = [
     "retargeted",
     "state_of_replay",
 ]
+
+
+Coordinates = tuple[str, int, int, int]
+"""Topic, broker, partition and offset of a record."""
 
 
 class Span(NamedTuple):

@@ -4,7 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipelines.ledger.dead_letters import _redriven_record, letters, redriven, warning_of_copies
+from penstock.pipelines.ledger.dead_letters import (
+    LetterState,
+    LetterStatus,
+    _corrected,
+    _redriven_record,
+    letter_states,
+    letters,
+    purge,
+    redriven,
+    redriven_copies,
+    set_state,
+    warning_of_copies,
+)
+from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
@@ -74,3 +87,49 @@ def test_a_stretch_with_records_and_their_copies_is_told(tmp_path: Path, begin: 
     if told is not None:
         assert "replay --to 2024-05-03T00:00:00.000+00:00 or earlier" in told
     assert warning_of_copies(dead, {"source": FilesSource(format="files", path="in")}, span) is None
+
+
+def test_the_last_change_of_a_letter_is_its_state(tmp_path: Path) -> None:
+    RecordedRun(tmp_path)
+    dead = tmp_path / "dead"
+    first, second = letters(dead)
+    assert letter_states(dead) == {}
+    set_state(dead, [first], LetterState.CORRECTED, b'{"x": 1}')
+    set_state(dead, [first, second], LetterState.DISCARDED)
+    set_state(dead, [first], LetterState.CORRECTED, b'{"x": 2}')
+    assert letter_states(dead) == {
+        first.coordinates: LetterStatus(LetterState.CORRECTED, b'{"x": 2}'),
+        second.coordinates: LetterStatus(LetterState.DISCARDED),
+    }
+    assert _corrected(first, letter_states(dead)).value == b'{"x": 2}'
+    set_state(dead, [second], LetterState.OPEN)
+    assert second.coordinates not in letter_states(dead)
+    # Redriven with the corrected payload, with which it would be redriven again.
+    write_json(dead / "_redriven" / f"{10**20}.json", {"places": [first.coordinates], "copies": [["t", 1, 0, 560]]})
+    assert letter_states(dead) == {first.coordinates: LetterStatus(LetterState.REDRIVEN, b'{"x": 2}')}
+    assert redriven_copies(dead) == {first.coordinates: ("t", 1, 0, 560)}
+
+
+def test_copies_that_a_replay_can_tell_are_not_warned_of(tmp_path: Path) -> None:
+    RecordedRun(tmp_path)
+    dead, span = tmp_path / "dead", Span("earliest", "latest")
+    inputs = {"source": TubeSource(topics=["t"])}
+    places = [("t", 1, 0, 0), ("t", 1, 0, 28)]
+    note = {"places": places, "copies": [["t", 1, 0, 560], None], "since_ms": 1_714_694_400_000}
+    write_json(dead / "_redriven" / "1714694401000000000.json", note)
+    assert (warning_of_copies(dead, inputs, span) or "").startswith("1 record in this range")
+    note["copies"] = [["t", 1, 0, 560], ["t", 1, 0, 588]]
+    write_json(dead / "_redriven" / "1714694401000000000.json", note)
+    assert warning_of_copies(dead, inputs, span) is None
+
+
+def test_purged_letters_are_gone_and_accounted_for(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 1, [letter(1), letter(2, step="sink:rows")])
+    run.change(1, dead=2, letters=2, duplicates=-1)
+    first, second, third = letters(tmp_path / "dead")
+    assert purge(tmp_path / "dead", [first, second]) == 2
+    assert list(letters(tmp_path / "dead")) == [third]
+    assert purge(tmp_path / "dead", [first, second]) == 0
+    (account,) = reconcile(run.pipeline, run.state, lambda *_: 0)
+    assert not [text for text in account.off if "dead letters" in text or "were committed" in text]
