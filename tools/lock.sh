@@ -15,7 +15,7 @@ cd requirements
 for other in spark-*.in; do
   "${compile[@]}" "$other" -o "${other%.in}.txt"
 done
-"${compile[@]}" --extra spark --extra java --extra console ../pyproject.toml dev.in -o dev.txt
+"${compile[@]}" --extra spark --extra java --extra console --extra cluster ../pyproject.toml dev.in -o dev.txt
 if grep -nE '://|^-' ./*.txt; then
   echo "make lock: a URL or an option came into a pinned file" >&2
   exit 1

@@ -122,6 +122,8 @@ RULES = [
     Rule("penstock.runtime.turns", (), IMPURE),
     Rule("penstock.runtime", ("runtime",), SPARK),
     Rule("penstock.security", ("security", "runtime.config"), IO | SPARK),
+    Rule("penstock.cluster", ("cluster", "runtime"), SPARK | {"asyncio", "socket", "uvloop"}),
+    *(Rule(f"penstock.cluster.{module}", (), IMPURE) for module in ("commit", "lease", "retention")),
     Rule("penstock.console.snapshots", (), IMPURE),
     Rule("penstock.console", ("console", "mqtt", "statestore", "tube", "runtime"), SPARK),
     Rule("penstock.node", ("node", "console", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),
@@ -205,7 +207,7 @@ def modules() -> list[tuple[str, Path]]:
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if "codec.proto" not in name:
+        if ".proto" not in name:
             found.append((name, path))
     return found
 

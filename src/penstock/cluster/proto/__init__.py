@@ -1,0 +1,1 @@
+"""etcd's messages as classes, generated from ``etcd.proto`` beside this file (``make proto``); never edited."""

@@ -1,0 +1,130 @@
+"""etcd clusters as processes of their own: members on loopback that are killed, paused and started again."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.ports import free_ports
+from tests.tools import require_tool
+
+__all__ = ["EtcdCluster"]
+
+DEADLINE_S = 30.0
+
+
+class EtcdCluster:
+    """``members`` members in ``folder``; start it with :meth:`start`.
+
+    ``tls``: certificate, key and file of the authority, for clients that must show a certificate of it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        members: int = 3,
+        *,
+        tls: tuple[Path, Path, Path] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._folder = folder
+        self._options = [*options]
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self._options += ["--cert-file", str(tls[0]), "--key-file", str(tls[1])]
+            self._options += ["--client-cert-auth", "--trusted-ca-file", str(tls[2])]
+        ports = free_ports(2 * members)
+        self._ports, self._peers = ports[:members], ports[members:]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def endpoints(self) -> list[str]:
+        """``host:port`` of every member."""
+        return [f"127.0.0.1:{port}" for port in self._ports]
+
+    def start(self) -> None:
+        """Start the members that do not run, and wait until each serves clients."""
+        for member in range(len(self._ports)):
+            if member not in self._processes:
+                self._processes[member] = self._run(member)
+        end = time.monotonic() + DEADLINE_S
+        for member, port in enumerate(self._ports):
+            while not _accepts(port):
+                assert self._processes[member].poll() is None, self._log(member).read_text()[-3000:]
+                assert time.monotonic() < end, self._log(member).read_text()[-3000:]
+                time.sleep(0.05)
+
+    def _run(self, member: int) -> subprocess.Popen[bytes]:
+        cluster = ",".join(f"m{other}=http://127.0.0.1:{port}" for other, port in enumerate(self._peers))
+        client, peer = f"{self._scheme}://127.0.0.1:{self._ports[member]}", f"http://127.0.0.1:{self._peers[member]}"
+        command = [
+            require_tool("etcd"),
+            *("--name", f"m{member}", "--data-dir", str(self._folder / f"m{member}")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", cluster, "--initial-cluster-token", self._folder.name),
+            *("--snapshot-count", "10000", *self._options),
+        ]
+        with self._log(member).open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _log(self, member: int) -> Path:
+        return self._folder / f"m{member}.log"
+
+    def kill(self, *members: int) -> None:
+        """End members as a power loss ends them, as far as processes can tell."""
+        for member in members:
+            process = self._processes.pop(member)
+            process.kill()
+            process.wait()
+
+    def pause(self, member: int) -> None:
+        """SIGSTOP, and wait until it stands still: its connections stay open and silent."""
+        process = self._processes[member]
+        process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{process.pid}/status")
+        while "State:\tT" not in status.read_text(encoding="ascii"):
+            time.sleep(0.01)
+
+    def resume(self, member: int) -> None:
+        """SIGCONT."""
+        self._processes[member].send_signal(signal.SIGCONT)
+
+    def member(self, endpoint: str) -> int:
+        """The number of the member at ``endpoint``."""
+        return self.endpoints.index(endpoint)
+
+    def back_up(self) -> Path:
+        """Copy the database of a cluster with one member, which is restarted."""
+        assert len(self._ports) == 1
+        self.kill(0)
+        copy = self._folder / "backup"
+        shutil.copytree(self._folder / "m0", copy)
+        self.start()
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        """Continue with a copy of :meth:`back_up`."""
+        self.kill(0)
+        shutil.rmtree(self._folder / "m0")
+        shutil.copytree(copy, self._folder / "m0")
+        self.start()
+
+    def close(self) -> None:
+        """End all members."""
+        for member in list(self._processes):
+            self.resume(member)
+            self.kill(member)
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

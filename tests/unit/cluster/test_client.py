@@ -1,0 +1,94 @@
+"""The client of etcd without etcd: what errors mean, and settings that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from penstock.cluster.client import EtcdClient, failure_of
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.runtime.io.tls import Login, TlsOptions
+from tests.certificates import Authority
+from tests.ports import free_port
+
+
+class _Error(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        self._code = code
+        self._text = text
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._text
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader"),
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: request timed out, possibly due to connection lost"),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"),
+        (grpc.StatusCode.UNKNOWN, "context deadline exceeded"),
+        (grpc.StatusCode.CANCELLED, "context canceled"),
+    ],
+)
+def test_a_call_without_an_answer_may_have_been_executed(code: grpc.StatusCode, text: str) -> None:
+    failure = failure_of(_Error(code, text), "etcd-1:2379", "KV/Txn")
+    assert isinstance(failure, UnavailableError)
+    assert failure.applied is None
+    assert (failure.what, failure.why) == ("etcd etcd-1:2379: no answer to KV/Txn", text)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "remedy"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", "etcdctl alarm disarm"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: request is too large", "--max-request-bytes"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max", "--max-request-bytes"),
+        (grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied", "readwrite permission"),
+        (grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token", "password_file"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID", "password_file"),
+        (grpc.StatusCode.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", "log of this etcd"),
+    ],
+)
+def test_a_rejected_call_has_a_remedy(code: grpc.StatusCode, text: str, remedy: str) -> None:
+    failure = failure_of(_Error(code, text), "etcd-1:2379", "KV/Txn")
+    assert isinstance(failure, RefusedError)
+    assert failure.text == text
+    assert remedy in (failure.do or "")
+
+
+@pytest.mark.parametrize("endpoints", [[], ["no-port"], ["127.0.0.1:2379", "::1:2379"]])
+def test_endpoints_that_cannot_be_used(endpoints: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EtcdClient(endpoints)
+    assert caught.value.option == "endpoints"
+
+
+def test_tls_options_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ca_file"):
+        EtcdClient(["127.0.0.1:1"], Login(tls=TlsOptions(tmp_path / "missing.pem")))
+    authority = Authority(tmp_path)
+    with pytest.raises(ConfigError, match="verify is not supported"):
+        EtcdClient(["127.0.0.1:1"], Login(tls=TlsOptions(authority.file, verify=False)))
+
+
+def test_endpoints_are_tried_in_turn_until_the_client_is_closed() -> None:
+    client = EtcdClient([f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"])
+    first = client.endpoint
+    with pytest.raises(UnavailableError, match=first):
+        client.once("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse)
+    assert client.endpoint != first
+    with pytest.raises(UnavailableError, match="no answer to KV/Range"):
+        client.call("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse, within_s=0.2)
+    with pytest.raises(UnavailableError, match="no answer to Lease/LeaseKeepAlive"):
+        client.keep_alive(1, deadline_s=1)
+    client.close()
+    with pytest.raises(UnavailableError, match="is closed"):
+        client.once("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse)
