@@ -31,7 +31,8 @@ OPEN_TO_ALL = frozenset({"errors", "__init__"})
 """Modules that every package may import: left out of the diagram, where they would only add arrows."""
 
 PACKAGES = (
-    "penstock.runtime", "penstock.security", "penstock.cluster", "penstock.mqtt.codec", "penstock.mqtt.engine", "penstock.mqtt",
+    "penstock.runtime", "penstock.security", "penstock.cluster", "penstock.mqtt.codec", "penstock.mqtt.engine",
+    "penstock.mqtt",
     "penstock.statestore.engine", "penstock.statestore.service", "penstock.statestore", "penstock.tube.engine",
     "penstock.tube.storage", "penstock.tube.client", "penstock.tube", "penstock.node", "penstock.spark",
     "penstock.pipelines", "penstock.cli", "penstock.demo", "penstock.testing", "penstock",

@@ -68,7 +68,7 @@ class CommitLog:
         """Make the commit ``sequence`` durable; False, and nothing is written, if LMDB has to take it at once.
 
         Raises:
-            DiskFullError: nothing was written; the same commit may be repeated.
+            DiskFullError, OutOfSpaceError: the same commit may be repeated, and no other.
             OSError: what was written is unknown.
             StorageError: nothing can be committed any more.
         """

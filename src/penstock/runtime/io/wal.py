@@ -167,6 +167,8 @@ class LoggedEnvironment:
         except OSError as error:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
+        except OutOfSpaceError:
+            raise  # by the log: the same commit may be repeated
         except StorageError as refused:
             self._failure = refused
             raise

@@ -7,7 +7,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
@@ -109,6 +109,19 @@ def test_nothing_is_committed_after_the_log_refused_a_commit(tmp_path: Path) -> 
         with pytest.raises(StorageError, match="another node is active"):
             environment.commit_body(body("a", "2"), "writing")
         log.failure = None
+    environment.close()
+    _, rows = opened(tmp_path, log)
+    assert rows == {b"a": b"1"}
+
+
+def test_a_commit_without_space_is_repeated(tmp_path: Path) -> None:
+    log = MemoryLog([])
+    environment, _ = opened(tmp_path, log)
+    log.failure = OutOfSpaceError("etcd is full")
+    with pytest.raises(OutOfSpaceError, match="etcd is full"):
+        environment.commit_body(body("a", "1"), "writing")
+    log.failure = None
+    environment.commit_body(body("a", "1"), "writing")
     environment.close()
     _, rows = opened(tmp_path, log)
     assert rows == {b"a": b"1"}

@@ -1,0 +1,135 @@
+"""Commits of one log as a state machine: the meaning of etcd's answers, without etcd.
+
+A commit is a transaction. It compares the revision of the leadership key with the term of this node, and the revision
+of the log's head with that of the last commit; then it puts the frame and the head. If a comparison fails it returns
+the head and the leadership key as they are. One commit is in flight at a time.
+
+Without an answer a commit is *in doubt*: etcd may have executed it, may do so later, or never. It is repeated with the
+same sequence and the same comparisons, so that at most one of its attempts succeeds. The head shows whether one did:
+no other node puts a head of this term.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+__all__ = ["Frame", "Head", "LogCommits", "Verdict", "decode_frame", "decode_head", "encode_frame"]
+
+_HEAD: Final = Struct(">8sQQ")
+_FRAME: Final = Struct(">QQQII")
+"""Term, sequence, time in ms, parts, CRC-32 of the body."""
+
+
+class Verdict(StrEnum):
+    """The state of a commit after an answer."""
+
+    ACCEPTED = "accepted"
+    """It is durable in etcd."""
+    FENCED = "fenced"
+    """Another node is active, or none: this one may serve nothing more."""
+    DIVERGED = "diverged"
+    """The log in etcd is not the one that this node wrote: a backup of etcd was restored."""
+
+
+class Head(NamedTuple):
+    """The newest commit of a log in etcd. ``revision``: of the key, which the next commit compares."""
+
+    identity: bytes
+    sequence: int
+    term: int
+    revision: int = 0
+
+    def encode(self) -> bytes:
+        """Encode the value of the key."""
+        stored = _HEAD.pack(self.identity, self.sequence, self.term)
+        return stored + crc32(stored).to_bytes(4, "big")
+
+
+def decode_head(value: bytes, revision: int) -> Head:
+    """Decode the value of a head. ValueError: it is damaged."""
+    if len(value) != _HEAD.size + 4 or crc32(value[:-4]).to_bytes(4, "big") != value[-4:]:
+        raise ValueError("the head of the log is damaged")
+    identity, sequence, term = _HEAD.unpack_from(value)
+    return Head(identity, sequence, term, revision)
+
+
+class Frame(NamedTuple):
+    """A commit as it is stored. ``parts`` 0: ``body`` is complete; otherwise it is in that many other keys.
+
+    ``time_ms``: the cluster's clock when it was written.
+    """
+
+    term: int
+    sequence: int
+    time_ms: int
+    parts: int
+    checksum: int
+    body: bytes
+
+
+def encode_frame(term: int, sequence: int, time_ms: int, body: bytes, parts: int = 0) -> bytes:
+    """Encode a frame; with ``parts`` its head, without the body."""
+    return _FRAME.pack(term, sequence, time_ms, parts, crc32(body)) + (b"" if parts else body)
+
+
+def decode_frame(value: bytes) -> Frame:
+    """Decode a frame. ValueError: it is damaged."""
+    if len(value) < _FRAME.size:
+        raise ValueError("a frame of the log is damaged")
+    term, sequence, time_ms, parts, checksum = _FRAME.unpack_from(value)
+    frame = Frame(term, sequence, time_ms, parts, checksum, value[_FRAME.size :])
+    if not frame.parts and crc32(frame.body) != frame.checksum:
+        raise ValueError(f"commit {frame.sequence} of the log is damaged")
+    return frame
+
+
+class LogCommits:
+    """Commits of one log in one term, after ``head``. ``term``: revision of the leadership key of this node."""
+
+    def __init__(self, term: int, head: Head) -> None:
+        self.term = term
+        self.head = head
+        """The last accepted commit."""
+        self.ended: Verdict | None = None
+        """Reason why nothing is committed any more."""
+        self._in_flight: int | None = None
+        self._unanswered = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an attempt of the commit in flight had no answer."""
+        return self._unanswered
+
+    def begin(self, sequence: int) -> Head:
+        """Begin a commit, or repeat the one in flight, which etcd had no space for; returns the head that it puts."""
+        assert self.ended is None
+        assert sequence == self.head.sequence + 1, "commits have no gaps"
+        if self._in_flight is None:
+            self._in_flight = sequence
+            self._unanswered = False
+        return Head(self.head.identity, sequence, self.term)
+
+    def unanswered(self) -> None:
+        """An attempt had no answer: make the next one, with the same transaction."""
+        assert self._in_flight is not None
+        self._unanswered = True
+
+    def accepted(self, revision: int) -> Verdict:
+        """The comparisons of the transaction held."""
+        assert self._in_flight is not None
+        self.head = Head(self.head.identity, self._in_flight, self.term, revision)
+        self._in_flight = None
+        return Verdict.ACCEPTED
+
+    def refused(self, head: Head | None, leader_revision: int) -> Verdict:
+        """A comparison did not hold; ``head`` and the leadership key (0: none) as they are in etcd."""
+        assert self._in_flight is not None
+        mine = head is not None and head[:3] == (self.head.identity, self._in_flight, self.term)
+        if mine and self.in_doubt:
+            assert head is not None
+            return self.accepted(head.revision)
+        self.ended = Verdict.FENCED if leader_revision != self.term else Verdict.DIVERGED
+        return self.ended

@@ -1,0 +1,466 @@
+"""Logs of an active node in etcd: one per LMDB environment, under one leadership key.
+
+Keys, below the prefix of the cluster:
+
+``leader``                      the active node, with its lease; the revision of the key is the term
+``log/NAME/head``               identity of the log, sequence and term of its newest commit
+``log/NAME/frame/SEQUENCE``     a commit, or the number of its parts
+``log/NAME/part/SEQUENCE/TERM/PART``  a part of a commit above 512 KiB; valid if its frame exists
+
+Numbers in keys have 16 hexadecimal digits, so their order is that of the numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+from zlib import crc32
+
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.commit import (
+    Frame,
+    Head,
+    LogCommits,
+    Verdict,
+    decode_frame,
+    decode_head,
+    encode_frame,
+)
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.cluster.retention import MOST_BYTES, Retention
+from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.runtime.backoff import Backoff
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.commit_log import CommitLog, LogPosition
+
+__all__ = ["EtcdLog", "EtcdLogs", "FencedError", "LogKeys", "first_sequence", "leader_key", "read_frames", "read_head"]
+
+PART_BYTES: Final = 512 << 10
+"""Largest body in a frame, and size of the parts of a larger one: a request has at most 1.5 MiB, and larger ones delay
+all others."""
+_PAGE: Final = 16
+"""Frames of a read: etcd bounds their number, not their bytes."""
+_ROOM_S: Final = 1.0
+"""Longest wait for LMDB before a commit without room reports it."""
+
+MAINTENANCE_S: Final = 1.0
+"""Between deletions and compactions: etcd looks every five minutes only, and its database would be full by then."""
+
+_log = logging.getLogger("penstock.cluster")
+
+
+class FencedError(StorageError):
+    """Another node is active: this one must answer nothing more, and start again as a standby."""
+
+
+class LogKeys:
+    """The keys of a log ``name`` below ``prefix``."""
+
+    def __init__(self, prefix: str, name: str) -> None:
+        self._base = f"{prefix}log/{name}/"
+        self.head = f"{self._base}head".encode()
+
+    def frame(self, sequence: int) -> bytes:
+        """The key of a commit."""
+        return f"{self._base}frame/{sequence:016x}".encode()
+
+    def part(self, sequence: int, term: int = 0, part: int = 0) -> bytes:
+        """The key of a part, numbered from 1; without one, the first key of the commit."""
+        return f"{self._base}part/{sequence:016x}/{term:016x}/{part:016x}".encode()
+
+
+_LAST: Final = (1 << 64) - 1
+"""A sequence after all others."""
+
+
+def leader_key(prefix: str) -> bytes:
+    """The leadership key of the cluster with ``prefix``."""
+    return f"{prefix}leader".encode()
+
+
+def read_head(client: EtcdClient, keys: LogKeys) -> Head | None:
+    """The newest commit of a log, linearizable; None: the log does not exist. UnavailableError, RefusedError."""
+    answer = client.call("KV/Range", pb.RangeRequest(key=keys.head), pb.RangeResponse)
+    return _head_of(answer)
+
+
+def _head_of(answer: pb.RangeResponse) -> Head | None:
+    return decode_head(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None
+
+
+def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iterator[Frame]:
+    """The complete commits after the sequence ``after`` up to ``end``, in order, without gaps.
+
+    Raises:
+        StorageError: one is missing or damaged.
+        UnavailableError, RefusedError: etcd does not answer.
+    """
+    while after < end:
+        request = pb.RangeRequest(key=keys.frame(after + 1), range_end=keys.frame(end + 1), limit=_PAGE)
+        answer = client.call("KV/Range", request, pb.RangeResponse)
+        if not answer.kvs:
+            raise _missing(after + 1, None)
+        for found in answer.kvs:
+            frame = decode_frame(found.value)
+            if frame.sequence != after + 1:
+                raise _missing(after + 1, frame.sequence)
+            yield _complete(client, keys, frame)
+            after = frame.sequence
+
+
+def first_sequence(client: EtcdClient, keys: LogKeys) -> int | None:
+    """The first commit of a log that etcd has; None: it has none. UnavailableError, RefusedError."""
+    request = pb.RangeRequest(key=keys.frame(0), range_end=keys.frame(_LAST), limit=1, keys_only=True)
+    answer = client.call("KV/Range", request, pb.RangeResponse)
+    return int(answer.kvs[0].key.rpartition(b"/")[2], 16) if answer.kvs else None
+
+
+def _complete(client: EtcdClient, keys: LogKeys, frame: Frame) -> Frame:
+    if not frame.parts:
+        return frame
+    body = bytearray()
+    for part in range(1, frame.parts + 1):
+        key = keys.part(frame.sequence, frame.term, part)
+        answer = client.call("KV/Range", pb.RangeRequest(key=key), pb.RangeResponse)
+        for found in answer.kvs:
+            body += found.value
+    if crc32(body) != frame.checksum:
+        raise StorageError(
+            f"etcd: commit {frame.sequence} is damaged",
+            why="one of its parts is missing or damaged",
+            do="restore etcd from a backup, or start from the data directory of the node that was active last",
+        )
+    return frame._replace(parts=0, body=bytes(body))
+
+
+def _missing(sequence: int, found: int | None) -> StorageError:
+    return StorageError(
+        f"etcd: commit {sequence} is not in the log" + ("" if found is None else f", which continues with {found}"),
+        why="this node was away for so long that etcd has deleted commits that it lacks",
+        do="copy the data directory of the active node, and start this node from the copy",
+    )
+
+
+class EtcdLogs:
+    """The logs of the active node, of all environments. ``term``: revision of its leadership key.
+
+    ``names``: of the logs, which share ``most_bytes`` in etcd. ``clock``: ms of the cluster's clock.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        term: int,
+        names: Sequence[str],
+        *,
+        most_bytes: int = MOST_BYTES,
+        clock: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self.client = client
+        self.prefix = prefix
+        self.term = term
+        self.clock = clock
+        self.logs = {name: EtcdLog(self, name, most_bytes // len(names)) for name in names}
+        self._compacted = 0
+        self._urgent = threading.Event()
+        """A log has half of its bytes."""
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, members: Callable[[], Mapping[str, Sequence[int]]] = dict) -> None:
+        """Call :meth:`maintain` every second from now on, with what ``members`` returns then."""
+        self._thread = threading.Thread(target=self._maintain, args=(members,), name="cluster retention", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the calls of :meth:`maintain`."""
+        self._closed = True
+        self._urgent.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def hurry(self) -> None:
+        """Have :meth:`maintain` called soon: LMDB contains commits whose bytes etcd needs."""
+        self._urgent.set()
+
+    def _maintain(self, members: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+        while not self._closed:
+            self._urgent.wait(MAINTENANCE_S)
+            self._urgent.clear()
+            try:
+                self.maintain(members())
+            except FencedError:
+                return  # the next commit reports it
+            except (UnavailableError, RefusedError) as error:
+                _log.warning("commits in etcd are not deleted for now: %s", error)
+                time.sleep(0.1)
+
+    def leads(self) -> pb.Compare:
+        """The comparison that holds while this node is active."""
+        return pb.Compare(target=pb.Compare.MOD, key=leader_key(self.prefix), mod_revision=self.term)
+
+    def maintain(self, members: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Delete the commits that no member needs, and compact etcd; call it every second.
+
+        ``members``: by log, the last commit that each other live member has in LMDB. No reader needs an old revision,
+        so everything is compacted.
+
+        Raises:
+            FencedError: another node is active.
+            UnavailableError, RefusedError: etcd does not answer; the next call deletes the rest.
+        """
+        deletions: list[pb.RequestOp] = []
+        for name, log in self.logs.items():
+            if (last := log.deletable((members or {}).get(name, ()))) is not None:
+                ranges = ((log.keys.frame(0), log.keys.frame(last + 1)), (log.keys.part(0), log.keys.part(last + 1)))
+                for start, end in ranges:
+                    deletions.append(pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=start, range_end=end)))
+        request = pb.TxnRequest(compare=[self.leads()], success=deletions)
+        answer = self.client.call("KV/Txn", request, pb.TxnResponse, within_s=MAINTENANCE_S)
+        if not answer.succeeded:
+            raise _fenced()
+        for log in self.logs.values():
+            log.deletion_done()
+        revision = answer.header.revision
+        if revision > self._compacted:
+            try:
+                self.client.call(
+                    "KV/Compact", pb.CompactionRequest(revision=revision), pb.CompactionResponse, within_s=MAINTENANCE_S
+                )
+            except RefusedError as error:
+                if "has been compacted" not in error.text:
+                    raise
+            self._compacted = revision
+
+    def stored_bytes(self) -> int:
+        """Bytes of the commits in etcd."""
+        return sum(log.stored_bytes for log in self.logs.values())
+
+
+class EtcdLog(CommitLog):
+    """A log in etcd, of the active node. See :class:`CommitLog`."""
+
+    def __init__(self, logs: EtcdLogs, name: str, most_bytes: int) -> None:
+        self.name = name
+        self.keys = LogKeys(logs.prefix, name)
+        self.waiting_since_ms: int | None = None
+        """Since when a commit waits for etcd; None: none does."""
+        self._logs = logs
+        self._client = logs.client
+        self._most_bytes = most_bytes
+        self._position = LogPosition(b"", 0, 0)
+        self._head: Head | None = None
+        self._commits: LogCommits | None = None
+        self._retention = Retention(0, most_bytes)
+        self._done = 0
+        """The last commit whose deletion etcd has accepted."""
+        self._room = threading.Condition()
+        self._closed = threading.Event()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the commits in etcd."""
+        return self._retention.stored_bytes
+
+    def recover(self, applied: LogPosition | None) -> tuple[list[bytes], LogPosition]:
+        """Read the commits after ``applied`` [CommitLog].
+
+        Raises:
+            StorageError: LMDB has commits of another log, or later ones than etcd, or etcd has deleted some.
+        """
+        try:
+            head = self._head = read_head(self._client, self.keys)
+            identity = head.identity if head is not None else secrets.token_bytes(8)
+            last = head.sequence if head is not None else 0
+            first = applied.sequence if applied is not None else 0
+            if applied is not None and (applied.identity != identity or applied.epoch):
+                raise self._foreign("etcd has another log" if head is not None else "etcd has no log")
+            if first > last:
+                raise self._foreign(f"it has commit {first}, and the log in etcd ends with {last}")
+            frames = list(read_frames(self._client, self.keys, first, last))
+        except (UnavailableError, RefusedError) as error:
+            raise StorageError(
+                f"{self.name}: the log in etcd cannot be read", why=_reason(error), do=error.do or "check etcd"
+            ) from error
+        self._position = LogPosition(identity, 0, last)
+        self._retention = Retention(first, self._most_bytes)
+        for frame in frames:
+            self._retention.committed(frame.sequence, len(frame.body))
+        return [frame.body for frame in frames], self._position
+
+    def _foreign(self, what: str) -> StorageError:
+        return StorageError(
+            f"{self.name}: the data directory does not continue the log in etcd: {what}",
+            why="etcd was restored from a backup or emptied, or the directory belongs to another cluster",
+            do="start the node whose data directory has the newest commits, with a new prefix in etcd",
+        )
+
+    def start(self) -> None:
+        """Create the log if it does not exist, and remove parts that no frame refers to [CommitLog]."""
+        sequence = self._position.sequence
+        head = Head(self._position.identity, sequence, self._logs.term)
+        revision = self._head.revision if self._head is not None else 0
+        leftover = pb.DeleteRangeRequest(key=self.keys.part(sequence + 1), range_end=self.keys.part(_LAST))
+        request = pb.TxnRequest(
+            compare=[self._logs.leads(), _unchanged(self.keys.head, revision)],
+            success=[_put(self.keys.head, head.encode()), pb.RequestOp(request_delete_range=leftover)],
+            failure=[pb.RequestOp(request_range=pb.RangeRequest(key=self.keys.head))],
+        )
+        try:
+            # An attempt without an answer may have put this head: no other node puts one of this term.
+            answer = self._client.call("KV/Txn", request, pb.TxnResponse)
+        except (UnavailableError, RefusedError) as error:
+            raise StorageError(
+                f"{self.name}: the log in etcd cannot be started", why=_reason(error), do=error.do or "check etcd"
+            ) from error
+        if answer.succeeded:
+            started = head._replace(revision=answer.header.revision)
+        else:
+            found = _head_of(answer.responses[0].response_range)
+            if found is None or found[:3] != head[:3]:
+                raise _fenced()
+            started = found
+        self._commits = LogCommits(self._logs.term, started)
+        self._retention.release(sequence)
+
+    def append(self, sequence: int, body: bytes) -> bool:
+        """Commit to etcd; blocks while etcd does not answer [CommitLog].
+
+        Raises:
+            OutOfSpaceError: etcd's database is full, or LMDB is far behind; the same commit may be repeated.
+            FencedError: another node is active.
+            StorageError: etcd rejected the commit, or has another log now.
+        """
+        commits = self._commits
+        assert commits is not None, "start() comes first"
+        self._wait_for_room()
+        head = commits.begin(sequence)
+        try:
+            parts = self._put_parts(sequence, body) if len(body) > PART_BYTES else 0
+            frame = encode_frame(self._logs.term, sequence, self._logs.clock(), body, parts)
+            request = pb.TxnRequest(
+                compare=[self._logs.leads(), _unchanged(self.keys.head, commits.head.revision)],
+                success=[_put(self.keys.frame(sequence), frame), _put(self.keys.head, head.encode())],
+                failure=[
+                    pb.RequestOp(request_range=pb.RangeRequest(key=self.keys.head)),
+                    pb.RequestOp(request_range=pb.RangeRequest(key=leader_key(self._logs.prefix), keys_only=True)),
+                ],
+            )
+            verdict = self._commit(commits, request)
+        except RefusedError as error:
+            raise self._refused(error) from error
+        finally:
+            self.waiting_since_ms = None
+        if verdict is Verdict.FENCED:
+            raise _fenced()
+        if verdict is Verdict.DIVERGED:
+            raise self._foreign(f"its head is not commit {commits.head.sequence} of this node")
+        self._retention.committed(sequence, len(frame) + (len(body) if parts else 0))
+        return True
+
+    def _commit(self, commits: LogCommits, request: pb.TxnRequest) -> Verdict:
+        """Send the transaction until etcd answers."""
+        answer = self._answered(request, commits.unanswered)
+        if answer.succeeded:
+            return commits.accepted(answer.header.revision)
+        leader = answer.responses[1].response_range.kvs
+        return commits.refused(_head_of(answer.responses[0].response_range), leader[0].mod_revision if leader else 0)
+
+    def _answered(self, request: pb.TxnRequest, unanswered: Callable[[], None]) -> pb.TxnResponse:
+        pauses = Backoff(0.02, 0.5)
+        while True:
+            try:
+                return self._client.once("KV/Txn", request, pb.TxnResponse)
+            except UnavailableError as error:
+                unanswered()
+                if self.waiting_since_ms is None:
+                    self.waiting_since_ms = wall_clock_ms()
+                    _log.warning("%s: a commit waits for etcd: %s", self.name, error)
+                if self._closed.wait(pauses.failed()):
+                    raise StorageError(
+                        f"{self.name}: a commit is in doubt, the log is closing", why=_reason(error)
+                    ) from error
+
+    def _put_parts(self, sequence: int, body: bytes) -> int:
+        """Put a large body in parts, which count when their frame exists; returns their number."""
+        count = -(-len(body) // PART_BYTES)
+        for part in range(1, count + 1):
+            value = body[(part - 1) * PART_BYTES : part * PART_BYTES]
+            put = _put(self.keys.part(sequence, self._logs.term, part), value)
+            answer = self._answered(pb.TxnRequest(compare=[self._logs.leads()], success=[put]), lambda: None)
+            if not answer.succeeded:
+                raise _fenced()
+        return count
+
+    def _refused(self, error: RefusedError) -> StorageError:
+        if "space exceeded" in error.text:
+            return OutOfSpaceError(f"{self.name}: etcd is full, commits wait", why=_reason(error), do=error.do)
+        return StorageError(f"{self.name}: etcd rejected a commit", why=_reason(error), do=error.do)
+
+    def _wait_for_room(self) -> None:
+        with self._room:
+            if not self._room.wait_for(lambda: not self._retention.is_full, _ROOM_S):
+                raise OutOfSpaceError(
+                    f"{self.name}: the log in etcd has no room, commits wait",
+                    why=f"its commits have {self._retention.stored_bytes} bytes, and LMDB does not contain them yet",
+                    do="check the disk of the data directory; it continues by itself",
+                )
+
+    def release(self, sequence: int) -> None:
+        """LMDB has the commits up to ``sequence``: etcd may forget them [CommitLog]."""
+        with self._room:
+            self._retention.release(sequence)
+            if self._retention.is_scarce:
+                self._logs.hurry()
+
+    def deletable(self, members: Sequence[int]) -> int | None:
+        """The last commit to delete now; None: there is none."""
+        with self._room:
+            last = self._retention.delete(members)
+        return last if last > self._done else None
+
+    def deletion_done(self) -> None:
+        """etcd has deleted what :meth:`deletable` returned."""
+        with self._room:
+            self._done = self._retention.deleted
+            self._room.notify_all()
+
+    def may_wait(self) -> bool:
+        """A commit always waits for the network [CommitLog]."""
+        return True
+
+    def is_scarce(self) -> bool:
+        """True if LMDB should be updated, so that etcd can forget commits [CommitLog]."""
+        return self._retention.is_scarce
+
+    def close(self) -> None:
+        """Stop waiting for etcd [CommitLog]."""
+        self._closed.set()
+
+
+def _fenced() -> FencedError:
+    """The error of a node that is not active any more."""
+    return FencedError(
+        "cluster: this node is not active any more",
+        why="its leadership ended: the lease expired, or it was handed over",
+        do="it restarts as a standby; clients connect to the active node",
+    )
+
+
+def _reason(error: PenstockError) -> str:
+    """The error as the cause of another one: its remedy is stated there."""
+    return error.what if error.why is None else f"{error.what}: {error.why}"
+
+
+def _put(key: bytes, value: bytes) -> pb.RequestOp:
+    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=value))
+
+
+def _unchanged(key: bytes, revision: int) -> pb.Compare:
+    """The key has this modification revision (0: it does not exist)."""
+    return pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=revision)

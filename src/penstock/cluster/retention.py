@@ -1,0 +1,75 @@
+"""Retention of a log's commits in etcd, as decisions without etcd.
+
+etcd's database is small, and a full one refuses leases too: no node could take over. Commits are deleted as soon as the
+active node and every live member have them in LMDB, and beyond a number of bytes as soon as the active node has them,
+even if others lack them: a member that was away for long loads a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+__all__ = ["MOST_BYTES", "Retention"]
+
+MOST_BYTES: Final = 256 << 20
+"""Of all logs of a node in etcd; its default quota is 2 GiB, of which deleted keys use some until the compaction."""
+
+
+_GROUP_BYTES: Final = 64 << 10
+"""Commits are counted in groups of this size, as small ones may be a million."""
+
+
+class _Group(NamedTuple):
+    last: int
+    size: int
+
+
+class Retention:
+    """Commits of one log in etcd, of at most ``most_bytes``; ``sequence``: the last commit before the first of them."""
+
+    def __init__(self, sequence: int, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._stored: deque[_Group] = deque()
+        self.stored_bytes = 0
+        """Bytes of the commits in etcd."""
+        self.deleted = sequence
+        """The last commit that etcd has forgotten, or will with the deletion in progress."""
+        self.released = sequence
+        """The last commit that this node has in LMDB."""
+
+    def committed(self, sequence: int, size: int) -> None:
+        """Count a commit of ``size`` bytes."""
+        self.stored_bytes += size
+        if self._stored and self._stored[-1].size < _GROUP_BYTES and self._stored[-1].last > self.released:
+            size += self._stored.pop().size
+        self._stored.append(_Group(sequence, size))
+
+    def release(self, sequence: int) -> None:
+        """This node has the commits up to ``sequence`` in LMDB, durably."""
+        self.released = max(self.released, sequence)
+
+    @property
+    def is_scarce(self) -> bool:
+        """True if this node should update LMDB, because the commits in etcd have half of their bytes."""
+        return self.stored_bytes > self._most_bytes // 2
+
+    @property
+    def is_full(self) -> bool:
+        """True if the next commit must wait for LMDB."""
+        return self.stored_bytes > self._most_bytes
+
+    def delete(self, members: Iterable[int]) -> int:
+        """Return the last commit that may be deleted now, and count it as deleted.
+
+        ``members``: the last commit that each other live member has in LMDB.
+        """
+        needed = min([self.released, *members])
+        while self._stored and self._stored[0].last <= self.released:
+            if self._stored[0].last > needed and self.stored_bytes <= self._most_bytes // 2:
+                break
+            oldest = self._stored.popleft()
+            self.stored_bytes -= oldest.size
+            self.deleted = oldest.last
+        return self.deleted

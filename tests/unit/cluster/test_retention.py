@@ -1,0 +1,56 @@
+"""Commits that etcd may forget: bounded, whoever has not read them."""
+
+from __future__ import annotations
+
+from penstock.cluster.retention import Retention
+
+LARGE = 64 << 10
+"""A commit of its own group."""
+
+
+def test_a_commit_is_deleted_after_every_member_has_it() -> None:
+    retention = Retention(0)
+    for sequence in range(1, 11):
+        retention.committed(sequence, LARGE)
+    assert retention.delete([]) == 0
+    retention.release(7)
+    assert retention.delete([5, 9]) == 5
+    assert retention.delete([6]) == 6
+    assert retention.delete([]) == 7
+    assert retention.stored_bytes == 3 * LARGE
+
+
+def test_a_member_that_is_away_does_not_fill_etcd() -> None:
+    retention = Retention(0, 10 * LARGE)
+    for sequence in range(1, 1000):
+        retention.committed(sequence, LARGE)
+        assert not retention.is_full
+        retention.release(sequence)
+        retention.delete([3])
+        assert retention.stored_bytes <= 5 * LARGE
+    assert retention.deleted == 994
+
+
+def test_commits_that_lmdb_lacks_are_kept_and_new_ones_wait() -> None:
+    retention = Retention(0, 10 * LARGE)
+    for sequence in range(1, 12):
+        assert not retention.is_full
+        assert retention.is_scarce == (sequence > 6)
+        retention.committed(sequence, LARGE)
+    assert retention.is_full
+    assert retention.delete([]) == 0
+    retention.release(11)
+    assert retention.delete([]) == 11
+    assert not retention.is_full
+
+
+def test_a_million_small_commits_are_few_groups() -> None:
+    retention = Retention(100)
+    for sequence in range(101, 100_101):
+        retention.committed(sequence, 200)
+    assert len(retention._stored) < 400
+    assert retention.stored_bytes == 100_000 * 200
+    retention.release(50_000)
+    deleted = retention.delete([])
+    assert 49_000 < deleted <= 50_000
+    assert retention.stored_bytes == (100_100 - deleted) * 200
