@@ -25,6 +25,7 @@ app = Commands("""Manage the users in a password file, for MQTT, TubeMQ and HTTP
 File = Annotated[Path, typer.Argument(help="Password file; created if it does not exist.", metavar="FILE")]
 User = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER")]
 MOST_READ = 4096
+RELOAD = "a running node reads the file on SIGHUP: systemctl reload penstock, or kill -HUP $(cat penstock-data/lock)"
 
 
 @app.add("penstock user create passwords alice")
@@ -59,6 +60,7 @@ def delete(file: File, user: User) -> None:
 
     _existing(file)
     edit_passwords(file, change)
+    note(RELOAD)
 
 
 @app.add("penstock user verify passwords alice")
@@ -118,6 +120,7 @@ def _put(file: Path, user: str, *, new: bool) -> None:
         return {**old, user: credential}
 
     edit_passwords(file, change)
+    note(RELOAD)
 
 
 def _existing(file: Path) -> None:

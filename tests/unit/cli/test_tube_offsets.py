@@ -286,6 +286,20 @@ def test_a_check_fails_if_a_broker_is_unavailable(web: Web, penstock: Command, m
     assert penstock("tube", "group", "lag", "lake", "--fail-above", "100").status == 1
 
 
+def test_offsets_of_an_unavailable_broker_are_not_reported_as_missing(
+    web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _second_broker_is_gone(web, monkeypatch)
+    for command in (("group", "lag", "other"), ("offset", "list", "other")):
+        done = penstock("tube", *command)
+        assert done.status == 1
+        assert done.err.splitlines()[-3:] == [
+            "penstock: the offsets and the lag of group 'other' are not known",
+            "  why: broker 2 does not respond",
+            "  do:  start it",
+        ]
+
+
 def test_a_group_is_moved_on_all_brokers_or_none(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     _second_broker_is_gone(web, monkeypatch)
     done = penstock("tube", "offset", "reset", "lake", "--to", "earliest")

@@ -241,5 +241,5 @@ def test_produce_reports_missing_acknowledgements_once(penstock: Command, monkey
 @pytest.mark.usefixtures("_producer")
 def test_produce_reports_that_it_waits_for_a_topic(penstock: Command) -> None:
     done = penstock("tube", "produce", "nope", "v")
-    assert done.err.startswith("waiting for topic nope: ")
+    assert done.err.startswith("waiting up to 10 s for topic nope: ")
     assert "penstock tube topic create" in done.err

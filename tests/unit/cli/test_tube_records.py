@@ -69,6 +69,16 @@ def test_consume_prints_what_the_log_holds_in_the_order_of_arrival(penstock: Com
 
 
 @pytest.mark.usefixtures("_reader")
+def test_a_time_after_the_last_record_is_reported(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "offset_at", lambda *_: 84)
+    monkeypatch.setattr(Reader, "read", lambda *_: iter(()))
+    done = penstock("tube", "consume", "water", "--from", "2199-01-31T12:00Z")
+    assert (done.status, done.out) == (0, "")
+    assert done.err.startswith("no records: --from (2199-0")
+    assert done.err.endswith(") is later than the last record\n")
+
+
+@pytest.mark.usefixtures("_reader")
 def test_an_unavailable_broker_is_left_out_and_reported(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     infos = [PartitionInfo(broker, "127.0.0.1", 8123, n) for broker in (1, 2) for n in (0, 1)]
     monkeypatch.setattr(reader, "partitions", lambda *_, **__: infos)

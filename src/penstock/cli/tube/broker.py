@@ -181,7 +181,8 @@ def run_command(
     """Run a TubeMQ broker at the master of another node.
 
     The broker gets its topics from the master, where it authenticates as a client does. SIGTERM and Ctrl-C stop it:
-    accepted requests are completed, and the exit status is 0. SIGHUP reloads passwords and policies.
+    accepted requests are completed, and the exit status is 0. SIGHUP reloads passwords, policies
+    and the files of the TLS listener.
     """
     from penstock.node.config.tube import tube_limits
     from penstock.node.tube_broker import BrokerSettings, run_broker

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -226,6 +227,9 @@ def _show_held(request: ConsumeRequest, show: _Printer) -> bool:
         return False
     if unavailable:
         raise typer.Exit(1)
+    if not shown and not request.types and request.start.time_ms is not None:
+        start = datetime.fromtimestamp(request.start.time_ms / 1000).astimezone().isoformat(timespec="seconds")
+        note(f"no records: --from ({start}) is later than the last record")
     return True
 
 

@@ -33,7 +33,7 @@ from penstock.cli.tube.offset_spec import (
     parse_offset,
     parse_part,
 )
-from penstock.errors import ConfigError, PenstockError, RefusedError
+from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.tube.reader import RangeReader
@@ -181,9 +181,11 @@ class PartitionOffsets(NamedTuple):
 @connects
 def offsets_list(group: Group, tube: TubeConnectionOptions, topic: OnlyTopic = None, as_json: Json = False) -> None:
     """List the committed offset of GROUP in every partition, with the first and end offset that are stored."""
+    unavailable: list[int] = []
+    rows_of = tube.ask_each(_asking(tube, group, topic), unavailable)
     rows: list[dict[str, Cell]] = [
         {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
-        for s in _group_offsets(group, topic, tube.ask_each(_asking(tube, group, topic)))
+        for s in _group_offsets(group, topic, rows_of, unavailable)
     ]
     print_table(rows, ["topic", "broker", "partition", "offset", "first", "end"], as_json=as_json)
 
@@ -234,7 +236,7 @@ def offsets_reset(
     parts = [parse_part(text) for text in partition or ()]
     ask = _asking(tube, group, topic)
     rows_of = [(broker, ask(broker)) for broker in tube.brokers()]  # every one must respond: none may keep its offsets
-    offsets = _group_offsets(group, topic, rows_of, new=topic is not None or bool(saved))
+    offsets = _group_offsets(group, topic, rows_of, (), new=topic is not None or bool(saved))
     targets = [(s, where or saved.get(s.place)) for s in offsets if _chosen(s, parts)]
     with tube.readers() as reader:
         moves = [_move(s, target, reader(s.broker)) for s, target in targets if target is not None]
@@ -345,13 +347,14 @@ def lag(
     unavailable: list[int] = []
 
     def look() -> list[dict[str, Cell]]:
+        unavailable.clear()
         rows_of = tube.ask_each(_asking(tube, group, topic), unavailable)
         names = _groups(rows_of) if group is None else [group]
         with tube.readers() as reader:
             return [
                 {"group": name, **row}
                 for name in names
-                for row in _lag_rows(_group_offsets(name, topic, rows_of), reader)
+                for row in _lag_rows(_group_offsets(name, topic, rows_of, unavailable), reader)
             ]
 
     def show(rows: list[dict[str, Cell]]) -> None:
@@ -403,9 +406,21 @@ def _asking(tube: TubeConnectionOptions, group: str | None, topic: str | None) -
 
 
 def _group_offsets(
-    group: str, topic: str | None, rows_of: Iterable[tuple[BrokerRow, AdminRows]], *, new: bool = False
+    group: str,
+    topic: str | None,
+    rows_of: Iterable[tuple[BrokerRow, AdminRows]],
+    unavailable: Sequence[int],
+    *,
+    new: bool = False,
 ) -> list[PartitionOffsets]:
-    """Offsets of ``group`` by topic, broker and partition; ``new``: also for partitions without a committed offset."""
+    """Offsets of ``group`` by topic, broker and partition; ``new``: also for partitions without a committed offset.
+
+    ``unavailable``: ids of brokers without rows, which may have the offsets.
+
+    Raises:
+        RefusedError: no broker has the topic, or committed offsets of the group.
+        UnavailableError: the same, but not all brokers respond.
+    """
     found: list[PartitionOffsets] = []
     topics: set[str] = set()
     for broker, rows in rows_of:
@@ -425,6 +440,15 @@ def _group_offsets(
             behind = part["dataLag"] if part and part["dataLag"] >= 0 else None
             offset = part["curOffset"] if part else None
             found.append(PartitionOffsets(broker, place[0], place[1], offset, first, end, behind))
+    if not found and unavailable:
+        ids = ", ".join(map(str, sorted(unavailable)))
+        many = len(unavailable) > 1
+        raise UnavailableError(
+            f"the offsets and the lag of group {group!r} are not known",
+            applied=False,
+            why=f"brokers {ids} do not respond" if many else f"broker {ids} does not respond",
+            do="start them" if many else "start it",
+        )
     if not found and topic is not None and topic not in topics:
         raise RefusedError(
             f"no broker has topic {topic!r}", do="correct the name; list the topics: penstock tube topic list"

@@ -38,7 +38,8 @@ ENTRY = 28
 MOST = (1 << 31) - 1
 """Largest number of messages that a broker can be asked to count: int32 on the wire."""
 OFFSETS = (
-    "earliest, latest, a time (2026-01-31T12:00), a duration before now (15m, 2h, 3d), +N or -N messages, an offset"
+    "earliest, latest, a time (2026-01-31T12:00 is local, 2026-01-31T12:00Z is UTC), a duration before now (15m, 2h, "
+    "3d), +N or -N messages, an offset"
 )
 
 _AGO = re.compile(r"\d{1,12}(ms|s|m|h|d)", re.ASCII)

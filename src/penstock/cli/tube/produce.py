@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["produce"]
 
+TOPIC_S = 10.0
+"""Default of the producer: the time for which it waits for a topic that the master does not know yet."""
 SILENT_S = 5.0
 """Time without an acknowledgement after which the user is notified."""
 
@@ -124,10 +126,11 @@ def produce(
     try:
         waits = not partitions(tube.tube_master, topic, client)
         if waits:
-            note(f"waiting for topic {topic}: it does not exist (create it: penstock tube topic create {topic})")
+            create = f"penstock tube topic create {topic}"
+            note(f"waiting up to {TOPIC_S:g} s for topic {topic}: it does not exist (create it: {create})")
     except TopicUnavailableError as error:
         waits = True
-        note(f"waiting for topic {escape(topic)}: {error.why}")
+        note(f"waiting up to {TOPIC_S:g} s for topic {escape(topic)}: {error.why}")
 
     splitter = Lengths() if form is InputFormat.LENGTH else Lines()
     source = _values(values) if values else _read(file, splitter)
