@@ -331,6 +331,7 @@ SOURCES = {
     "mqtt": "MQTT broker",
     "mqtt_storage": "Storage of MQTT sessions and retained messages",
     "mqtt_listener": "MQTT listeners, with the label `listener`",
+    "listener": "Certificates of the HTTP and TubeMQ listeners, with the label `listener`",
     "audit": "Audit trail",
     "access": "Users, policies and certificates",
     "statestore": "State store",

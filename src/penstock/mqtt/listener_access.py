@@ -288,7 +288,8 @@ class ListenerAccess:
                 final = exchange.final(data or b"")
                 user = exchange.user
                 if final is None or user is None or (self.access_rules.users or {}).get(user.name) != user:
-                    self._refuse(credentials, _REFUSED, answer, now, "unknown user or wrong SCRAM proof")
+                    why = "unknown user or wrong SCRAM proof"
+                    self._refuse(credentials, _REFUSED, answer, now, why, user=exchange.claimed)
                     return
                 principal = Principal(credentials.client_id, user=user.name)
                 self._authorize(credentials, principal, answer, now, credential=user, data=final)
@@ -342,7 +343,14 @@ class ListenerAccess:
         principal, permissions = self._permissions(proved)
         if permissions is not None and not permissions.may_connect(credentials.client_id):
             self._stats.refused_policy += 1
-            _log.info("not allowed to connect: %r from %s", principal, credentials.origin.address)
+            _log.info(
+                "not allowed to connect: client %r, %s, from %s on %s: no rule of the policies permits Connect; "
+                "do: grant it in the policy file, then SIGHUP",
+                credentials.client_id,
+                _identity(principal),
+                credentials.origin.address,
+                credentials.origin.listener,
+            )
             answer(_REFUSED, now)
             return
         self._stats.granted += 1
@@ -366,12 +374,21 @@ class ListenerAccess:
             return "its certificate has no name of the kind in the listener's tls.name (default: a common name)"
         return f"no credentials for {', '.join(sorted(self.methods))}"
 
-    def _refuse(self, credentials: Credentials, refused: Refused, answer: Answer, now: int, why: str) -> None:
+    def _refuse(
+        self,
+        credentials: Credentials,
+        refused: Refused,
+        answer: Answer,
+        now: int,
+        why: str,
+        *,
+        user: str | None = None,
+    ) -> None:
         self._stats.refused_credentials += 1
         _log.info(
-            "authentication failed: client %r, user %r, from %s on %s: %s",
+            "authentication failed: client %r, %s, from %s on %s: %s",
             credentials.client_id,
-            credentials.username,
+            "no user name" if (name := credentials.username or user) is None else f"user {name!r}",
             credentials.origin.address,
             credentials.origin.listener,
             why,
@@ -409,6 +426,13 @@ class InProcessAccess(ListenerAccess):
         client = AuthenticatedClient(self, proved, principal, permissions)
         client.name = self.part
         return client
+
+
+def _identity(principal: Principal) -> str:
+    """User or certificate of a client as words, for logs."""
+    if principal.user is not None:
+        return f"user {principal.user!r}"
+    return "anonymous" if principal.certificate is None else f"certificate {principal.certificate!r}"
 
 
 def _certificate(origin: Origin) -> Certificate:

@@ -20,6 +20,7 @@ from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.access import Access, Origin, Rights
+from penstock.mqtt.engine.model.client_events import ClientEvent
 from penstock.mqtt.engine.model.journal import Recovered
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.model.stats import BrokerStats
@@ -264,6 +265,10 @@ class MqttServer(ServerLinkOwner):
         """Counters since the start and sizes now; reading it walks the sessions."""
         return self._broker.measure()
 
+    def collect_client_events(self) -> list[ClientEvent]:
+        """Return the events of single clients since the last call."""
+        return self._broker.client_events.collect()
+
     def refuse_stored(self, reason: str) -> None:
         """Refuse messages that must be stored (0x97) from now on, for ``reason``; "": accept them again."""
         self._broker.refuse_stored(reason)
@@ -494,7 +499,14 @@ class MqttServer(ServerLinkOwner):
     def _open(self, link: ServerLink) -> BrokerConnection | None:
         settings = link.listener.settings
         certificate = None if link.anchor is None else Certificate(link.certificate, link.anchor)
-        origin = Origin(listener=settings.name, address=link.address, certificate=certificate)
+        limits = settings.publish_limits
+        origin = Origin(
+            listener=settings.name,
+            address=link.address,
+            certificate=certificate,
+            publish_rate=limits.max_publish_rate,
+            publish_burst=limits.max_publish_burst,
+        )
         return self._broker.open(link.name, self.now(), origin=origin, access=settings.access)
 
     def _known(self, link: ServerLink) -> None:

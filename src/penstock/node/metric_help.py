@@ -61,7 +61,9 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "bytes_sent": _counter("Bytes sent to clients, without TLS and WebSocket framing.", "sent_bytes"),
         "publishes_received": _counter("PUBLISH packets received."),
         "publishes_sent": _counter("PUBLISH packets sent, one per receiver."),
-        "dropped_queue_full": _counter("Messages dropped because the queue of the receiver was full."),
+        "dropped_queue_full": _counter(
+            "Messages dropped because the queue of the receiver was full; the log and /readyz name the client."
+        ),
         "notifications_merged": _counter(
             "State store notifications dropped from a full queue because it has a newer one of the same key."
         ),
@@ -81,7 +83,9 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
             "Subscriptions refused with 0x97 because the session or the broker had its maximum."
         ),
         "refused_out_of_space": _counter("Messages refused because the disk has no space to store them."),
-        "rate_exceeded": _counter("Messages beyond the rate limit of their client.", "rate_limited_messages"),
+        "rate_exceeded": _counter(
+            "Messages beyond the rate limit of their client; the log names it.", "rate_limited_messages"
+        ),
         "write_stalls": _counter("Connections closed because the client did not read."),
         "connections": _gauge("Connected clients."),
         "sessions": _gauge("Sessions, with and without a connection."),
@@ -124,6 +128,16 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
             "revocation_lists_expiry_timestamp_seconds",
         ),
         **_CONNECTION_LIMITS,
+    },
+    "listener": {
+        "certificate_expires_timestamp_seconds": _gauge(
+            "Expiry of the certificate of an HTTP or TubeMQ listener, in seconds since 1970.",
+            "certificate_expiry_timestamp_seconds",
+        ),
+        "revocation_lists_expire_timestamp_seconds": _gauge(
+            "Expiry of the revocation lists of an HTTP or TubeMQ listener, in seconds since 1970.",
+            "revocation_lists_expiry_timestamp_seconds",
+        ),
     },
     "audit": {
         "rows": _counter("Entries written to the audit trail: HTTP changes, and reads of message bodies.", "entries"),

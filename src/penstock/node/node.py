@@ -26,6 +26,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.api import api_routes
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
+from penstock.node.client_warnings import ClientWarnings
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig, TubeBrokerHttpListener
 from penstock.node.config.tube import tube_limits
@@ -130,6 +131,7 @@ class Node:
             disk=lambda: (self._disk.used_bytes, self._disk.free_bytes),
             stalls=lambda: self._stalls,
         )
+        self._clients: ClientWarnings | None = None
         self._tube_broker: TubeBroker | None = None
         self._token = ""
         self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
@@ -153,12 +155,15 @@ class Node:
         found: list[tuple[str, str, str]] = []
         if self.security.failure is not None:
             found.append(("security", "reload_failed", f"the last reload changed nothing: {self.security.failure}"))
+        found += [("security", "restart_needed", text) for text in self.security.waiting_for_restart]
         found += [("security", "certificate_expires", text) for text in self.security.expiring(time.time())]
         if self._tube_broker is not None:
             found += [("tube", "late_batches", text) for text in late_batches(self._tube_broker)]
         for part, tell in (("clock", self.clock.problem), *self._warnings):
             if (text := tell()) is not None:
                 found.append((part, _WARNING_CODES.get(part, "warning"), text))
+        if self._clients is not None:
+            found += [("mqtt", "queue_full", text) for text in self._clients.warnings()]
         return found
 
     def health(self) -> Health:
@@ -251,7 +256,8 @@ class Node:
             "tube-broker-http", config.tube_broker_http, self.security.http_server("tube_broker_http", pages)
         )
         tls = config.tube.tls
-        start = master.start if tls is None else tls.beside(master.start, tls.master_port)
+        certificates = self.security.tube_certificates
+        start = master.start if tls is None else certificates.beside(master.start, tls.master_port)
         tube_master = self._bound["tube-master"] = await self._listen("tube-master", config.tube_master, start)
         self._parts.push_async_callback(master.close)
         self._parts.callback(self.security.close)
@@ -377,7 +383,8 @@ class Node:
             master_user=self._tube_user,
         )
         tls = config.tube.tls
-        start = broker.start if tls is None else tls.beside(broker.start, tls.broker_port)
+        certificates = self.security.tube_certificates
+        start = broker.start if tls is None else certificates.beside(broker.start, tls.broker_port)
         bound = await self._listen("tube-broker", config.tube_broker, start)
         self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
@@ -471,6 +478,9 @@ class Node:
         await server.recover(persistence, recall=recall, steady=store.steady)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
+        self._clients = ClientWarnings(server.collect_client_events, server.limits)
+        self._clients.start()
+        self._parts.callback(self._clients.close)
         await self._bridges(server)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
@@ -606,7 +616,7 @@ _WARNING_CODES = {
 
 def _reason(severity: Severity, part: str, code: str, text: str) -> Reason:
     """Split a text into what and hint, which are in one line there."""
-    what, _, hint = text.partition("; hint: ")
+    what, _, hint = text.partition("; do: ")
     return Reason(severity, part, code, what, None, hint or None)
 
 

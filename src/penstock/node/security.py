@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 
 from penstock.errors import PenstockError
@@ -41,8 +42,16 @@ from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.listeners import ListenerSection, OpenListener, refuse_open_listeners
-from penstock.node.config.mqtt import MqttListenerEntry, MqttListenerMore, Security, broker_limits, network_limits
+from penstock.node.config.mqtt import (
+    MqttListenerEntry,
+    MqttListenerMore,
+    Security,
+    broker_limits,
+    network_limits,
+    publish_limits,
+)
 from penstock.node.config.node import LISTENERS, NodeConfig
+from penstock.node.config.tube import TubeCertificates
 from penstock.node.http import HttpAccess, HttpServer
 from penstock.node.metric_help import add_metrics
 from penstock.runtime.io.clock import wall_clock_ms
@@ -58,7 +67,16 @@ from penstock.statestore.codec.commands import Access as KeyAccess
 from penstock.statestore.engine.store import Context
 from penstock.tube.engine.access import ClientAccess, RightsOf
 
-__all__ = ["DEFAULT_LISTENER", "NodeSecurity", "StorePolicy", "may_administer", "rights_of", "signing_keys"]
+__all__ = [
+    "DEFAULT_LISTENER",
+    "NodeSecurity",
+    "StorePolicy",
+    "expiring",
+    "expiry_figures",
+    "may_administer",
+    "rights_of",
+    "signing_keys",
+]
 
 _log = logging.getLogger("penstock.security")
 
@@ -96,8 +114,11 @@ class NodeSecurity:
         self.config = config
         self.failure: str | None = None
         """Error of the last reload; None if it succeeded, or there was none."""
+        self.waiting_for_restart: list[str] = []
+        """Warnings about changes that the last reload read and that need a restart."""
         self.reloads = 0
         self.failed_reloads = 0
+        self._started_with = config
         self.stats = AccessStats()
         self.access_rules = _read_access_rules(config.security)
         _refuse_open_listeners(config, self.access_rules)
@@ -108,6 +129,8 @@ class NodeSecurity:
         self._listener_access = {name: self._access_of(entry) for name, entry in _entries(config).items()}
         self._warn_of_open_rules()
         self._parts: list[InProcessAccess] = []
+        self.tube_certificates = TubeCertificates(config.tube.tls)
+        """Certificates of the TLS listeners of the TubeMQ master and broker."""
         self._web: dict[str, HttpServer] = {}
         self._sources: OrderedDict[Source, Rights | None] = OrderedDict()
         """Cached permissions of publishers of retained messages, the least recently used first."""
@@ -236,8 +259,9 @@ class NodeSecurity:
             if listener.tls is not None
             for path, end in listener.tls.expiry.items()
         }
-        ends |= {path: end for server in self._web.values() if server.tls for path, end in server.tls.expiry.items()}
-        return [_expiry_words(path, end, now) for path, end in ends.items() if end < now + EXPIRY_WARNING_S]
+        others = [server.tls for server in self._web.values()] + [self.tube_certificates.used]
+        ends |= {path: end for tls in others if tls is not None for path, end in tls.expiry.items()}
+        return expiring(ends, now)
 
     def warn_of_expiry(self) -> None:
         """Log the warnings of :meth:`expiring`."""
@@ -250,6 +274,12 @@ class NodeSecurity:
         for listener in self.server.listeners:
             labels = {"listener": listener.name}
             add_metrics(metrics, "mqtt_listener", partial(_listener_figures, listener), labels=labels)
+        for name, server in self._web.items():
+            if server.tls is not None:
+                add_metrics(metrics, "listener", partial(_web_expiry, server), labels={"listener": name})
+        if self.tube_certificates.used is not None:
+            for name in ("tube_master", "tube_broker"):
+                add_metrics(metrics, "listener", self._tube_expiry, labels={"listener": name})
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Reload the configuration and every file that it names; False if one is invalid.
@@ -265,6 +295,7 @@ class NodeSecurity:
             staying = [listener for listener in self.server.listeners if listener.name in entries]
             settings = {each.name: self._settings(each.name, entries[each.name]) for each in staying}
             tls = {name: Listener.read_tls(each) for name, each in settings.items()}
+            tube_tls = None if config.tube.tls is None else config.tube.tls.read()
             pages = [
                 (server, _web_tls(config, option)) for option, server in self._web.items() if server.tls is not None
             ]
@@ -273,8 +304,15 @@ class NodeSecurity:
             self.failed_reloads += 1
             _log.error("reload failed, the previous settings remain: %s", error)
             return False
-        for option in _needs_restart(self.config, config):
-            _log.warning("this change needs a restart", extra={"fields": {"option": option}})
+        self.waiting_for_restart = [
+            *_late_files(self._started_with.security, config.security),
+            *(
+                f"{option} was changed after the start: the previous setting applies; do: restart the node"
+                for option in _needs_restart(self._started_with, config)
+            ),
+        ]
+        for warning in self.waiting_for_restart:
+            _log.warning("%s", warning)
         self.access_rules = access_rules
         _warn_of_readers(config.security)
         for name, listener_access in self._listener_access.items():
@@ -290,6 +328,7 @@ class NodeSecurity:
         for server, certificates in pages:
             if certificates is not None:
                 server.replace_tls(certificates)
+        self.tube_certificates.use(tube_tls)
         fresh = broker_limits(config.mqtt.limits)
         for field in dataclasses.fields(BrokerLimits):
             setattr(self.server.limits, field.name, getattr(fresh, field.name))
@@ -337,9 +376,9 @@ class NodeSecurity:
 
     def _settings(self, name: str, entry: MqttListenerEntry) -> ListenerSettings:
         advertise = entry.advertise
-        more = {}
+        more: dict[str, Any] = {}
         if isinstance(entry, MqttListenerMore):
-            more["limits"] = network_limits(entry.limits)
+            more = {"limits": network_limits(entry.limits), "publish_limits": publish_limits(entry.limits)}
         return ListenerSettings(
             name=name,
             host=entry.bind.host,
@@ -353,6 +392,9 @@ class NodeSecurity:
             access=self._listener_access.get(name),
             **more,
         )
+
+    def _tube_expiry(self) -> dict[str, int | float]:
+        return expiry_figures(self.tube_certificates.used)
 
     def _figures(self) -> dict[str, int | float]:
         checks = self.checks
@@ -429,11 +471,24 @@ def _listener_figures(listener: Listener) -> dict[str, int | float]:
         **counters_of(listener.connection_limit_stats),
         "unauthenticated": listener.connection_limiter.unauthenticated,
     }
-    if (tls := listener.tls) is not None:
-        for name, path in ((_CERTIFICATE_EXPIRES, tls.files.certificate), (_REVOCATIONS_EXPIRE, tls.files.revoked)):
-            if path is not None and path in tls.expiry:
-                found[name] = tls.expiry[path]
-    return found
+    return found | expiry_figures(listener.tls)
+
+
+def _web_expiry(server: HttpServer) -> dict[str, int | float]:
+    return expiry_figures(server.tls)
+
+
+def expiry_figures(tls: ServerTls | None) -> dict[str, int | float]:
+    """Expiry of the certificate and of the revocation lists of a listener, for the metrics."""
+    if tls is None:
+        return {}
+    files = ((_CERTIFICATE_EXPIRES, tls.files.certificate), (_REVOCATIONS_EXPIRE, tls.files.revoked))
+    return {name: tls.expiry[path] for name, path in files if path is not None and path in tls.expiry}
+
+
+def expiring(ends: Mapping[Path, float], now: float) -> list[str]:
+    """Warnings about files that expired by ``now`` or expire soon; times in seconds since 1970."""
+    return [_expiry_words(path, end, now) for path, end in ends.items() if end < now + EXPIRY_WARNING_S]
 
 
 def _expiry_words(path: Path, end: float, now: float) -> str:
@@ -497,23 +552,50 @@ def _methods(entry: MqttListenerEntry, access_rules: AccessRules) -> frozenset[A
 
 
 def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:
-    """Changed options that are read at the start only."""
+    """Changed options that are read at the start only, except files of :func:`_late_files`."""
     others = [name for name in type(old).model_fields if name not in {"mqtt", "security"}]
-    found = [name for name in others if getattr(old, name) != getattr(new, name)]
+    found = [name for name in others if _at_start(getattr(old, name)) != _at_start(getattr(new, name))]
     before, after = _entries(old), _entries(new)
     for name in {*before, *after}:
         if name not in before or name not in after:
             found.append(f"mqtt.listeners.{name}")
         elif (before[name].bind, before[name].transport) != (after[name].bind, after[name].transport):
             found.append("mqtt.bind" if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}")
-    if not _has_files(old.security) and _has_files(new.security):
-        found.append("security")
     if old.security.strict_read != new.security.strict_read:
         found.append("security.strict_read")
     found += [
         f"mqtt.limits.{name}" for name in _READ_ONCE if getattr(old.mqtt.limits, name) != getattr(new.mqtt.limits, name)
     ]
     return sorted(found)
+
+
+def _at_start(section: object) -> object:
+    """A section without the certificate files, which a reload reads."""
+    tls = getattr(section, "tls", None)
+    if not isinstance(section, BaseModel) or not isinstance(tls, BaseModel):
+        return section
+    return section.model_copy(update={"tls": tls.model_dump(exclude={"certificate", "key", "client_ca", "revoked"})})
+
+
+def _late_files(start: Security, now: Security) -> list[str]:
+    """Warnings about files that were added after the start, so that some parts do not use them."""
+    added = [name for name in ("passwords", "tokens", "policies") if getattr(start, name) is None]
+    added = [name for name in added if getattr(now, name) is not None]
+    if _has_files(start):
+        clients = "TubeMQ clients"
+        added = [] if start.passwords or start.policies else [name for name in added if name != "tokens"]
+    else:
+        clients = "clients"
+    return [
+        f"security.{name} was added after the start: "
+        + (
+            f"{clients} still have all permissions"
+            if name == "policies"
+            else f"{clients} without credentials are still accepted"
+        )
+        + "; do: restart the node"
+        for name in added
+    ]
 
 
 def _warn_of_readers(security: Security) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.mqtt.listener_access import PasswordChecks
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
-from penstock.node.config.tube import TubeTls
+from penstock.node.config.tube import TubeCertificates, TubeTls
 from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
-from penstock.node.security import may_administer, rights_of, signing_keys
+from penstock.node.security import expiring, expiry_figures, may_administer, rights_of, signing_keys
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import freeze_memory, install_signal_handlers, run, run_until, tune_process
@@ -99,7 +99,8 @@ class ReadyBroker:
 
 
 def run_broker(settings: BrokerSettings, *, log_level: LogLevel, on_ready: Callable[[ReadyBroker], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT; returns after the shutdown. SIGHUP reloads users and permissions.
+    """Run a broker until SIGTERM or SIGINT; returns after the shutdown. SIGHUP reloads users, permissions and
+    certificates.
 
     Raises:
         PenstockError: the directory belongs to another program, the broker could not start, or no master accepts it.
@@ -140,6 +141,7 @@ class _Security:
         self.failure: str | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called after a reload."""
+        self.certificates = TubeCertificates(settings.tls)
         self._read()
         self.clients = None if self.users is None and self.rights is None else ClientAccess({})
         self._change()
@@ -157,11 +159,17 @@ class _Security:
         self.changed()
         _log.info("reloaded")
 
+    def expiry(self) -> dict[str, int | float]:
+        """Expiry of the certificates, for the metrics."""
+        return expiry_figures(self.certificates.used)
+
     def _read(self) -> None:
         passwords, policies = self._settings.passwords, self._settings.policies
         users = None if passwords is None else read_passwords(passwords)
         rights = rights_of(None if policies is None else load_policy(policies))
+        tls = None if self._settings.tls is None else self._settings.tls.read()
         self.users, self.rights = users, rights
+        self.certificates.use(tls)
 
     def _change(self) -> None:
         if self.clients is not None:
@@ -171,7 +179,7 @@ class _Security:
 
 async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker], None]) -> None:
     """Start a broker, report when a master has accepted it, wait for a signal, close it. SIGHUP reloads the files of
-    users and permissions."""
+    users, permissions and certificates."""
     _check_directory(settings.data_dir)
     stop = install_signal_handlers()
     security = _Security(settings)
@@ -214,6 +222,8 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     def warnings() -> list[str]:
         reload = security.failure
         found = [] if reload is None else [f"the last reload changed nothing: {reload}"]
+        used = security.certificates.used
+        found += [] if used is None else expiring(used.expiry, time.time())
         found += late_batches(broker) if started.is_set() else []
         return found + [warning for warning in (space.warning(), trail.warning()) if warning is not None]
 
@@ -246,7 +256,8 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     web = await http.start("tube-broker-http", settings.http)
     parts.push_async_callback(http.close)
     broker = _broker(settings, str(_advertised_address(web, told)), token, security.clients)
-    start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
+    tls = settings.tls
+    start = broker.start if tls is None else security.certificates.beside(broker.start, tls.broker_port)
     try:
         _, port = await start(settings.bind.host, settings.bind.port)
     except OSError as error:
@@ -261,6 +272,8 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     add_metrics(metrics, "tube", lambda: broker.stats)
     add_metrics(metrics, "disk", space.figures)
     add_metrics(metrics, "audit", trail.figures)
+    if tls is not None:
+        add_metrics(metrics, "listener", security.expiry, labels={"listener": "tube_broker"})
     started.set()
     await _registered(broker, settings)
     shown, secured = told or Address(settings.bind.host, port), broker.tls_bound

@@ -254,11 +254,13 @@ class ScramExchange:
     clients get no reason.
     """
 
-    __slots__ = ("_server", "_users", "secret", "user")
+    __slots__ = ("_server", "_users", "claimed", "secret", "user")
 
     def __init__(self, users: Mapping[str, Credential], *, secret: bytes, nonce: str) -> None:
         self._users = users
         self.secret = secret
+        self.claimed: str | None = None
+        """The user name in the client's first message, for logs."""
         self.user: Credential | None = None
         """The user; authenticated after :meth:`final` returned a message."""
         self._server = _MECHANISM.make_server(self._verifier, s_nonce=nonce)
@@ -283,6 +285,7 @@ class ScramExchange:
             return None
 
     def _verifier(self, name: str) -> tuple[bytes, bytes, bytes, int]:
+        self.claimed = name
         user = self._users.get(name)
         verifier = None if user is None else user.verifier()
         if verifier is None:

@@ -12,7 +12,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
-from penstock.mqtt.engine.model.access import Access
+from penstock.mqtt.engine.model.access import LOCAL, Access, Origin
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.session import SessionConnection
 from penstock.mqtt.service import Inbound, Service
@@ -157,9 +157,9 @@ class Bench:
         self.now = end
         self.flush()
 
-    def open(self) -> Peer:
+    def open(self, origin: Origin = LOCAL) -> Peer:
         """A network connection without CONNECT."""
-        connection = self.broker.open("test", self.now)
+        connection = self.broker.open("test", self.now, origin=origin)
         assert connection is not None
         peer = Peer(self, connection)
         self.peers[connection] = peer
@@ -175,13 +175,14 @@ class Bench:
         will: Will | None = None,
         username: str | None = None,
         version: int = 5,
+        origin: Origin = LOCAL,
         **properties: int | str | bytes | None,
     ) -> Peer:
         """A connected client; its CONNACK is kept in ``bench.connack``.
 
         It wants no Reason Strings unless the test asks for them, so that packets compare by what matters.
         """
-        peer = self.open()
+        peer = self.open(origin)
         if version != 5:
             peer.speak_311()
         given = Properties(session_expiry_interval=expiry, request_problem_information=0)

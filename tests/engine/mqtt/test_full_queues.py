@@ -12,6 +12,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.model.client_events import QUEUE_FULL, QUEUE_REFUSED
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench
 from tests.engine.mqtt.test_access import Gate
@@ -31,6 +32,8 @@ def test_qos_0_makes_room_for_qos_1(policy: QueueOverflowPolicy) -> None:
     peer.connection.unpause(bench.now)
     assert [(p.topic, p.payload) for p in peer.publishes()] == [("a", b"1"), ("a", b"2")]
     assert bench.broker.stats.dropped_queue_full == 2
+    (event,) = bench.broker.client_events.collect()
+    assert (event.kind, event.client_id, event.count) == (QUEUE_FULL, "s", 2)
 
 
 @pytest.mark.parametrize("policy", [QueueOverflowPolicy.DROP_NEWEST, QueueOverflowPolicy.DROP_OLDEST])
@@ -71,6 +74,8 @@ def test_a_full_queue_may_refuse_the_publisher() -> None:
     assert sender.take() == [PubAck(1), PubAck(2), PubAck(3, 0x97), PubAck(4, 0x97)]
     assert len(other.publishes()) == 3, "what is refused reaches nobody, QoS 0 who is there"
     assert bench.broker.stats.refused_queue_full == 2
+    found = bench.broker.client_events.collect()
+    assert [(each.kind, each.client_id, each.count) for each in found] == [(QUEUE_REFUSED, "s", 2)]
     assert len(bench.connect("s", clean_start=False, expiry=100).publishes()) == 2
     assert sender.send(Publish("a", b"", 1, packet_id=9)).only() == PubAck(9), "there is room again"
 

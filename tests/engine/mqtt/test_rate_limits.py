@@ -14,6 +14,8 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.model.access import Origin
+from penstock.mqtt.engine.model.client_events import RATE_LIMITED
 from penstock.mqtt.engine.model.limits import BrokerLimits, RateLimitPolicy
 from tests.engine.mqtt.harness import Bench
 
@@ -51,6 +53,21 @@ def test_a_client_that_publishes_too_fast_is_refused_or_ended(policy: RateLimitP
     else:
         assert packets[2:] == [Disconnect(0x96)]
         assert peer.closed
+
+
+def test_the_rate_of_a_listener_replaces_that_of_the_broker_and_names_the_client() -> None:
+    bench = Bench(limits=BrokerLimits(max_publish_rate=1, rate_limit_action=RateLimitPolicy.REFUSE))
+    noisy, trusted = bench.connect("noisy"), bench.connect("trusted", origin=Origin(publish_rate=3, publish_burst=2))
+    noisy.send(*burst(3))
+    trusted.send(*burst(3))
+    assert noisy.take() == [PubAck(1, 0x10), PubAck(2, 0x97), PubAck(3, 0x97)]
+    assert trusted.take() == [PubAck(1, 0x10), PubAck(2, 0x10), PubAck(3, 0x97)]
+    found = bench.broker.client_events.collect()
+    assert [(each.kind, each.client_id, each.count) for each in found] == [
+        (RATE_LIMITED, "noisy", 2),
+        (RATE_LIMITED, "trusted", 1),
+    ]
+    assert bench.broker.client_events.collect() == []
 
 
 def test_high_priority_passes_the_rate() -> None:

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from penstock.errors import RefusedError, StorageError, UnavailableError
-from penstock.node.config.tube import TubeTls
+from penstock.node.config.tube import TubeCertificates, TubeTls
 from penstock.node.tube_broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.runtime.io.network import Address
 from penstock.runtime.io.tls import TlsOptions
@@ -71,7 +71,7 @@ async def test_with_tls_to_the_master_and_to_clients(tmp_path: Path) -> None:
     tls = TubeTls(certificate=tmp_path / "server.pem", key=tmp_path / "server.pem", master_port=0, broker_port=0)
     trusted = TlsOptions(tmp_path / "ca.pem").context()
     master = TubeMaster(tmp_path / "master")
-    await tls.beside(master.start, 0)("127.0.0.1", 0)
+    await TubeCertificates(tls).beside(master.start, 0)("127.0.0.1", 0)
     assert master.tls_bound is not None
     port = master.tls_bound[1]
     ready: asyncio.Future[ReadyBroker] = asyncio.get_running_loop().create_future()

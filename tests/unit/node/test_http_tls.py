@@ -12,7 +12,8 @@ import pytest
 import trustme
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.node.config.node import HttpListener, HttpTls, NodeConfig, TubeBrokerHttpListener
+from penstock.node.config.node import HttpListener, HttpTls, NodeConfig, Tube, TubeBrokerHttpListener
+from penstock.node.config.tube import TubeTls
 from penstock.node.node import Node
 from penstock.runtime.io.network import parse_address
 from penstock.tube.client.web import WebLogin, call, call_broker
@@ -158,5 +159,37 @@ async def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None
         body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")[2]
         assert json.loads(body)["ready"] is True
         await closed(writer)
+    finally:
+        await node.close()
+
+
+async def test_certificates_of_the_tubemq_listeners_are_read_again_by_a_reload(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    tls = TubeTls(**files.mutual.model_dump(), master_port=0, broker_port=0)
+    wanted = config(tmp_path / "data", tube=Tube(tls=tls))
+    node = Node(wanted)
+    ready = await node.start()
+    assert ready.tube_master_tls is not None
+    assert ready.tube_broker_tls is not None
+    addresses = [parse_address(address) for address in (ready.tube_master_tls, ready.tube_broker_tls)]
+    try:
+        before = files.client(certificate=True)
+        files.renew()
+        assert [words for words in node.security.expiring(1e12) if "server.pem" in words]
+        assert node.reload(lambda: wanted)
+        assert node.warnings() == [], "certificates need no restart"
+        for address in addresses:
+            _, writer = await asyncio.open_connection(
+                *address, ssl=files.client(certificate=True), server_hostname="127.0.0.1"
+            )
+            await closed(writer)
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection(*address, ssl=before, server_hostname="127.0.0.1")
+        page = node.metrics.render().decode()
+        for listener in ("tube_master", "tube_broker"):
+            assert f'penstock_listener_certificate_expiry_timestamp_seconds{{listener="{listener}"}}' in page
+        files.tls.key.write_text("broken")
+        assert not node.reload(lambda: wanted)
+        assert any("server.key" in warning for warning in node.warnings())
     finally:
         await node.close()

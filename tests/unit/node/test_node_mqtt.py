@@ -24,6 +24,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.storage import SessionStore
+from penstock.node import client_warnings
 from penstock.node.config.node import NodeConfig, RuleSection
 from penstock.node.node import Node, Ready
 from penstock.runtime.io import commit_queue
@@ -207,7 +208,7 @@ async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
                 await asyncio.sleep(0.01)
             (warning,) = json.loads((await http(ready.http, "/readyz"))[1])["warnings"]
             assert "disk.max_bytes is 67108864" in warning
-            assert "hint: shorten the retention" in warning
+            assert "do: shorten the retention" in warning
             wire.send(Publish("a", b"x", 1, retain=True, packet_id=1))
             refused = await wire.next()
             assert isinstance(refused, PubAck)
@@ -283,5 +284,29 @@ async def test_after_a_full_disk_every_part_continues_by_itself(
             assert found is not None
             assert found.value == b"v"
         assert node.security.server.stats.retained == 1
+    finally:
+        await node.close()
+
+
+async def test_a_slow_client_is_a_warning_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_warnings, "INTERVAL_S", 0.05)
+    limits = {"max_queued_messages": 50}
+    node = Node(config(tmp_path, mqtt={"bind": "127.0.0.1:0", "limits": limits}))
+    ready = await node.start()
+    try:
+        reader = await connect(ready, "slow-reader", expiry=600)
+        reader.send(Subscribe(1, [Subscription("a/#", 1)]))
+        assert await reader.next() == SubAck(1, [1])
+        await reader.close()
+        writer = await connect(ready, "writer")
+        writer.send(*(Publish("a/b", b"x", 1, packet_id=n) for n in range(1, 61)))
+        for _ in range(60):
+            await writer.next()
+        async with asyncio.timeout(DEADLINE_S):
+            while not node.warnings():
+                await asyncio.sleep(0.05)
+        (warning,) = node.warnings()
+        assert warning.startswith("queue of client 'slow-reader' is full: 10 messages dropped since ")
+        await writer.close()
     finally:
         await node.close()

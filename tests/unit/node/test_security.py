@@ -370,8 +370,8 @@ async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, cap
         trusted.write_bytes(old.file.read_bytes() + new.file.read_bytes())
         assert security.reload(lambda: NodeConfig.model_validate(changed))
         assert client.connected, "its authority is still trusted"
-        restart = [vars(r)["fields"]["option"] for r in caplog.records if "restart" in r.getMessage()]
-        assert restart == ["mqtt.bind"]
+        restart = [record.getMessage() for record in caplog.records if "restart" in record.getMessage()]
+        assert restart == ["mqtt.bind was changed after the start: the previous setting applies; do: restart the node"]
         theirs = new.issue("press-8")
         renewed = TlsOptions(ca_file=new.file, cert_file=theirs[0], key_file=theirs[1])
         async with MqttClient.from_url(url, tls=renewed, reconnect=False) as other:
@@ -528,3 +528,47 @@ async def test_the_publisher_of_a_retained_message_survives_a_restart(tmp_path: 
         finally:
             await node.close()
     assert found == {"ann": ["plant/ann"], "bob": ["plant/bob"]}
+
+
+async def test_changes_that_need_a_restart_are_warnings_until_then(tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    put_user(passwords, "ann", b"pw")
+    start = config(tmp_path / "data")
+    changed = start.model_dump() | {"log_level": "error", "disk": {"max_bytes": 1 << 30}}
+    changed["security"]["passwords"] = str(passwords)
+    changed["mqtt"]["listeners"] = {"more": {"bind": "127.0.0.1:0"}}
+    changed["statestore"]["max_keys"] = 5
+    node = Node(start)
+    await node.start()
+    try:
+        for _ in range(2):
+            assert node.reload(lambda: NodeConfig.model_validate(changed))
+            assert node.warnings() == [
+                (
+                    "security.passwords was added after the start: clients without credentials are still accepted; "
+                    "do: restart the node"
+                ),
+                *(
+                    f"{option} was changed after the start: the previous setting applies; do: restart the node"
+                    for option in ("disk", "log_level", "mqtt.listeners.more", "statestore")
+                ),
+            ]
+        assert node.reload(lambda: start)
+        assert node.warnings() == []
+    finally:
+        await node.close()
+
+
+async def test_log_lines_name_the_user_and_the_listener(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.mqtt.access")
+    put_user(tmp_path / "passwords", "press-9", b"right")
+    (tmp_path / "policies.yaml").write_text("rules: []\n")
+    files = {"passwords": str(tmp_path / "passwords"), "policies": str(tmp_path / "policies.yaml")}
+    async with serving(security=files) as (_, bound):
+        assert (
+            await refusal(bound["mqtt"], client_id="c", authentication=ScramAuthentication("press-9", "wrong")) == 0x87
+        )
+        assert await refusal(bound["mqtt"], client_id="c", username="press-9", password=b"right") == 0x87
+    refused, denied = [record.getMessage() for record in caplog.records]
+    assert refused.startswith("authentication failed: client 'c', user 'press-9', from 127.0.0.1 on mqtt: ")
+    assert denied.startswith("not allowed to connect: client 'c', user 'press-9', from 127.0.0.1 on mqtt: no rule ")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from penstock.mqtt.engine.model.access import Access
 from penstock.mqtt.transport.tls import TlsFiles
 
-__all__ = ["ConnectionLimits", "ListenerSettings", "Transport"]
+__all__ = ["ConnectionLimits", "ListenerSettings", "PublishLimits", "Transport"]
 
 
 class Transport(StrEnum):
@@ -45,6 +45,18 @@ class ConnectionLimits:
     """Maximum burst of connections after a pause; 0: the number for one second."""
 
 
+@dataclass(slots=True, kw_only=True)
+class PublishLimits:
+    """Limits of the messages of each client of one listener, in place of those of the broker."""
+
+    max_publish_rate: int = 0
+    """Maximum messages per second from each client of this listener; beyond it ``mqtt.limits.rate_limit_action``
+    applies. 0: ``mqtt.limits.max_publish_rate`` applies."""
+    max_publish_burst: int = 0
+    """Maximum burst of messages after a pause, with ``max_publish_rate`` of this listener; 0: the number for one
+    second."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
     """Settings of a listener. ``origins`` and ``path`` apply to WebSocket, ``tls`` to TLS.
@@ -63,3 +75,4 @@ class ListenerSettings:
     access: Access | None = None
     max_connections: int = 0
     limits: ConnectionLimits = field(default_factory=lambda: ConnectionLimits(max_unauthenticated=0))
+    publish_limits: PublishLimits = field(default_factory=PublishLimits)

@@ -89,6 +89,7 @@ class ServerTls:
             if revocations.next_update is not None:
                 self.expiry[files.revoked] = revocations.next_update
         self.context = context
+        """The context of listeners; see :meth:`AlertingContext.replace`."""
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         """Memory BIOs that all connections share, in one thread (see :mod:`penstock.mqtt.transport.tls_transport`)."""
 

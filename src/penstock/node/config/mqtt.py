@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, Field, create_model, model_valid
 
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.listener_access import AuthenticationMethod
-from penstock.mqtt.transport.listener_settings import ConnectionLimits, Transport
+from penstock.mqtt.transport.listener_settings import ConnectionLimits, PublishLimits, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.security.certificates import CertificateName
@@ -36,6 +36,7 @@ __all__ = [
     "broker_limits",
     "limits_section",
     "network_limits",
+    "publish_limits",
 ]
 
 
@@ -72,7 +73,7 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
 
 MqttLimits = limits_section("MqttLimits", "Limits of the broker.", BrokerLimits, ConnectionLimits)
 ListenerLimits = limits_section(
-    "ListenerLimits", "Limits of one listener, in addition to those of the broker.", ConnectionLimits
+    "ListenerLimits", "Limits of one listener, in addition to those of the broker.", ConnectionLimits, PublishLimits
 )
 
 
@@ -86,6 +87,11 @@ def network_limits(section: Any) -> ConnectionLimits:
     return ConnectionLimits(
         **{field.name: getattr(section, field.name) for field in dataclasses.fields(ConnectionLimits)}
     )
+
+
+def publish_limits(section: Any) -> PublishLimits:
+    """Return the limits of the clients of one listener."""
+    return PublishLimits(**{field.name: getattr(section, field.name) for field in dataclasses.fields(PublishLimits)})
 
 
 class Tls(Section):

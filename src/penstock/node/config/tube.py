@@ -15,7 +15,7 @@ from penstock.node.config.listeners import Section
 from penstock.node.config.mqtt import limits_section
 from penstock.tube.engine.limits import TubeLimits
 
-__all__ = ["Start", "TubeAccess", "TubeLimitOptions", "TubeTls", "tube_limits"]
+__all__ = ["Start", "TubeAccess", "TubeCertificates", "TubeLimitOptions", "TubeTls", "tube_limits"]
 
 Start = Callable[..., Awaitable[tuple[str, int]]]
 """``start`` of a master or broker: host, port, and the keywords ``tls`` and ``tls_port``; returns the plain address."""
@@ -48,7 +48,7 @@ class TubeAccess(Section):
 
 
 class TubeTls(Section):
-    """TLS listeners of master and broker, on the same addresses as the plain ones."""
+    """TLS listeners of master and broker, on the same addresses as the plain ones. SIGHUP reloads the files."""
 
     certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
     key: Path = Field(description="PEM file: private key, not encrypted")
@@ -56,9 +56,7 @@ class TubeTls(Section):
         default=None, description="PEM file: authorities of client certificates, which all clients then need"
     )
     revoked: Path | None = Field(
-        default=None,
-        description="PEM file: revocation lists, one for each authority of client certificates; read at the start, as "
-        "the other files",
+        default=None, description="PEM file: revocation lists, one for each authority of client certificates"
     )
     master_port: int = Field(default=8716, ge=0, le=65535, description="TLS port of the master; 0 selects a free port")
     broker_port: int = Field(default=8124, ge=0, le=65535, description="TLS port of the broker; 0 selects a free port")
@@ -69,20 +67,38 @@ class TubeTls(Section):
             raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
         return self
 
-    def beside(self, start: Start, port: int) -> Start:
-        """Wrap ``start`` to open a TLS listener on ``port`` as well. Raises ConfigError if a file cannot be used."""
-        context = ServerTls(self._files(), protocol="tubemq").context
-        return lambda host, plain: start(host, plain, tls=context, tls_port=port)
-
-    def _files(self) -> TlsFiles:
+    def read(self) -> ServerTls:
+        """Read the files. Raises ConfigError if one cannot be used."""
         mutual = self.client_ca is not None
-        return TlsFiles(
+        files = TlsFiles(
             certificate=self.certificate,
             key=self.key,
             client_ca=self.client_ca,
             revoked=self.revoked,
             client_certificates=ClientCertificates.REQUIRE if mutual else ClientCertificates.NONE,
         )
+        return ServerTls(files, protocol="tubemq")
+
+
+class TubeCertificates:
+    """Certificates of the TLS listeners of a master or broker; ``tls`` None: there are no such listeners."""
+
+    def __init__(self, tls: TubeTls | None) -> None:
+        """Read the files. Raises ConfigError if one cannot be used."""
+        self.used = None if tls is None else tls.read()
+        """The certificates of new connections."""
+        self._context = None if self.used is None else self.used.context
+
+    def beside(self, start: Start, port: int) -> Start:
+        """Wrap ``start`` to open a TLS listener on ``port`` as well, if there are certificates."""
+        context = self._context
+        return start if context is None else lambda host, plain: start(host, plain, tls=context, tls_port=port)
+
+    def use(self, read: ServerTls | None) -> None:
+        """Use these certificates for new connections, if there are listeners."""
+        if self._context is not None and read is not None:
+            self.used = read
+            self._context.replace(read.context)
 
 
 TubeLimitOptions = limits_section("TubeLimitOptions", "Limits of the node's master and broker.", TubeLimits)

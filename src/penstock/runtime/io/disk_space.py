@@ -129,7 +129,7 @@ class DiskSpace:
         cause, hint, reusable = await asyncio.to_thread(self._measure)
         measured = list(zip(self._writers, reusable, strict=False))
         refused = [writer.writes for writer, room in measured if room < REUSABLE]
-        reason = f"{cause}: {_refused(refused, measured)}; hint: {hint}" if cause else ""
+        reason = f"{cause}: {_refused(refused, measured)}; do: {hint}" if cause else ""
         if bool(reason) != bool(self.reason):
             if reason:
                 _log.error(reason)

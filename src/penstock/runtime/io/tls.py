@@ -204,6 +204,12 @@ class AlertingContext(ssl.SSLContext):
     """A server's context whose connections send an alert when the handshake fails."""
 
     sslobject_class = AlertingObject
+    current: AlertingContext | None = None
+    """Context of new connections, if it replaced this one."""
+
+    def replace(self, context: AlertingContext) -> None:
+        """Use ``context`` for new connections of listeners that were created with this one."""
+        self.current = context
 
     def wrap_bio(
         self,
@@ -214,6 +220,8 @@ class AlertingContext(ssl.SSLContext):
         session: ssl.SSLSession | None = None,
     ) -> AlertingObject:
         """The TLS state of one connection, for an event loop."""
+        if self.current is not None:
+            return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         assert isinstance(made, AlertingObject)
         made.incoming, made.outgoing = incoming, outgoing

@@ -270,9 +270,13 @@ class BrokerConnection(ConnectionState):
             if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
                 keep_alive = longest
         self.keep_alive_ms = keep_alive * 1500
-        if limits.max_publish_rate:
+        origin = self._origin
+        rate, burst = limits.max_publish_rate, limits.max_publish_burst
+        if origin.publish_rate:
+            rate, burst = origin.publish_rate, origin.publish_burst
+        if rate:
             self.checked = True
-            self.rate = TokenBucket(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
+            self.rate = TokenBucket(rate, burst or rate, now)
         rights = None if granted is None or self._access is None else Rights(self._access, granted.principal)
         open_session(self._sessions, self, handshake, granted, rights, keep_alive, now)
         if self.session is None:

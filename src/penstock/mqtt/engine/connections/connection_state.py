@@ -19,6 +19,7 @@ from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.engine.connections.aliases import AliasesIn
 from penstock.mqtt.engine.connections.output import Outbound, PacketWriter, diagnosis
 from penstock.mqtt.engine.model.access import Credentials, has_high_priority
+from penstock.mqtt.engine.model.client_events import RATE_LIMITED
 from penstock.mqtt.engine.model.limits import RateLimitPolicy
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import Session
@@ -349,6 +350,7 @@ class ConnectionState(PacketWriter):
             rate.give_back()
             return 0
         self.stats.rate_exceeded += 1
+        session.count_events(RATE_LIMITED, 1)
         policy = self.broker.limits.rate_limit_action
         if policy is RateLimitPolicy.DISCONNECT:
             self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, now)

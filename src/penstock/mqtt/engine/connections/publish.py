@@ -15,6 +15,7 @@ from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.connections.connection_state import ConnectionState, PendingAck
+from penstock.mqtt.engine.model.client_events import PUBLISH_DENIED
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_journal import PROCESSED, ROUTED
@@ -170,6 +171,7 @@ def _check(connection: ConnectionState, session: Session, publish: Publish, now:
     rights = session.rights
     if rights is not None and not rights.may_publish(publish.topic, publish.qos, retain=publish.retain):
         connection.broker.stats.refused_unauthorized += 1
+        session.count_events(PUBLISH_DENIED, 1, publish.topic)
         return ReasonCode.NOT_AUTHORIZED
     return 0
 

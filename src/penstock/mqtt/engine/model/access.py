@@ -79,17 +79,28 @@ class Origin:
     """Origin of a connection. ``certificate``: the verified client certificate, in a form that shell and Access agree
     on.
 
-    ``listener`` and ``address`` (of the peer, without its port) may be empty. Not changed after its creation. Neither
-    this class nor :class:`Credentials` is a dataclass: every connection has one of both, and creating the dataclasses
+    ``listener`` and ``address`` (of the peer, without its port) may be empty. ``publish_rate`` and ``publish_burst``:
+    the listener's limits in place of those of the broker; rate 0: none. Not changed after its creation. Neither this
+    class nor :class:`Credentials` is a dataclass: every connection has one of both, and creating the dataclasses
     took a tenth of its instructions.
     """
 
-    __slots__ = ("address", "certificate", "listener")
+    __slots__ = ("address", "certificate", "listener", "publish_burst", "publish_rate")
 
-    def __init__(self, *, listener: str = "", address: str = "", certificate: object | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        listener: str = "",
+        address: str = "",
+        certificate: object | None = None,
+        publish_rate: int = 0,
+        publish_burst: int = 0,
+    ) -> None:
         self.listener = listener
         self.address = address
         self.certificate = certificate
+        self.publish_rate = publish_rate
+        self.publish_burst = publish_burst
 
 
 LOCAL: Final = Origin()

@@ -122,7 +122,8 @@ class BrokerLimits:
     """Maximum topic aliases that the broker uses towards a client; the client's Topic Alias Maximum may lower
     it."""
     max_publish_rate: int = 0
-    """Maximum messages per second from one client; 0: no limit."""
+    """Maximum messages per second from each client, the same for all; 0: no limit. ``limits.max_publish_rate`` of an
+    additional listener replaces it for the clients of that listener."""
     max_publish_burst: int = 0
     """Maximum burst of messages after a pause; 0: the number for one second."""
     rate_limit_action: RateLimitPolicy = RateLimitPolicy.SLOW_DOWN

@@ -67,6 +67,10 @@ class Subscriber(Timed):
         """Send the message to the client, or queue it. ``identifiers``: its subscription identifiers, encoded."""
         raise NotImplementedError
 
+    def count_events(self, kind: str, count: int, detail: str = "") -> None:
+        """Count events of this client, for logs and warnings [ClientEvents]."""
+        raise NotImplementedError
+
     def has_room(self, message: Message) -> bool:
         """Return whether a QoS 1 or 2 message would be sent or queued."""
         raise NotImplementedError

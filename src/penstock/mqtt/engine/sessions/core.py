@@ -15,6 +15,7 @@ from penstock.mqtt.codec.property_blocks import HAS_USER_PROPERTY
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.engine.model.access import Rights, has_high_priority
+from penstock.mqtt.engine.model.client_events import QUEUE_REFUSED
 from penstock.mqtt.engine.model.journal import Journal, Source
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.model.message import Message, Notification, message_of
@@ -22,7 +23,7 @@ from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.model.sys_topics import SysTopics
 from penstock.mqtt.engine.model.timers import Timers
 from penstock.mqtt.engine.routing.router import Route, Router
-from penstock.mqtt.engine.routing.subscriptions import SharedGroup
+from penstock.mqtt.engine.routing.subscriptions import SharedGroup, Subscriber
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session import Session, SessionConnection, SessionOwner
 from penstock.mqtt.engine.sessions.shared_delivery import deliver_shared, take_over
@@ -243,8 +244,9 @@ class BrokerCore(SessionOwner):
         if self.out_of_space and self._must_store(route, publish, publisher):
             self.stats.refused_out_of_space += 1
             return [], ReasonCode.QUOTA_EXCEEDED
-        if self._refuses_overflow and publish.qos and not _has_room(route, message, publisher):
+        if self._refuses_overflow and publish.qos and (full := _full_receiver(route, message, publisher)) is not None:
             self.stats.refused_queue_full += 1
+            full.count_events(QUEUE_REFUSED, 1)
             return [], ReasonCode.QUOTA_EXCEEDED
         if publish.retain:
             source = Source(publisher.owner, publisher.client_id)
@@ -309,14 +311,17 @@ def _message(publish: Publish, publisher: Session, now: i64) -> Message:
     return message
 
 
-def _has_room(route: Route, message: Message, publisher: Session) -> bool:
-    """Return whether every receiver has room for the message."""
+def _full_receiver(route: Route, message: Message, publisher: Session) -> Subscriber | None:
+    """Return a receiver without room for the message; None if all have room."""
     for target in route.targets:
         session = target.session
         chosen = target.for_publisher() if session is publisher else target
         if chosen is not None and chosen.qos and not session.has_room(message):
-            return False
-    return all(any(member.session.has_room(message) for member in shared.members) for shared in route.shared)
+            return session
+    for shared in route.shared:
+        if not any(member.session.has_room(message) for member in shared.members):
+            return shared.members[0].session
+    return None
 
 
 def _nothing() -> None:

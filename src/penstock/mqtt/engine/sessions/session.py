@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.model.client_events import QUEUE_FULL, ClientEvents
 from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.model.journal import SessionRow
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
@@ -58,6 +59,7 @@ class SessionOwner:
         self.max_turn_work: i64 = max_turn_work
         self.report_merged = report_merged
         self.queue_totals = QueueTotals()
+        self.client_events = ClientEvents()
         self.delivery_pool = DeliveryPool()
         self.work: i64 = 0
         """Work since the start, in the units of ``max_turn_work``."""
@@ -293,7 +295,11 @@ class Session(Subscriber):
     def _wait(self, delivery: Delivery, now: int) -> None:
         waiting = self.waiting
         self._broker.work += 1
+        stats = self._stats
+        dropped = stats.dropped_queue_full
         added = waiting.add(delivery)
+        if stats.dropped_queue_full != dropped:
+            self.count_events(QUEUE_FULL, stats.dropped_queue_full - dropped)
         if waiting.merged:
             merged, waiting.merged = waiting.merged, 0
             self._broker.report_merged(self.client_id, merged)
@@ -304,12 +310,16 @@ class Session(Subscriber):
         if type(delivery.message) is Notification:
             connection = self.connection
             if connection is not None:  # observations end with the connection
-                self._stats.observers_disconnected += 1
+                stats.observers_disconnected += 1
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, NOTIFICATIONS_LOST)
         elif self._limits.queue_overflow is QueueOverflowPolicy.DISCONNECT:
             connection = self.connection
             if connection is not None:
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "too many messages wait for this client")
+
+    def count_events(self, kind: str, count: int, detail: str = "") -> None:
+        """Count events of this client, for logs and warnings [ClientEvents]."""
+        self._broker.client_events.count(kind, self.client_id, self.owner or self.username or "", count, detail)
 
     def has_room(self, message: Message) -> bool:
         """Return whether a QoS 1 or 2 message would be sent or queued."""

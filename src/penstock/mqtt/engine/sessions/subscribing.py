@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.mqtt.codec.packets import Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
+from penstock.mqtt.engine.model.client_events import SUBSCRIBE_DENIED
 from penstock.mqtt.engine.model.message import identifier_block
 from penstock.mqtt.engine.model.sys_topics import SYS_PREFIX
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
@@ -76,6 +77,7 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
         return ReasonCode.TOPIC_FILTER_INVALID
     if session.rights is not None and not session.rights.may_subscribe(topic_filter, wanted.qos):
         broker.stats.refused_unauthorized += 1
+        session.count_events(SUBSCRIBE_DENIED, 1, topic_filter)
         return limits.subscription_denied_code
     new = topic_filter not in session.subscriptions
     if new and (

@@ -1,0 +1,54 @@
+"""The page about monitoring has every reason and warning of `/readyz`, and only those."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+SOURCES = ROOT / "src" / "penstock"
+PAGE = (ROOT / "docs" / "operations" / "monitor.md").read_text(encoding="utf-8")
+
+TEXTS = (
+    ("node/node.py", '"starting"', "`starting`"),
+    ("node/node.py", '"shutting down"', "`shutting down`"),
+    ("runtime/io/commit_queue.py", "commit failed", "commit failed"),
+    ("statestore/service/service.py", "statestore: the newest version (", "statestore: the newest version ("),
+    ("node/tube_broker.py", "no master has accepted the broker yet", "no master has accepted the broker yet"),
+    ("node/node.py", "the last reload changed nothing: ", "the last reload changed nothing: "),
+    ("node/tube_broker.py", "the last reload changed nothing: ", "the last reload changed nothing: "),
+    ("node/security.py", " was added after the start: ", " was added after the start: "),
+    ("node/security.py", " was changed after the start: ", " was changed after the start: "),
+    ("node/security.py", "'ended' if end <= now else 'ends'", "`FILE: ends on …`, `FILE: ended on …`"),
+    ("runtime/io/disk_space.py", "disk space: ", "disk space: "),
+    ("node/client_warnings.py", "queue of {client} is full: ", "queue of client … is full: "),
+    ("runtime/io/clock.py", "clock: the system clock was set ", "clock: the system clock was set "),
+    ("node/tube_broker.py", "is prepared, neither committed nor aborted", "is prepared, neither committed nor aborted"),
+    ("node/capture.py", "has accepted no change of the state store", "has accepted no change of the state store"),
+    ("runtime/observability/audit.py", "cannot be written: ", "the audit trail … cannot be written: "),
+)
+"""File, a part of the text in it, and the text of the page."""
+
+
+@pytest.mark.parametrize(("file", "text", "shown"), TEXTS)
+def test_the_page_has_the_texts_of_the_code(file: str, text: str, shown: str) -> None:
+    assert text in (SOURCES / file).read_text(encoding="utf-8"), "the text changed: change the page as well"
+    assert shown in PAGE
+
+
+def test_every_part_that_reports_is_on_the_page() -> None:
+    node = (SOURCES / "node" / "node.py").read_text(encoding="utf-8")
+    parts = re.findall(r'self\._failures\["([^"]+)"\]', node)
+    assert sorted(parts) == ["mqtt sessions", "statestore", "tube"]
+    for part in parts:
+        assert f"`{part}: …" in PAGE
+    told = node.partition("def _told(self)")[2].partition("def health")[0]
+    assert sorted(set(re.findall(r'"(\w+)", text\)', told))) == [
+        "certificate_expires",
+        "late_batches",
+        "queue_full",
+        "restart_needed",
+    ], "a new warning belongs into TEXTS and on the page"
+    assert sorted(re.findall(r'self\._warnings\.append\(\("(\w+)"', node)) == ["audit", "capture", "disk"]
