@@ -26,11 +26,13 @@ $(STAMP):
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@rm -f .venv/.installed-*
 	@$(BIN)/python tools/core.py
+	@$(BIN)/python tools/console_libraries.py || true
 	@touch $@
 	@echo 'make: done; for the command penstock in this shell: export PATH="$(CURDIR)/.venv/bin:$$PATH"'
 
 core: setup ## Compile the core for this checkout, if its sources have changed
 	@$(BIN)/python tools/core.py
+	@$(BIN)/python tools/console_libraries.py || true
 
 wheel: setup ## Build the wheels that are released, for this platform and without compiled code, into dist (GCC, six minutes)
 	@rm -rf build/wheel

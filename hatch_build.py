@@ -1,5 +1,8 @@
 """Build hook of the wheel: the core's extension modules, where there is a C compiler; else a wheel of pure Python.
 
+The front-end libraries of the web console are fetched with npm (``tools/console_libraries.py``); without it the wheel
+has no web console, which is an error for a release.
+
 ``PENSTOCK_BUILD=compiled`` makes a core that cannot be compiled an error, ``PENSTOCK_BUILD=release`` builds with a
 profile (``tools/core.py``), ``PENSTOCK_BUILD=pure`` builds a pure wheel.
 An editable installation has no extension modules beside its sources: ``tools/core.py`` builds them into the cache.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,8 +23,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-def _tool(root: Path) -> ModuleType:
-    spec = spec_from_file_location("penstock_tools_core", root / "tools" / "core.py")
+def _tool(root: Path, name: str) -> ModuleType:
+    spec = spec_from_file_location(f"penstock_tools_{name}", root / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -36,9 +40,12 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         wanted = os.environ.get("PENSTOCK_BUILD", "")
         if wanted not in ("", "compiled", "release", "pure"):
             raise ValueError(f"PENSTOCK_BUILD is {wanted!r}: it must be 'compiled', 'release' or 'pure', or not set")
-        if self.target_name != "wheel" or version == "editable" or wanted == "pure":
+        if self.target_name != "wheel" or version == "editable":
             return
-        core = _tool(Path(self.root))
+        self._add_console_libraries(required=wanted == "release")
+        if wanted == "pure":
+            return
+        core = _tool(Path(self.root), "core")
         release = wanted == "release"
         missing = core.problem() or (release and core.problem_of_release())
         if missing:
@@ -52,6 +59,21 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         sys.stdout.flush()
+
+    def _add_console_libraries(self, *, required: bool) -> None:
+        libraries = _tool(Path(self.root), "console_libraries")
+        if libraries.present():
+            return
+        missing = libraries.problem()
+        if not missing:
+            try:
+                libraries.fetch()
+            except (OSError, subprocess.CalledProcessError) as error:
+                missing = str(error)
+        if missing and required:
+            raise RuntimeError(f"the libraries of the web console cannot be fetched: {missing}")
+        if missing:
+            self.app.display_warning(f"penstock: a wheel without the web console: {missing}")
 
     def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove what was compiled [BuildHookInterface]."""

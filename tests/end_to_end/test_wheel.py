@@ -16,7 +16,8 @@ import mypy_extensions
 import pytest
 
 from penstock import compiled
-from tools import core
+from tests.tools import skip_or_fail
+from tools import console_libraries, core
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -75,3 +76,13 @@ def test_a_pure_wheel_runs_anywhere(tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     with ZipFile(wheel) as archive:
         assert not [name for name in archive.namelist() if name.endswith(".so")]
+
+
+def test_a_wheel_has_the_web_console_with_the_licences_of_its_libraries(tmp_path: Path) -> None:
+    if console_libraries.problem():
+        skip_or_fail(console_libraries.problem())
+    with ZipFile(_build(tmp_path, "pure")) as archive:
+        names = set(archive.namelist())
+    web = "penstock/console/web"
+    assert {f"{web}/vendor/{file}" for file in console_libraries.FILES} <= names
+    assert {f"{web}/{file}" for file in ("index.html", "main.js", "console.css")} <= names

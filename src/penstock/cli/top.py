@@ -143,7 +143,7 @@ HELP: Final = "1-6 view  s,r sort  / filter  n,p page  space pause  q quit"
 
 @dataclass
 class Screen:
-    """What is shown: view, order, filter, and page. :meth:`press` changes it."""
+    """State of the display: view, order, filter and page. :meth:`press` changes it."""
 
     view: View = VIEWS[0]
     sort: str = ""

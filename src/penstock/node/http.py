@@ -154,16 +154,18 @@ def master_app(
     identify: Identify = _anybody,
     open_metrics: bool = True,
     more: Sequence[BaseRoute] = (),
+    front: Callable[[], Response] | None = None,
 ) -> Starlette:
     """The application of the node's HTTP listener: :func:`health_routes`, and the administration of the master.
 
     ``identify`` finds the caller of administration requests as well; ``names`` are further host names for these
-    requests over loopback (an advertised name). ``more``: routes of the console.
+    requests over loopback (an advertised name). ``more``: routes of the console; ``front``: its page for
+    browsers, None for a list of links.
     """
 
     async def index(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(_index_page())
+            return HTMLResponse(_index_page()) if front is None else front()
         rows = "".join(f"{path:<50} {text}\n" for path, text in _PLACES.items())
         return PlainTextResponse(f"penstock {penstock.__version__}\n{rows}")
 

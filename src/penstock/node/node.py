@@ -36,6 +36,7 @@ from penstock.node.metric_help import add_metrics
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
 from penstock.node.tube_broker import late_batches
+from penstock.node.web import WebConsole
 from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.loop import (
@@ -238,6 +239,7 @@ class Node:
         add_metrics(self.metrics, "audit", trail.figures)
         self._warnings.append(("audit", trail.warning))
         administer = audited(master.webapi, "master", trail, token, master_admin.is_protected)
+        web = WebConsole()
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
             open_metrics=(
@@ -245,7 +247,8 @@ class Node:
                 or config.http.anonymous is not None
                 or self.security.access_rules.users is None
             ),
-            more=api_routes(self.console, self.security.server, identify, trail, names),
+            more=[*api_routes(self.console, self.security.server, identify, trail, names), *web.routes()],
+            front=web.page if web.available else None,
         )  # fmt: skip
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
         names = names_of(config.tube_broker_http.bind, config.tube_broker_http.advertise)

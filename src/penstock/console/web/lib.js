@@ -1,0 +1,160 @@
+// What every view uses: templates, the API, polling, the route in the URL, and texts for numbers.
+import { h, createContext } from "preact";
+import { useContext, useEffect, useRef, useState } from "preact/hooks";
+import htm from "htm";
+
+export const html = htm.bind(h);
+export const Session = createContext(null);
+
+const KEY = "penstock.authorization";
+
+/** The credentials of this tab. They are never stored for longer, and are no cookie: another site cannot use them. */
+export const credentials = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+};
+
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error.what);
+    this.status = status;
+    this.hint = error.hint;
+    this.why = error.why;
+  }
+}
+
+/** Send a request to the API; returns its JSON data. Throws ApiError. */
+export async function request(path, parameters = {}, method = "GET", signal = undefined) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
+  const target = `api/v1/${path}${query.size ? `?${query}` : ""}`;
+  const authorization = credentials.get();
+  let response;
+  try {
+    response = await fetch(target, { method, signal, headers: authorization ? { Authorization: authorization } : {} });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { what: "The node does not respond.", hint: "Check that it runs: penstock status" });
+  }
+  const body = await response.json().catch(() => null);
+  if (!response.ok || body === null) {
+    throw new ApiError(response.status, body?.error ?? { what: `HTTP status ${response.status}` });
+  }
+  return body;
+}
+
+/** Data of the API, read again while the page is visible. `every` in ms; 0: once. */
+export function usePoll(path, parameters = {}, every = 2000) {
+  const { version } = useContext(Session);
+  const [state, set] = useState({ data: null, error: null });
+  const key = JSON.stringify([path, parameters, version]);
+  const shown = useRef(key);
+  useEffect(() => {
+    let timer;
+    const stop = new AbortController();
+    const read = async () => {
+      clearTimeout(timer);
+      if (stop.signal.aborted) return;
+      try {
+        const data = await request(path, parameters, "GET", stop.signal);
+        if (!stop.signal.aborted) set({ data, error: null, key });
+      } catch (error) {
+        if (stop.signal.aborted) return;
+        set((before) => ({ data: before.key === key ? before.data : null, error, key }));
+      }
+      if (every && !document.hidden && !stop.signal.aborted) timer = setTimeout(read, every);
+    };
+    const visible = () => document.hidden || read();
+    document.addEventListener("visibilitychange", visible);
+    read();
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", visible);
+    };
+  }, [key, every]);
+  shown.current = key;
+  return state.key === key ? state : { data: null, error: null };
+}
+
+/** The route: `#/clients/ID?sort=-queued` has the page `clients`, the name `ID` and the parameters. */
+export function parseRoute(hash) {
+  const [path, query] = hash.replace(/^#?\/?/, "").split("?");
+  const [page, ...name] = path.split("/");
+  return {
+    page: page || "overview",
+    name: name.length ? decodeURIComponent(name.join("/")) : null,
+    parameters: Object.fromEntries(new URLSearchParams(query ?? "")),
+  };
+}
+
+export function link(page, name = null, parameters = {}) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
+  return `#/${page}${name === null ? "" : `/${encodeURIComponent(name)}`}${query.size ? `?${query}` : ""}`;
+}
+
+export function useRoute() {
+  const [route, set] = useState(() => parseRoute(location.hash));
+  useEffect(() => {
+    const changed = () => set(parseRoute(location.hash));
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  return route;
+}
+
+export function age(seconds) {
+  if (seconds == null) return "–";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  for (const [size, unit, smaller, small] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
+    if (seconds < size) continue;
+    const whole = Math.floor(seconds / size);
+    const part = Math.floor((seconds % size) / smaller);
+    return `${whole} ${unit}${part && whole < 10 ? ` ${part} ${small}` : ""}`;
+  }
+  return `${Math.round(seconds)} s`;
+}
+
+export function bytes(count) {
+  if (count == null) return "–";
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (count < 1024) return `${unit === "B" || count >= 100 ? Math.round(count) : count.toFixed(1)} ${unit}`;
+    count /= 1024;
+  }
+  return `${count.toFixed(1)} TiB`;
+}
+
+export const number = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en-US").replaceAll(",", "\u202f"));
+export const rate = (value) => (value == null ? "–" : value >= 100 || value === 0 ? number(value) : value.toFixed(1));
+export const lag = (row) => (row.lag_records == null ? "–" : `${row.lag_exact === false ? "≤ " : ""}${number(row.lag_records)}`);
+export const oldest = (row) => (row.lag_records && row.lag_s ? age(row.lag_s) : "–");
+export const clock = (ms) => new Date(ms).toISOString().slice(0, 19).replace("T", " ");
+
+/** An error with cause and action; a form for credentials where they are missing. */
+export function Failure({ error }) {
+  const { login } = useContext(Session);
+  if (error.status === 401 || error.status === 403) return html`<${Login} error=${error} login=${login} />`;
+  return html`<div role="alert" class="reason problem"><strong>${error.message}</strong>
+    ${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>${error.hint}</p>`}</div>`;
+}
+
+function Login({ error, login }) {
+  const send = (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    const user = form.get("user").trim();
+    const secret = form.get("secret");
+    const utf8 = String.fromCharCode(...new TextEncoder().encode(`${user}:${secret}`));
+    login(user ? `Basic ${btoa(utf8)}` : `Bearer ${secret.trim()}`);
+  };
+  return html`<article class="login"><h2>Sign in</h2>
+    <p role="alert">${error.message}</p>
+    <form onSubmit=${send}>
+      <label>User name <small>empty for the administration token</small>
+        <input name="user" autocomplete="username" /></label>
+      <label>Password or token
+        <input name="secret" type="password" required autocomplete="current-password" /></label>
+      <button>Sign in</button>
+    </form>
+    <p><small>The token is in <code>tube/admin-token</code> of the data directory. This tab keeps it until it is closed.</small></p>
+  </article>`;
+}

@@ -1,0 +1,82 @@
+// The console: navigation, keyboard, sign-in, and the view of the route.
+import { h, render } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { credentials, html, link, Session, useRoute } from "./lib.js";
+import { Overview } from "./overview.js";
+import { Clients, Events, Groups, Keys, Topics } from "./views.js";
+
+const PAGES = [
+  ["overview", "Overview", "o", Overview],
+  ["clients", "Clients", "c", Clients],
+  ["topics", "Topics", "t", Topics],
+  ["groups", "Groups", "g", Groups],
+  ["keys", "Keys", "k", Keys],
+  ["events", "Events", "e", Events],
+];
+
+function App() {
+  const route = useRoute();
+  const [version, renew] = useState(0);
+  const [help, showHelp] = useState(false);
+  const session = useMemo(() => ({
+    version,
+    login: (value) => { credentials.set(value); renew((before) => before + 1); },
+  }), [version]);
+  const main = useRef(null);
+  useShortcuts(() => showHelp((shown) => !shown));
+  useEffect(() => {
+    document.title = `${route.name ?? PAGES.find(([page]) => page === route.page)?.[1] ?? "?"} · penstock`;
+  }, [route.page, route.name]);
+  const found = PAGES.find(([page]) => page === route.page);
+  return html`<${Session.Provider} value=${session}>
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>
+    <header class="container-fluid"><nav aria-label="Main">
+      <ul><li><strong>penstock</strong></li></ul>
+      <ul class="tabs">${PAGES.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === route.page ? "page" : undefined}>${title}</a></li>`)}</ul>
+      <ul><li><button class="plain" onClick=${() => showHelp(true)} aria-label="Keyboard shortcuts">?</button></li>
+        ${credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
+    </nav></header>
+    <main id="main" class="container-fluid" tabindex="-1" ref=${main}>
+      ${found ? h(found[3], { route, key: route.page }) : html`<h1>There is no page ${route.page}</h1><p><a href=${link("overview")}>Overview</a></p>`}
+    </main>
+    ${help && html`<${Help} close=${() => showHelp(false)} />`}
+  </${Session.Provider}>`;
+}
+
+function Help({ close }) {
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  return html`<dialog ref=${dialog} onClose=${close} aria-labelledby="help-title"><article>
+    <h2 id="help-title">Keyboard shortcuts</h2>
+    <dl class="facts">${[["/", "filter"], ...PAGES.map(([, title, key]) => [`g ${key}`, title]), ["j, k", "next and previous row"], ["Enter", "open the row"], ["?", "this help"]]
+      .map(([keys, text]) => html`<div><dt><kbd>${keys}</kbd></dt><dd>${text}</dd></div>`)}</dl>
+    <form method="dialog"><button>Close</button></form>
+  </article></dialog>`;
+}
+
+/** Shortcuts, never inside an input. */
+function useShortcuts(toggleHelp) {
+  useEffect(() => {
+    let prefix = 0;
+    const pressed = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+      const after = performance.now() - prefix < 1500;
+      prefix = 0;
+      const page = after && PAGES.find(([, , key]) => key === event.key);
+      if (page) location.hash = link(page[0]);
+      else if (event.key === "g") prefix = performance.now();
+      else if (event.key === "/") document.querySelector("main input")?.focus();
+      else if (event.key === "?") toggleHelp();
+      else if (event.key === "j" || event.key === "k") {
+        const rows = [...document.querySelectorAll("main a.row")];
+        const at = rows.indexOf(document.activeElement);
+        rows[event.key === "j" ? Math.min(at + 1, rows.length - 1) : Math.max(at - 1, 0)]?.focus();
+      } else return;
+      event.preventDefault();
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, []);
+}
+
+render(html`<${App} />`, document.body);

@@ -1,0 +1,60 @@
+// A list of the API as a table: filter, order, pages; all of it is in the URL.
+import { Failure, html, link, number, usePoll } from "./lib.js";
+
+/**
+ * `columns`: {title, cell(row), sort, right, main}; a column with `sort` orders the list by its heading.
+ * `filters`: [{name, title, options}] for select boxes, or without options for text.
+ */
+export function List({ route, path = route.page, columns, filters = [{ name: "q", title: "Filter" }], open, initial = "", rowKey, fixed = {}, title }) {
+  const parameters = { sort: initial, limit: 50, ...route.parameters, ...fixed };
+  const { data, error } = usePoll(path, parameters);
+  const go = (changes) => {
+    const { after, back, ...kept } = route.parameters;
+    location.hash = link(route.page, null, { ...kept, ...changes });
+  };
+  const sorted = parameters.sort.replace("-", "");
+  const falling = parameters.sort.startsWith("-");
+  const order = (column) => go({ sort: sorted === column.sort && !falling === !column.right ? (falling ? column.sort : `-${column.sort}`) : (column.right ? "-" : "") + column.sort });
+  const submit = (event) => {
+    event.preventDefault();
+    go(Object.fromEntries(new FormData(event.target)));
+  };
+  if (error && !data) return html`<${Failure} error=${error} />`;
+  const count = data && (data.matched ?? data.total);
+  return html`<section aria-label=${title}>
+    <search><form class="filters" key=${JSON.stringify(route.parameters)} onSubmit=${submit}>
+      ${filters.map((filter) => filter.options
+        ? html`<label>${filter.title}<select name=${filter.name} onChange=${(event) => event.target.form.requestSubmit()}>
+            ${filter.options.map(([value, text]) => html`<option value=${value} selected=${(route.parameters[filter.name] ?? "") === value}>${text}</option>`)}
+          </select></label>`
+        : html`<label>${filter.title}<input type="search" name=${filter.name} value=${route.parameters[filter.name] ?? ""} placeholder=${filter.placeholder ?? ""} /></label>`)}
+      <button class="secondary">Apply</button>
+    </form></search>
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="table" tabindex="0" role="region" aria-label=${`${title}, table`}><table>
+      <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}
+        aria-sort=${column.sort && column.sort === sorted ? (falling ? "descending" : "ascending") : undefined}>
+        ${column.sort ? html`<button class="order" onClick=${() => order(column)}>${column.title}${column.sort === sorted ? (falling ? " ▼" : " ▲") : ""}</button>` : column.title}</th>`)}</tr></thead>
+      <tbody>${data?.rows.map((row) => html`<tr key=${rowKey(row)}>${columns.map((column, index) => html`<td class=${column.right ? "right" : ""}>
+        ${index === 0 && open ? html`<a class="row" href=${open(row)}>${column.cell(row)}</a>` : column.cell(row)}</td>`)}</tr>`)}</tbody>
+    </table></div>
+    <nav class="pages" aria-label="Pages">
+      <span role="status">${!data ? "Loading…" : `${number(count)} ${data.matched != null && data.matched !== data.total ? `of ${number(data.total)} ` : ""}${count === 1 ? "row" : "rows"}, ${data.rows.length} on this page`}</span>
+      ${route.parameters.after && html`<a href=${link(route.page, null, { ...route.parameters, after: "" })}>First page</a>`}
+      ${data?.next && html`<a rel="next" href=${link(route.page, null, { ...route.parameters, after: data.next })}>Next page</a>`}
+    </nav>
+  </section>`;
+}
+
+/** A small table of rows that are all there. */
+export function Plain({ rows, columns, title }) {
+  return html`<div class="table" tabindex="0" role="region" aria-label=${title}><table>
+    <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr>${columns.map((column) => html`<td class=${column.right ? "right" : ""}>${column.cell(row)}</td>`)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
+/** Names and values. */
+export function Facts({ facts }) {
+  return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value ?? "–"}</dd></div>`)}</dl>`;
+}

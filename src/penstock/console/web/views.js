@@ -1,0 +1,182 @@
+// Clients, topics, consumer groups, keys, events: a list, and a page for one row.
+import { useContext, useState } from "preact/hooks";
+import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
+import { Facts, List, Plain } from "./table.js";
+
+const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
+
+export function Clients({ route }) {
+  if (route.name !== null) return html`<${Client} name=${route.name} key=${route.name} />`;
+  return html`<h1>MQTT clients</h1><${List} title="MQTT clients" route=${route} initial="-queued" rowKey=${(row) => row.client_id}
+    open=${(row) => link("clients", row.client_id)}
+    filters=${[{ name: "q", title: "Client id contains" }, { name: "state", title: "State",
+      options: [["", "all"], ["connected", "connected"], ["offline", "offline"], ["queued", "with queued messages"], ["limited", "at a limit"]] }]}
+    columns=${[
+      { title: "Client", sort: "client_id", cell: (row) => row.client_id },
+      { title: "State", sort: "connected", cell: (row) => (row.connected ? "connected" : html`<span class="dim">offline</span>`) },
+      { title: "Queued", sort: "queued", right: true, cell: (row) => html`<span class=${row.queued ? "warn" : ""}>${number(row.queued)}</span>` },
+      { title: "Limits reached", cell: (row) => row.limits.length ? html`<span class="bad">${row.limits.join(", ")}</span>` : "–" },
+      { title: "In flight", sort: "inflight", right: true, cell: (row) => number(row.inflight) },
+      { title: "Subscriptions", sort: "subscriptions", right: true, cell: (row) => number(row.subscriptions) },
+      { title: "User", sort: "username", cell: (row) => row.username ?? "–" },
+      { title: "Address", cell: (row) => row.address ?? "–" },
+    ]} />`;
+}
+
+function Client({ name }) {
+  const { data, error } = usePoll(`clients/${encodeURIComponent(name)}`);
+  if (error && !data) return html`<h1>${name}</h1><${Failure} error=${error} />`;
+  if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
+  const { client, subscriptions, will_topic } = data;
+  return html`<h1>${name}</h1>
+    <${Disconnect} client=${client} />
+    <${Facts} facts=${[
+      ["State", client.connected ? `connected for ${age(client.connected_s)}` : "offline"],
+      ["Address", client.address], ["Protocol", client.protocol], ["User", client.username], ["Owner", client.owner || null],
+      ["Last packet", client.silent_s == null ? null : `${age(client.silent_s)} ago`], ["Keep alive", client.keep_alive_s ? age(client.keep_alive_s) : null],
+      ["Session", client.persistent ? "persistent" : "ends with the connection"], ["Session expires in", client.ends_in_s == null ? null : age(client.ends_in_s)],
+      ["Queued", `${number(client.queued)} messages, ${bytes(client.queued_bytes)}`],
+      ["In flight", `${number(client.inflight)}${client.inflight_limit ? ` of ${number(client.inflight_limit)}` : ""}`],
+      ["Without acknowledgement", number(client.unacknowledged)], ["Limits reached", client.limits.join(", ") || null], ["Will topic", will_topic],
+    ]} />
+    <h2>Subscriptions</h2>
+    <p>${number(subscriptions.length)} of ${number(client.subscriptions)}</p>
+    <${Plain} title="Subscriptions" rows=${subscriptions} columns=${[
+      { title: "Topic filter", cell: (row) => html`<code>${row.filter}</code>` }, { title: "QoS", right: true, cell: (row) => row.qos },
+      { title: "Shared group", cell: (row) => row.group ?? "–" }, { title: "No Local", cell: (row) => (row.no_local ? "yes" : "no") },
+    ]} />`;
+}
+
+function Disconnect({ client }) {
+  const [asked, ask] = useState(null);
+  const [error, fail] = useState(null);
+  const send = (dryRun) => request(`clients/${encodeURIComponent(client.client_id)}`, { dry_run: dryRun ? "1" : "" }, "DELETE")
+    .then((found) => { fail(null); ask(dryRun ? found : null); }, fail);
+  if (!client.connected) return null;
+  return html`<div class="action">
+    ${asked === null ? html`<button class="secondary" onClick=${() => send(true)}>Disconnect…</button>` : html`
+      <p role="alert">Disconnect <b>${client.client_id}</b>? ${asked.client.persistent
+        ? `Its session stays; ${number(asked.client.queued)} messages are queued.`
+        : `Its session ends: ${number(asked.client.queued + asked.client.inflight)} messages for it are lost.`} Most clients connect again.</p>
+      <button onClick=${() => send(false)}>Disconnect</button> <button class="secondary" onClick=${() => ask(null)}>Cancel</button>`}
+    ${error && html`<${Failure} error=${error} />`}
+  </div>`;
+}
+
+export function Topics({ route }) {
+  if (route.name !== null) return html`<${Topic} name=${route.name} key=${route.name} />`;
+  return html`<h1>TubeMQ topics</h1><${List} title="TubeMQ topics" route=${route} initial="-lag_records" rowKey=${(row) => row.topic}
+    open=${(row) => link("topics", row.topic)}
+    columns=${[
+      { title: "Topic", sort: "topic", cell: (row) => row.topic },
+      { title: "Records/s", sort: "rate", right: true, cell: (row) => rate(row.rate) },
+      { title: "Size", sort: "bytes", right: true, cell: (row) => bytes(row.bytes) },
+      { title: "Partitions", right: true, cell: (row) => number(row.partitions) },
+      { title: "Newest record", cell: (row) => (row.last_at ? `${clock(row.last_at)} UTC` : "–") },
+      { title: "Retention", cell: (row) => row.retention ?? "–" },
+      { title: "Groups", right: true, cell: (row) => number(row.groups) },
+      { title: "Largest lag", sort: "lag_records", right: true, cell: lag },
+      { title: "Behind", sort: "lag_s", right: true, cell: oldest },
+    ]} />`;
+}
+
+function Topic({ name }) {
+  const { data, error } = usePoll(`topics/${encodeURIComponent(name)}`);
+  if (error && !data) return html`<h1>${name}</h1><${Failure} error=${error} />`;
+  if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
+  const { topic } = data;
+  return html`<h1>${name}</h1>
+    <${Facts} facts=${[
+      ["Records/s", rate(topic.rate)], ["Size", bytes(topic.bytes)], ["Retention", topic.retention], ["Accepts records", topic.accepts_records ? "yes" : "no"],
+      ["Accepts consumers", topic.accepts_consumers ? "yes" : "no"], ["Newest record", topic.last_at ? `${clock(topic.last_at)} UTC` : null],
+    ]} />
+    <h2>Consumer groups</h2>
+    ${data.group_names.length === 0 ? html`<p>No group has offsets in this topic.</p>`
+      : html`<ul>${data.group_names.map((group) => html`<li><a href=${link("groups", group)}>${group}</a></li>`)}</ul>`}
+    <h2>Partitions</h2>
+    <p>${number(data.partitions.length)} of ${number(topic.partitions)}</p>
+    <${Plain} title="Partitions" rows=${data.partitions} columns=${[
+      { title: "Partition", right: true, cell: (row) => row.partition },
+      { title: "Records", right: true, cell: (row) => `${row.records_exact ? "" : "≤ "}${number(row.records)}` },
+      { title: "First offset", right: true, cell: (row) => row.first_offset }, { title: "End offset", right: true, cell: (row) => row.end_offset },
+    ]} />`;
+}
+
+export function Groups({ route }) {
+  if (route.name !== null) return html`<${Group} name=${route.name} key=${route.name} />`;
+  return html`<h1>Consumer groups</h1><${List} title="Consumer groups" route=${route} initial="-lag_records" rowKey=${(row) => row.group}
+    open=${(row) => link("groups", row.group)}
+    columns=${[
+      { title: "Group", sort: "group", cell: (row) => row.group },
+      { title: "State", cell: (row) => row.state },
+      { title: "Members", sort: "members", right: true, cell: (row) => number(row.members) },
+      { title: "Topics", cell: (row) => row.topics.map((topic, index) => html`${index ? ", " : ""}<a href=${link("topics", topic)}>${topic}</a>`) },
+      { title: "Lag", sort: "lag_records", right: true, cell: (row) => html`<span class=${row.lag_records ? "warn" : ""}>${lag(row)}</span>` },
+      { title: "Behind", sort: "lag_s", right: true, cell: oldest },
+    ]} />`;
+}
+
+function Group({ name }) {
+  const { data, error } = usePoll(`groups/${encodeURIComponent(name)}`);
+  if (error && !data) return html`<h1>${name}</h1><${Failure} error=${error} />`;
+  if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
+  const { group } = data;
+  return html`<h1>${name}</h1>
+    <${Facts} facts=${[["State", group.state], ["Members", number(group.members)], ["Lag", `${lag(group)} records`], ["Oldest record", oldest(group)]]} />
+    <h2>Partitions</h2>
+    <p>${number(data.partitions.length)} of ${number(group.partitions)}</p>
+    <${Plain} title="Partitions" rows=${data.partitions} columns=${[
+      { title: "Topic", cell: (row) => html`<a href=${link("topics", row.topic)}>${row.topic}</a>` },
+      { title: "Partition", right: true, cell: (row) => row.partition }, { title: "Offset", right: true, cell: (row) => row.offset },
+      { title: "End", right: true, cell: (row) => row.end_offset }, { title: "Lag", right: true, cell: lag }, { title: "Behind", right: true, cell: oldest },
+      { title: "Member", cell: (row) => row.member ?? "–" },
+    ]} />
+    <h2>Members</h2>
+    ${data.members.length === 0 ? html`<p>No consumer is registered: the lag grows with each record.</p>` : html`<${Plain} title="Members" rows=${data.members} columns=${[
+      { title: "Member", cell: (row) => row.member }, { title: "Address", cell: (row) => row.address },
+      { title: "Partitions", right: true, cell: (row) => number(row.partitions) }, { title: "Last heartbeat", right: true, cell: (row) => `${age(row.silent_s)} ago` },
+    ]} />`}`;
+}
+
+export function Keys({ route }) {
+  if (route.name !== null) return html`<${Key} name=${route.name} key=${route.name} />`;
+  return html`<h1>State store keys</h1><${List} title="State store keys" route=${route} rowKey=${(row) => row.key_base64}
+    open=${(row) => (row.key === null ? link("keys") : link("keys", row.key))}
+    filters=${[{ name: "prefix", title: "Prefix", placeholder: "plant/line-3/" }, { name: "q", title: "Contains" }]}
+    columns=${[
+      { title: "Key", cell: (row) => html`<code>${keyText(row)}</code>` },
+      { title: "Size", right: true, cell: (row) => bytes(row.value_bytes) },
+      { title: "Changed", right: true, cell: (row) => `${age(row.version_age_s)} ago` },
+      { title: "Expires in", right: true, cell: (row) => age(row.expires_in_s) },
+      { title: "Fencing token", cell: (row) => row.fencing_token ?? "–" },
+      { title: "Created by", cell: (row) => row.owner || "–" },
+    ]} />`;
+}
+
+function Key({ name }) {
+  const { data, error } = usePoll(`keys/${encodeURIComponent(name)}`, {}, 0); // once: each read is recorded in the audit trail
+  if (error) return html`<h1><code>${name}</code></h1><${Failure} error=${error} />`;
+  if (!data) return html`<h1><code>${name}</code></h1><p aria-busy="true">Loading…</p>`;
+  let text = data.value ?? data.value_base64;
+  try {
+    if (data.value !== null) text = JSON.stringify(JSON.parse(data.value), null, 2);
+  } catch { /* it is not JSON */ }
+  return html`<h1><code>${name}</code></h1>
+    <${Facts} facts=${[
+      ["Version", data.version], ["Changed", `${age(data.version_age_s)} ago`], ["Expires in", data.expires_in_s == null ? "never" : age(data.expires_in_s)],
+      ["Fencing token", data.fencing_token], ["Created by", data.owner || null], ["Size", bytes(data.value_bytes)],
+    ]} />
+    <h2>Value${data.value === null ? " (base64: it is not text)" : ""}</h2>
+    <pre tabindex="0"><code>${text}</code></pre>`;
+}
+
+export function Events() {
+  const { login } = useContext(Session);
+  const { data, error } = usePoll("events", { limit: 200 });
+  if (error && !data) return html`<h1>Events</h1><${Failure} error=${error} login=${login} />`;
+  return html`<h1>Events</h1>${data && html`<p>The newest ${number(data.rows.length)} of ${number(data.number)} since the start; the node keeps 2,000.</p>
+    <${Plain} title="Events" rows=${data.rows} columns=${[
+      { title: "Time (UTC)", cell: (row) => clock(row.at) }, { title: "Level", cell: (row) => html`<span class=${row.level === "info" ? "" : row.level === "warning" ? "warn" : "bad"}>${row.level}</span>` },
+      { title: "Part", cell: (row) => row.part }, { title: "Event", cell: (row) => `${row.text}${row.count > 1 ? ` (${number(row.count)} times)` : ""}` },
+    ]} />`}`;
+}

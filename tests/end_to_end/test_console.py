@@ -1,0 +1,294 @@
+"""The web console in Chromium: every page, light, dark and narrow; sign-in, filters, keyboard, and a change.
+
+Each test fails on an error or warning in the browser's console (a violation of the Content Security Policy is one), on
+a failed request and on a request to another host. With ``PENSTOCK_SCREENSHOTS=DIR`` the pages are saved there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.mqtt.client import MqttClient
+from penstock.node.config.node import RuleSection
+from penstock.node.node import Node, Ready
+from penstock.node.web import WebConsole
+from penstock.runtime.io.network import parse_address
+from penstock.statestore.client.client import StateStoreClient
+from penstock.tube.consumer import Consumer
+from tests.tools import require_tool, skip_or_fail
+from tests.unit.node.test_node import config, token_of
+
+LOOKS = {"light": (1280, "light"), "dark": (1280, "dark"), "narrow": (400, "light")}
+PAGES = (
+    "clients",
+    "topics",
+    "groups",
+    "keys",
+    "events",
+    "clients/meter%2F1",
+    "topics/water",
+    "groups/lake",
+    "keys/plant%2Fa",
+)
+
+
+class Browser:
+    """A page of the console of ``ready``, and what went wrong in it."""
+
+    def __init__(self, page: Any, ready: Ready) -> None:
+        self.page = page
+        self.ready = ready
+        self.problems: list[str] = []
+        self.allowed: tuple[str, ...] = ()
+        page.on("console", self._told)
+        page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        page.on("request", self._requested)
+
+    def _told(self, message: Any) -> None:
+        if message.type in {"error", "warning"} and not any(text in message.text for text in self.allowed):
+            self.problems.append(f"{message.type}: {message.text}")
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith((f"http://{self.ready.http}/", "data:")):
+            self.problems.append(f"request to {request.url}")
+
+    async def open(self, route: str = "") -> None:
+        await self.page.goto(f"http://{self.ready.http}/{f'#/{route}' if route else ''}")
+
+    async def sign_in(self) -> None:
+        await self.page.get_by_label("Password or token").fill(token_of(Path(self.ready.data_dir)))
+        await self.page.get_by_role("button", name="Sign in").click()
+
+    async def look(self, name: str) -> None:
+        """Check that nothing is wider than the window, and save a picture if that was requested."""
+        wider = await self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wider <= 0, f"{name} is {wider} pixels too wide"
+        if folder := os.environ.get("PENSTOCK_SCREENSHOTS"):
+            await self.page.screenshot(path=str(Path(folder) / f"{name.replace('%2F', '-').replace('/', '-')}.png"))
+
+
+@asynccontextmanager
+async def browsing(
+    ready: Ready, width: int = 1280, scheme: Literal["light", "dark"] = "light"
+) -> AsyncIterator[Browser]:
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        chromium = await playwright.chromium.launch(executable_path=require_tool("chromium"))
+        context = await chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        found = Browser(await context.new_page(), ready)
+        try:
+            yield found
+        finally:
+            await context.close()
+            await chromium.close()
+        assert found.problems == []
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    if not WebConsole().available:
+        skip_or_fail("the libraries of the console are not fetched: python tools/console_libraries.py")
+    pytest.importorskip("playwright")
+    node = Node(config(tmp_path, rules=[RuleSection(filter="plant/#", topic="water")]))
+    try:
+        yield node
+    finally:
+        await node.close()
+
+
+async def filled(node: Node) -> Ready:
+    """A node with a client that is away, keys, records and a group that has stopped."""
+    ready = await node.start()
+    host, port = parse_address(ready.mqtt)
+    async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        for number in range(120):
+            await store.set(f"line/{number:03}", '{"value": 1}')
+        await store.set("plant/a", '{"value": [1, 2]}')
+    async with MqttClient(host, port, client_id="meter/1", session_expiry_s=600) as client:
+        await client.subscribe("plant/#")
+    async with (
+        Consumer(ready.tube_master, "lake", ["water"]) as consumer,
+        MqttClient(host, port, client_id="gateway") as client,
+    ):
+        await client.publish("plant/a", b"1")
+        async for _ in consumer:
+            break
+    async with MqttClient(host, port, client_id="gateway") as client:
+        for _ in range(30):
+            await client.publish("plant/a", b"1")
+    return ready
+
+
+@pytest.mark.parametrize("look", LOOKS)
+async def test_every_page_in_every_look(node: Node, look: str) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    width, scheme = LOOKS[look]
+    async with browsing(ready, width, scheme) as browser:  # type: ignore[arg-type] # one of the two
+        page = browser.page
+        await browser.open()
+        await expect(page.get_by_role("heading", name="Ready")).to_be_visible()
+        groups = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="Consumer groups"))
+        await expect(groups).to_contain_text("waiting")
+        await expect(page.locator(".chart canvas")).to_be_visible()
+        await browser.look(f"{look}-overview")
+        browser.allowed = ("401 (Unauthorized)",)  # the first page with names asks for credentials
+        await browser.open("clients")
+        await browser.sign_in()
+        await expect(page.get_by_role("link", name="meter/1")).to_be_visible()
+        browser.allowed = ()
+        for name in PAGES:
+            await browser.open(name)
+            await expect(page.get_by_role("heading", level=1)).to_be_visible()
+            await expect(page.locator("[aria-busy=true]")).to_have_count(0)
+            await expect(page.get_by_text("Loading…")).to_have_count(0)
+            await browser.look(f"{look}-{name}")
+
+
+async def test_lists_are_filtered_sorted_and_paged_in_the_url(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    async with browsing(ready) as browser:
+        page = browser.page
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("keys")
+        await browser.sign_in()
+        rows = page.locator("tbody tr")
+        await expect(rows).to_have_count(50)
+        await page.get_by_role("link", name="Next page").click()
+        await expect(rows.first).to_contain_text("line/050")
+        await page.go_back()
+        await expect(rows.first).to_contain_text("line/000")
+        await page.get_by_label("Contains").fill("7")
+        await page.get_by_role("button", name="Apply").click()
+        await expect(rows.first).to_contain_text("line/007")
+        assert "q=7" in page.url
+        await page.reload()
+        await expect(rows.first).to_contain_text("line/007")
+        await page.get_by_label("Prefix").fill("plant/")
+        await page.get_by_label("Contains").fill("")
+        await page.get_by_role("button", name="Apply").click()
+        await expect(rows).to_have_count(1)
+        await page.get_by_role("link", name="plant/a").click()
+        await expect(page.locator("pre")).to_contain_text('"value": [')
+        await browser.open("clients")
+        await page.get_by_role("button", name="Client", exact=True).click()
+        await expect(page.get_by_role("columnheader", name="Client", exact=False).first).to_have_attribute(
+            "aria-sort", "ascending"
+        )
+        assert "sort=client_id" in page.url
+
+
+async def test_the_keyboard_reaches_pages_filter_rows_and_help(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    async with browsing(ready) as browser:
+        page = browser.page
+        await browser.open()
+        await expect(page.get_by_role("heading", name="Ready")).to_be_visible()
+        await page.keyboard.press("g")
+        await page.keyboard.press("g")
+        await expect(page.get_by_role("heading", name="Consumer groups", level=1)).to_be_visible()
+        await expect(page.get_by_role("link", name="lake")).to_be_visible()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", name="lake", level=1)).to_be_visible()
+        await page.keyboard.press("g")
+        await page.keyboard.press("t")
+        await expect(page.get_by_role("link", name="water")).to_be_visible()
+        await page.keyboard.press("/")
+        await page.keyboard.type("gt?")  # no shortcut inside an input
+        await expect(page.get_by_label("Filter")).to_have_value("gt?")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("0 of 1 rows")).to_be_visible()
+        await page.get_by_role("heading", level=1).click()
+        await page.keyboard.press("?")
+        await expect(page.get_by_role("dialog")).to_contain_text("Keyboard shortcuts")
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def test_a_problem_has_its_action_on_the_first_page_and_a_client_is_disconnected(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    host, port = parse_address(ready.mqtt)
+    async with browsing(ready) as browser:
+        page = browser.page
+        node._failures["tube"] = lambda: StorageError(
+            "the disk failed", why="input/output error", do="replace the disk"
+        )
+        await browser.open()
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("Problem, tube: the disk failed")
+        await expect(alert).to_contain_text("What to do: replace the disk")
+        await expect(page.get_by_role("heading", name="Not ready")).to_be_visible()
+        node._failures.pop("tube")
+        await expect(page.get_by_role("heading", name="Ready", exact=True)).to_be_visible()
+        async with MqttClient(host, port, client_id="meter/1", session_expiry_s=600, clean_start=False):
+            browser.allowed = ("401 (Unauthorized)",)
+            await browser.open("clients/meter%2F1")
+            await browser.sign_in()
+            await page.get_by_role("button", name="Disconnect…").click()
+            await expect(page.get_by_role("alert")).to_contain_text("Its session stays")
+            await page.get_by_role("button", name="Disconnect", exact=True).click()
+            async with asyncio.timeout(20):
+                while node.security.server.stats.connections_opened < 6:  # it connects again
+                    await asyncio.sleep(0.02)
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_label("Password or token")).to_be_visible()
+
+
+async def test_it_works_below_a_path_of_a_proxy(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, _, rest = head.partition(b"\r\n")
+        method, path, version = first.split(b" ")
+        if not path.startswith(b"/edge/"):
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            above, back = await asyncio.open_connection(*parse_address(ready.http))
+            rest = rest.replace(b"keep-alive", b"close")
+            back.write(b" ".join((method, path.removeprefix(b"/edge"), version)) + b"\r\n" + rest)
+            writer.write(await above.read())
+            back.close()
+        writer.close()
+
+    proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    async with proxy, browsing(ready) as browser:
+        browser.ready = Ready(**{**_fields(ready), "http": f"127.0.0.1:{port}/edge"})
+        await browser.open()
+        await expect(browser.page.get_by_role("heading", name="Ready")).to_be_visible()
+
+
+def _fields(ready: Ready) -> dict[str, Any]:
+    return {name: getattr(ready, name) for name in ready.__dataclass_fields__}
+
+
+async def test_a_terminal_gets_the_list_of_paths(node: Node) -> None:
+    ready = await node.start()
+    done = await asyncio.create_subprocess_exec(
+        sys.executable, "-c",
+        f"import urllib.request as r; print(r.urlopen('http://{ready.http}/').read().decode())",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await done.communicate()
+    assert b"/webapi.htm" in out
