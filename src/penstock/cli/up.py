@@ -146,6 +146,7 @@ def _banner(ready: Ready, *, users: bool) -> None:
   durability      {ready.durability}
   MQTT 5          {listeners}
   TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}{secured}
+  console         {page}://{ready.http}/ (in a terminal: penstock status, penstock top)
   administration  {page}://{ready.http}/webapi.htm (master)
                   {broker_page}://{ready.tube_broker_http}/broker.htm (broker)
                   token in {escape(token)}

@@ -130,6 +130,7 @@ class Pages:
             last = number, str(text)
         text = query.text.casefold()
         best: list[tuple[Value, str, T]] = []
+        beyond: tuple[Value, str] | None = None  # what comes after it is on a later page
         total = matched = 0
         choose = heapq.nlargest if descending else heapq.nsmallest
         try:
@@ -142,10 +143,14 @@ class Pages:
                             continue
                         matched += 1
                         found = value(item), identity
-                        if last is None or (found < last if descending else found > last):
-                            best.append((*found, item))
+                        if last is not None and (found >= last if descending else found <= last):
+                            continue
+                        if beyond is not None and (found < beyond if descending else found > beyond):
+                            continue
+                        best.append((*found, item))
                     if len(best) > 2 * query.limit:
                         best = choose(query.limit + 1, best, key=_order)
+                        beyond = _order(best[-1])
                     await self.pause()
         except TypeError as error:
             raise LocalProtocolError("the cursor is of another column", do="use it with the same `sort`") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Final
 
 from penstock.console.pages import Page, PageQuery, Pages, decode_cursor, encode_cursor
@@ -16,8 +17,8 @@ __all__ = ["MAX_VALUE_BYTES", "StateStoreViews", "pattern_of"]
 
 MAX_VALUE_BYTES: Final = 4096
 """Bytes of a value that a list shows."""
-MAX_STEPS: Final = 100
-"""Steps of a search for a page, of at most 10,000 keys each, after which a short page with a cursor is returned."""
+MAX_SEARCH_S: Final = 2.0
+"""Time of a search for a page, in steps of at most 10,000 keys, after which a short page with a cursor is returned."""
 STEP_ROWS: Final = 200
 
 
@@ -32,7 +33,7 @@ class StateStoreViews:
         """Return a page of the keys that match the glob ``pattern``, in the order of their bytes.
 
         ``values``: with the first :data:`MAX_VALUE_BYTES` of each value. A page may be short although it has a cursor:
-        the search for rare keys ends after :data:`MAX_STEPS` steps.
+        the search for rare keys ends after :data:`MAX_SEARCH_S`.
 
         Raises:
             LocalProtocolError: the cursor is not one of this list.
@@ -42,10 +43,11 @@ class StateStoreViews:
             (text,) = decode_cursor(query.after, str)
             after = _from_base64(str(text))
         rows: list[Key] = []
-        for _ in range(MAX_STEPS):
+        ends_s = time.monotonic() + MAX_SEARCH_S
+        while True:
             records, after = self._service.records(pattern, after, min(STEP_ROWS, query.limit - len(rows)))
             rows += [self._key(record, MAX_VALUE_BYTES if values else None) for record in records]
-            if after is None or len(rows) >= query.limit:
+            if after is None or len(rows) >= query.limit or time.monotonic() > ends_s:
                 break
             await self._pages.pause()
         more = None if after is None else encode_cursor(base64.b64encode(after).decode())

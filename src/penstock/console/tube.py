@@ -23,7 +23,8 @@ from penstock.console.snapshots import (
     TopicPartition,
 )
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, partition_ids
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, PARTITIONS_PER_STORE, partition_ids
 from penstock.tube.engine.broker.group_offsets import Key
 from penstock.tube.engine.broker.topics import Topic as BrokerTopic
 from penstock.tube.engine.interfaces import LogStore
@@ -37,8 +38,8 @@ LAG_S: Final = 2.0
 """Seconds for which computed lags are used, at least."""
 LAG_SHARE: Final = 20
 """Lags that took long are used for this many times as long as they took."""
-SHARE_OFFSETS: Final = 100
-"""Offsets of groups per share, about a millisecond."""
+SHARE_S: Final = 0.001
+"""Time after which other clients are served between two offsets."""
 
 
 @dataclass
@@ -93,7 +94,7 @@ class TubeViews:
     def counted(self) -> dict[str, float]:
         """Records written to each topic since its first, for rates."""
         return {
-            name: sum(store.durable_end for store in topic.stores.values()) / 28
+            name: sum(store.durable_end for store in topic.stores.values()) / INDEX_RECORD_BYTES
             for name, topic in self._broker.engine.topics.by_name.items()
         }
 
@@ -209,12 +210,15 @@ class TubeViews:
             lags = _Lags()
             worked_s = 0.0
             offsets = self._broker.engine.offsets.items()
-            for begin in range(0, len(offsets), SHARE_OFFSETS):
-                began_s = time.perf_counter()
-                for key, offset in offsets[begin : begin + SHARE_OFFSETS]:
-                    self._add(lags, key, offset)
-                worked_s += time.perf_counter() - began_s
-                await self._pages.pause()
+            began_s = time.perf_counter()
+            for key, offset in offsets:
+                self._add(lags, key, offset)
+                share_s = time.perf_counter() - began_s
+                if share_s >= SHARE_S:
+                    worked_s += share_s
+                    await self._pages.pause()
+                    began_s = time.perf_counter()
+            worked_s += time.perf_counter() - began_s
             lags.until_s = time.monotonic() + max(LAG_S, LAG_SHARE * worked_s)
             self._lags = lags
             return lags
@@ -222,9 +226,7 @@ class TubeViews:
     def _add(self, lags: _Lags, key: Key, offset: int) -> None:
         group, topic, _ = key
         store = self._store(key)
-        if store is None:
-            return
-        records, age_s, exact = self._lag(store, key[2], offset)
+        records, age_s, exact = (0, 0.0, True) if store is None else self._lag(store, key[2], offset)
         lags.groups.setdefault(group, _Lag()).add(topic, records, age_s, exact=exact)
         lags.topics.setdefault(topic, {}).setdefault(group, _Lag()).add(topic, records, age_s, exact=exact)
         lags.offsets.setdefault(group, []).append((key, offset))
@@ -234,9 +236,8 @@ class TubeViews:
         return records, max(0, self._broker.clock() - oldest) / 1000 if records and oldest else 0.0, exact
 
     def _store(self, key: Key) -> LogStore | None:
-        topics = self._broker.engine.topics
-        topic = topics.by_name.get(key[1])
-        return topics.store(topic, key[2]) if topic is not None and topic.has(key[2]) else None
+        """Return the store of a partition; None if nothing was ever stored there. It is not opened for this."""
+        return self._broker.storage.stores.get((key[1], key[2] // PARTITIONS_PER_STORE))
 
     def _group(self, name: str, lags: _Lags) -> Group:
         lag = lags.groups.get(name, _NO_LAG)
@@ -275,7 +276,9 @@ class TubeViews:
         return partition_ids(topic.config.partitions or 1, topic.config.stores or 1)
 
     def _partition(self, topic: BrokerTopic, number: int) -> TopicPartition:
-        store = self._broker.engine.topics.store(topic, number)
+        store = self._store(("", topic.name, number))
+        if store is None:
+            return TopicPartition(number, 0, records_exact=True, first_offset=0, end_offset=0)
         records, _, exact = store.lag(number, store.min_offset)
         return TopicPartition(number, records, exact, store.min_offset, store.durable_end)
 
@@ -283,7 +286,9 @@ class TubeViews:
         groups = lags.topics.get(topic.name, {})
         largest = _largest(groups)
         stores = [store for store in topic.stores.values() if store.durable_end > store.min_offset]
-        ends: Sequence[int] = [time_ms for store in stores for time_ms in store.times([store.durable_end - 28])]
+        ends: Sequence[int] = [
+            time_ms for store in stores for time_ms in store.times([store.durable_end - INDEX_RECORD_BYTES])
+        ]
         return Topic(
             topic=topic.name,
             partitions=len(self._partitions(topic)),
