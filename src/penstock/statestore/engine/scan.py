@@ -1,6 +1,6 @@
 """SCAN: pages of matching keys, in order, and continuation tokens.
 
-The index of keys is built at the first SCAN, appends each new key, and is dropped when it is not used. A page starts
+The index of keys is built by the first SCANs, gets each new key, and is dropped when it is not used. A page starts
 after the last key of the previous page, so a key that exists from the first to the last page is returned exactly once,
 independent of writes in between.
 
@@ -23,7 +23,18 @@ from penstock.statestore.codec.glob import Glob
 from penstock.statestore.codec.resp3 import encode_array, encode_bulk
 from penstock.statestore.engine.record import Record
 
-__all__ = ["PAGE_BYTES", "PAGE_EFFORT", "PAGE_KEYS", "PAGE_LOOKED_AT", "KeyIndex", "Page", "PageTokens", "Scanner"]
+__all__ = [
+    "BUCKET_KEYS",
+    "INDEXED_AT_ONCE",
+    "PAGE_BYTES",
+    "PAGE_EFFORT",
+    "PAGE_KEYS",
+    "PAGE_LOOKED_AT",
+    "KeyIndex",
+    "Page",
+    "PageTokens",
+    "Scanner",
+]
 
 PAGE_KEYS: Final = MAX_SCAN_KEYS
 PAGE_BYTES: Final = 64 * 1024
@@ -34,7 +45,12 @@ PAGE_EFFORT: Final = 10_000_000
 """Maximum number of byte comparisons for a page, about 10 ms, so that long keys with an adversarial pattern do not
 block the node."""
 
-_UNMERGED: Final = 4096
+INDEXED_AT_ONCE: Final = 5_000
+"""Maximum number of keys that one SCAN adds to a new index; a split of a bucket counts as many as the bucket has. Pages
+are empty until the index is complete, so that the first SCAN over a million keys does not block the node."""
+BUCKET_KEYS: Final = 2048
+"""Maximum number of keys in a bucket of the index: a sort of as many takes less than a millisecond."""
+
 _IDLE_KEYS: Final = 1_000_000
 
 
@@ -45,61 +61,112 @@ class Page(NamedTuple):
     last: bytes | None
 
 
+class _Bucket:
+    """The keys of a range, sorted when they are read."""
+
+    __slots__ = ("keys", "ordered")
+
+    def __init__(self, keys: list[bytes]) -> None:
+        self.keys = keys
+        self.ordered = True
+
+    def order(self) -> None:
+        """Sort the keys. A key that was removed and added again is a duplicate."""
+        if not self.ordered:
+            self.keys = sorted(set(self.keys))
+            self.ordered = True
+
+
 class KeyIndex:
-    """Sorted keys; the store reports new keys. Removed keys are skipped, and dropped by the next merge."""
+    """The keys of ``stored`` in buckets, each with the keys of a range; the store reports new keys.
 
-    __slots__ = ("_added", "_sorted", "abandoned")
+    Removed keys stay until a page or a split reaches their bucket. No operation takes longer for more keys, except the
+    copy of the references to all keys at the start (10 ms for a million).
+    """
 
-    def __init__(self, keys: Collection[bytes]) -> None:
-        self._sorted = sorted(keys)
-        self._added: list[bytes] = []
+    __slots__ = ("_added", "_buckets", "_starts", "_stored", "_unread", "abandoned")
+
+    def __init__(self, stored: Collection[bytes]) -> None:
+        self._stored = stored
+        self._unread = list(stored)
+        """Keys that are not in a bucket yet."""
+        self._starts = [b""]
+        """The start of the range of each bucket."""
+        self._buckets = [_Bucket([])]
+        self._added = 0
+        """Number of keys added since the last page."""
         self.abandoned = False
-        """True if rebuilding the index is cheaper than merging the new keys."""
+        """True if the index is not used."""
 
     def add(self, key: bytes) -> None:
         """Add a new key."""
-        self._added.append(key)
-        if len(self._added) > _IDLE_KEYS:
+        self._insert(key)
+        self._added += 1
+        if self._added > _IDLE_KEYS:
             self.abandoned = True
 
     def page(self, glob: Glob, after: bytes | None, present: Callable[[bytes], bool], limit: int = PAGE_KEYS) -> Page:
-        """Return at most ``limit`` matching keys after ``after`` that are ``present``."""
-        if self._added:
-            self._merge()
-        keys, prefix = self._sorted, glob.prefix
-        start = bisect_left(keys, prefix)
-        if after is not None:
-            start = max(start, bisect_right(keys, after))
+        """Return at most ``limit`` matching keys after ``after`` that are ``present``; none until it is complete."""
+        self._added = 0
+        unread = self._unread
+        if unread:
+            work = 0
+            while unread and work < INDEXED_AT_ONCE:
+                work += self._insert(unread.pop())
+            if unread:
+                return Page([], after or b"")
+        prefix = glob.prefix
+        buckets, stored = self._buckets, self._stored
         found: list[bytes] = []
-        size = 0
+        size = looked_at = 0
         effort = PAGE_EFFORT
-        end = min(len(keys), start + PAGE_LOOKED_AT)
-        for position in range(start, end):
-            key = keys[position]
-            if not key.startswith(prefix):
-                return Page(found, None)
-            effort -= len(key) * glob.effort
-            if effort < 0 and position > start:
-                return Page(found, keys[position - 1])
-            if glob.matches(key) and present(key):
-                found.append(key)
-                size += len(key)
-                if len(found) >= limit or size >= PAGE_BYTES:
-                    return Page(found, key if position + 1 < len(keys) else None)
-        return Page(found, keys[end - 1] if end < len(keys) else None)
+        last = after or b""
+        number = bisect_right(self._starts, max(prefix, last)) - 1
+        while number < len(buckets):
+            bucket = buckets[number]
+            bucket.order()
+            keys = bucket.keys
+            start = max(bisect_left(keys, prefix), bisect_right(keys, last))
+            for position in range(start, len(keys)):
+                key = keys[position]
+                if not key.startswith(prefix):
+                    return Page(found, None)
+                effort -= len(key) * glob.effort
+                if looked_at and (effort < 0 or looked_at >= PAGE_LOOKED_AT):
+                    return Page(found, last)
+                looked_at += 1
+                last = key
+                if glob.matches(key) and present(key):
+                    found.append(key)
+                    size += len(key)
+                    if len(found) >= limit or size >= PAGE_BYTES:
+                        is_last = position + 1 == len(keys) and number + 1 == len(buckets)
+                        return Page(found, None if is_last else key)
+            bucket.keys = [key for key in keys if key in stored]
+            if not bucket.keys and number:
+                del buckets[number], self._starts[number]
+            else:
+                number += 1
+        return Page(found, None)
 
-    def compact(self, present: Collection[bytes]) -> None:
-        """Drop removed keys if they are more than half."""
-        if len(self._sorted) > 2 * len(present) + _UNMERGED:
-            self._sorted = [key for key in self._sorted if key in present]
-
-    def _merge(self) -> None:
-        """Merge added keys, in linear time. A key that was removed and added again is a duplicate."""
-        self._sorted += sorted(set(self._added))
-        self._added.clear()
-        self._sorted.sort()
-        keys = self._sorted
-        self._sorted = [key for position, key in enumerate(keys) if not position or keys[position - 1] != key]
+    def _insert(self, key: bytes) -> int:
+        """Add a key to its bucket, and split a full one; return the number of keys that were moved."""
+        number = bisect_right(self._starts, key) - 1
+        bucket = self._buckets[number]
+        bucket.keys.append(key)
+        bucket.ordered = False
+        if len(bucket.keys) <= BUCKET_KEYS:
+            return 1
+        bucket.order()
+        stored = self._stored
+        keys = [key for key in bucket.keys if key in stored]
+        middle = len(keys) // 2
+        if middle > BUCKET_KEYS // 4:
+            self._starts.insert(number + 1, keys[middle])
+            self._buckets.insert(number + 1, _Bucket(keys[middle:]))
+            del keys[middle:]
+        bucket.keys = keys
+        return BUCKET_KEYS
 
 
 _TAG_BYTES: Final = 16
@@ -171,8 +238,6 @@ class Scanner:
         """Return at most ``limit`` keys that match ``pattern``, follow ``after`` and are ``present``."""
         if self._index is None:
             self._index = KeyIndex(self._records)
-        else:
-            self._index.compact(self._records)
         return self._index.page(Glob(pattern), after, present, limit)
 
     def page(
@@ -189,4 +254,6 @@ class Scanner:
         page = encode_array(keys)
         if last is None:
             return b"*1\r\n" + page
-        return b"*2\r\n" + page + encode_bulk(self._tokens.write(pattern, last, readable=readable(last)))
+        # An empty key means the start: no page was returned yet.
+        shown = not last or readable(last)
+        return b"*2\r\n" + page + encode_bulk(self._tokens.write(pattern, last, readable=shown))

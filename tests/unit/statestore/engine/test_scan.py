@@ -8,7 +8,7 @@ import pytest
 
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.engine import scan
-from penstock.statestore.engine.scan import KeyIndex, Page
+from penstock.statestore.engine.scan import BUCKET_KEYS, INDEXED_AT_ONCE, PAGE_LOOKED_AT, KeyIndex, Page
 
 
 def pages(index: KeyIndex, pattern: bytes, gone: frozenset[bytes] = frozenset()) -> Iterator[Page]:
@@ -18,17 +18,77 @@ def pages(index: KeyIndex, pattern: bytes, gone: frozenset[bytes] = frozenset())
         yield page
         if page.last is None:
             return
-        assert after is None or page.last > after, "every page gets on"
+        assert after is None or page.last > after or not page.last, "every page gets on"
         after = page.last
 
 
 def test_a_page_has_the_keys_in_order_new_ones_too_and_removed_ones_not() -> None:
-    index = KeyIndex([b"b", b"a", b"x/1"])
+    stored = {b"b", b"a", b"x/1"}
+    index = KeyIndex(stored)
+    stored.add(b"x/0")
     index.add(b"x/0")
     (page,) = pages(index, b"x/*", frozenset([b"x/1"]))
     assert page == Page([b"x/0"], None)
     (page,) = pages(index, b"*")
     assert page.keys == [b"a", b"b", b"x/0", b"x/1"]
+
+
+def test_an_index_of_many_keys_is_built_in_bounded_shares() -> None:
+    """No SCAN indexes more than its share, and none compares more keys than a page may, however many there are."""
+    stored = {b"%06d" % (number * 7919 % 1_000_003) for number in range(10 * INDEXED_AT_ONCE)}
+    index = KeyIndex(stored)
+    asked = 0
+
+    def present(key: bytes) -> bool:
+        nonlocal asked
+        asked += 1
+        return key in stored
+
+    left = len(index._unread)
+    page = index.page(Glob(b"*"), None, present)
+    while not page.keys:
+        assert page.last == b""
+        assert left - len(index._unread) <= INDEXED_AT_ONCE
+        left = len(index._unread)
+        page = index.page(Glob(b"*"), page.last, present)
+    assert left <= INDEXED_AT_ONCE
+    found = list(page.keys)
+    while page.last is not None:
+        asked = 0
+        page = index.page(Glob(b"*"), page.last, present)
+        assert asked <= PAGE_LOOKED_AT
+        found += page.keys
+    assert found == sorted(stored)
+
+
+def test_keys_that_come_and_go_while_the_index_is_built_are_listed_once() -> None:
+    stored = {b"%06d" % number for number in range(2 * INDEXED_AT_ONCE + 1)}
+    index = KeyIndex(stored)
+    assert index.page(Glob(b"*"), None, stored.__contains__) == Page([], b"")
+    for number in range(0, 2 * INDEXED_AT_ONCE, 2):
+        stored.discard(b"%06d" % number)
+    for number in range(0, 2 * INDEXED_AT_ONCE, 4):
+        stored.add(b"%06d" % number)
+        index.add(b"%06d" % number)
+    found = [key for page in pages(index, b"*") for key in page.keys if key in stored]
+    assert found == sorted(stored)
+
+
+def test_removed_keys_leave_the_index_with_the_next_pages() -> None:
+    stored = {b"%05d" % number for number in range(4 * BUCKET_KEYS)}
+    index = KeyIndex(stored)
+    list(pages(index, b"*"))
+    stored.clear()
+    for after in (None, b""):
+        assert [key for page in pages(index, b"*") for key in page.keys if key in stored] == [], after
+    asked: list[bytes] = []
+
+    def present(key: bytes) -> bool:
+        asked.append(key)
+        return False
+
+    assert index.page(Glob(b"*"), None, present) == Page([], None)
+    assert asked == []
 
 
 @pytest.mark.parametrize(("pattern", "keys_of_a_page"), [(b"*" + b"a" * 99 + b"*", 1), (b"*aaa*", 5), (b"*a", 20)])
