@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import (
     Connect,
+    Disconnect,
     Packet,
     PingReq,
     PingResp,
@@ -17,6 +18,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.core import WRITE_WORK
 from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK
 from penstock.runtime.turns import TURN_SHARES
 from tests.engine.mqtt.harness import Bench, Peer
@@ -130,6 +132,55 @@ def test_many_clients_with_queues_share_a_part_of_a_turn() -> None:
         assert broker.broker.work - before <= (TURN_SHARES + 1) * SHARE
     for peer in peers:
         assert len([p for p in peer.inbox if isinstance(p, Publish)]) == 100
+
+
+def test_a_message_to_many_receivers_is_written_in_shares() -> None:
+    """Each turn writes to a bounded number of them, and to clients with other output at once; all in order."""
+    broker = bench()
+    most = broker.broker.writes_per_turn
+    assert most == TURN_SHARES * SHARE // WRITE_WORK
+    peers = [broker.connect(f"s{n}") for n in range(5 * most)]
+    for peer in peers:
+        peer.subscribe("many")
+    peers[-1].subscribe("one")
+    sender, good = broker.connect("p"), broker.connect("good")
+    broker.flush()
+    sender.send(Publish("many", b"0"), Publish("many", b"1"))
+    turns = 0
+    while True:
+        good.send(PingReq())
+        if turns == 1:
+            sender.send(Publish("one", b"2"))
+        writes = broker.broker.flush(broker.now)
+        written = [connection for connection, _, _ in writes]
+        for connection, data, _ in writes:
+            broker.peers[connection].inbox += broker.peers[connection].decoder.feed(data)
+        assert good.connection in written
+        if turns == 1:
+            assert peers[-1].connection in written
+            written.remove(peers[-1].connection)
+        if written == [good.connection]:
+            break
+        assert len(written) <= most + 1
+        turns += 1
+    assert turns == 5
+    for peer in peers[:-1]:
+        assert [p.payload for p in peer.inbox if isinstance(p, Publish)] == [b"0", b"1"]
+    assert [p.payload for p in peers[-1].inbox if isinstance(p, Publish)] == [b"0", b"1", b"2"]
+
+
+def test_a_receiver_of_such_a_message_that_leaves_is_closed_at_once() -> None:
+    broker = bench()
+    peers = [broker.connect(f"s{n}") for n in range(3 * broker.broker.writes_per_turn)]
+    for peer in peers:
+        peer.subscribe("many")
+    broker.connect("p").send(Publish("many", b"x"))
+    peers[-1].send(Disconnect())
+    peers[-2].connection.lost(broker.now)
+    first = broker.broker.flush(broker.now)
+    assert [closes for connection, _, closes in first if connection is peers[-1].connection] == [True]
+    broker.flush()
+    assert all(len(peer.inbox) == 1 for peer in peers[broker.broker.writes_per_turn : -2])
 
 
 def test_topic_filters_of_a_packet_are_handled_in_shares() -> None:

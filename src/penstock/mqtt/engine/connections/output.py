@@ -142,6 +142,7 @@ class PacketWriter(SessionConnection):
         "broker",
         "dirty",
         "holds",
+        "later",
         "left",
         "maximum_out",
         "out",
@@ -174,6 +175,8 @@ class PacketWriter(SessionConnection):
         """Output that waits for its commit."""
         self.dirty = False
         """Whether there is output to flush."""
+        self.later = False
+        """Whether there is output of messages with many receivers, of which a turn writes a share."""
         self.left = False
         """Whether the client sent DISCONNECT, after which it sends nothing."""
         self.holds = 0
@@ -184,6 +187,11 @@ class PacketWriter(SessionConnection):
     def mark(self) -> None:
         """Register the connection for the next flush."""
         if not self.dirty:
+            if self.broker.fans_out:
+                if not self.later:
+                    self.later = True
+                    self.outbound.mark_later(self)
+                return
             self.dirty = True
             if self.outbound.reading is not self:
                 self.outbound.mark(self)
@@ -229,7 +237,7 @@ class PacketWriter(SessionConnection):
             self.out = BytesWriter()
         else:
             out.truncate(0)
-        self.dirty = False
+        self.dirty = self.later = False
         self.stats.bytes_sent += len(data)
         return data
 
@@ -392,6 +400,8 @@ class Outbound:
         self._limits = broker.limits
         self._wake = wake
         self._dirty: list[PacketWriter] = []
+        self._later: deque[PacketWriter] = deque()
+        """Connections with output of messages with many receivers, see :attr:`PacketWriter.later`."""
         self._throttled: deque[PacketWriter] = deque()
         self.ended: list[PacketWriter] = []
         """Connections that a service ended since the last flush."""
@@ -406,7 +416,7 @@ class Outbound:
     @property
     def has_output(self) -> bool:
         """Whether connections have output to flush."""
-        return bool(self._dirty)
+        return bool(self._dirty) or bool(self._later)
 
     def begin_read(self, connection: PacketWriter) -> None:
         """Begin to handle input of ``connection``, until :meth:`end_read`."""
@@ -467,6 +477,12 @@ class Outbound:
                 throttled.popleft().end_throttle(now)
         dirty = self._dirty
         self._dirty = []
+        later = self._later
+        if later:
+            for _ in range(min(len(later), self._broker.writes_per_turn)):
+                connection = later.popleft()
+                if connection.later and not connection.dirty:
+                    dirty.append(connection)
         outputs: list[PendingWrite] = []
         committed = self._broker.journal.committed
         if committed != self._committed:
@@ -481,7 +497,7 @@ class Outbound:
             if connection.throttled:
                 self._continue_later(connection)
             outputs.append((connection, data, connection.closing))
-        if self._throttled:
+        if self._throttled or later:
             self._wake()
         return outputs
 
@@ -546,6 +562,12 @@ class Outbound:
         """Register a connection with output for the next flush; not :attr:`reading`."""
         self._dirty.append(connection)
         if len(self._dirty) == 1 and not self.collects:
+            self._wake()
+
+    def mark_later(self, connection: PacketWriter) -> None:
+        """Register a connection that receives a message with many receivers."""
+        self._later.append(connection)
+        if len(self._later) == 1 and not self.collects:
             self._wake()
 
     def forget(self, connection: PacketWriter) -> None:

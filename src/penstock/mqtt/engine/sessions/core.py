@@ -28,12 +28,15 @@ from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session import Session, SessionConnection, SessionOwner
 from penstock.mqtt.engine.sessions.shared_delivery import deliver_shared, take_over
 from penstock.mqtt.service import Inbound, Service
+from penstock.runtime.turns import TURN_SHARES
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["BrokerCore"]
+__all__ = ["WRITE_WORK", "BrokerCore"]
 
+WRITE_WORK: Final = 4
+"""Units of work for the write of a message to a connection, where it is one of many (see ``max_turn_work``)."""
 NODE: Final = "penstock"
 """Client identifier of messages that the node itself publishes, for the services that receive them."""
 
@@ -93,6 +96,10 @@ class BrokerCore(SessionOwner):
         self.grace_until = 0
         """Instant before which no keep alive, session expiry or similar deadline expires."""
         self.services: list[Service] = []
+        self.fans_out = False
+        """A message is on its way to more receivers than a turn writes to: their output is written in shares."""
+        self.writes_per_turn: i64 = TURN_SHARES * limits.max_turn_work // WRITE_WORK
+        """Writes per loop turn of messages with more receivers."""
         self.out_of_space = ""
         """Reason for refusing messages that must be stored; empty: they are accepted."""
         self.recall: Callable[[str, str], Rights | None] | None = None
@@ -274,6 +281,7 @@ class BrokerCore(SessionOwner):
         if route.many:
             message.stored = -1  # once for all receivers
             message.encode()
+            self.fans_out = route.receivers > self.writes_per_turn
         for target in route.targets:
             session = target.session
             chosen = target.for_publisher() if session is publisher else target
@@ -289,6 +297,7 @@ class BrokerCore(SessionOwner):
             member = shared.group.choose(message, shared.members)
             if member is not None:
                 deliver_shared(member, shared.group, message, now)
+        self.fans_out = False
 
     def _must_store(self, route: Route, publish: Publish, publisher: Session) -> bool:
         """Return whether the message needs disk space: it is retained, or for a persistent session."""
