@@ -34,7 +34,7 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.service import Service
 from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter, ConnectionLimitStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, END_WORK, ServerLink, ServerLinkOwner
-from penstock.mqtt.transport.listener import HANDSHAKE_WORK, Listener
+from penstock.mqtt.transport.listener import Listener
 from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import StallWatch, after_reading, joins_writes, watch_stalls
@@ -96,10 +96,9 @@ class MqttServer(ServerLinkOwner):
             self._take_turn, self._work, TURN_SHARES * self._broker.max_turn_work, self._wake
         )
         """Connections that have used their share of a turn, and those whose CONNECT waits."""
-        self._turn_at: i64 = -1
-        """The time of the last turn in which a connection without CONNACK was read, ms of the loop's clock."""
-        self._turn_end: i64 = 0
-        """The work of the broker from which such connections wait for the next turn."""
+        self._turn_end: i64 = -1
+        """The work of the broker from which connections without CONNACK, and ends, wait for the next turn; -1: there
+        was none in this turn."""
         self._awake = False
         """Whether :meth:`_next_turn` is scheduled."""
         self._urgent = False
@@ -324,7 +323,7 @@ class MqttServer(ServerLinkOwner):
             if connection.holds and not link.reading_paused:
                 link.pause_reading()
             if connection.unread or len(data) >= LARGE_READ_BYTES:
-                self._defer(link)
+                self.defer(link)
             elif broker.stats.publishes_received != published:
                 self._urgent = True
         except Exception:
@@ -334,22 +333,19 @@ class MqttServer(ServerLinkOwner):
     def defers(self, link: ServerLink, work: int) -> bool:
         """Return whether bytes of a connection without CONNACK, or its end, must wait for a later turn.
 
-        Such connections and ends have ``TURN_SHARES`` of a turn together.
-
-        All reads of a turn have the same loop time. Two turns with the same time have one share.
+        Such connections and ends have ``TURN_SHARES`` of a turn together, besides those that wait already.
         """
-        now: i64 = int(self._time() * 1000)
         broker = self._broker
-        if now != self._turn_at:
-            self._turn_at = now
+        if self._turn_end < 0:
             self._turn_end = broker.work + TURN_SHARES * broker.max_turn_work
+            self._wake()  # the time of the loop would not do: it may change within a turn
         if broker.work < self._turn_end and not link.deferred:
             broker.work += work
             return False
-        self._defer(link)
+        self.defer(link)
         return True
 
-    def _defer(self, link: ServerLink) -> None:
+    def defer(self, link: ServerLink) -> None:
         """Continue with the connection in a later turn."""
         if not link.deferred:
             link.defer_reading()
@@ -374,8 +370,7 @@ class MqttServer(ServerLinkOwner):
                 return False
             return True  # also when nothing is left: a read would be its second share of this turn
         if link.early and self.receiving:
-            if connection is None:
-                broker.work += HANDSHAKE_WORK
+            broker.work += link.early_work
             link.proceed()
             return False
         link.deferred = False
@@ -461,6 +456,7 @@ class MqttServer(ServerLinkOwner):
         published.
         """
         self._awake = False
+        self._turn_end = -1
         urgent, self._urgent = self._urgent, False
         if urgent:
             self._flush()

@@ -14,6 +14,7 @@ from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, S
 from penstock.mqtt.engine.connections.connection import CONNECT_WORK
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.link import END_WORK, ServerLink
+from penstock.mqtt.transport.websocket import FRAMES_PER_TURN, PIECE_BYTES, UPGRADE_WORK, WebSocketLink
 from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES
 
 SHARE = 32
@@ -24,15 +25,21 @@ PONG = b"\xd0\x00"
 class Wire:
     """The transport of a client that sends what it wants, and what came back."""
 
+    kind: type[ServerLink] = ServerLink
+
     def __init__(self, server: MqttServer, client_id: str, **connect: Any) -> None:
         self.written = b""
         self.reading = True
         self.closed = False
-        self.link = ServerLink(server, server.listeners[0], "127.0.0.1", 1, "127.0.0.1")
+        self.link = self.kind(server, server.listeners[0], "127.0.0.1", 1, "127.0.0.1")
         self.link.descriptor = -1
         server.arrived(self.link)
         self.link.connection_made(cast(asyncio.Transport, self))
-        self.link.data_received(encode(Connect(client_id, **connect)))
+        self.begin(encode(Connect(client_id, **connect)))
+
+    def begin(self, connect: bytes) -> None:
+        """Send CONNECT."""
+        self.link.data_received(connect)
 
     def pongs(self) -> int:
         """The number of PINGRESPs since the last call."""
@@ -81,31 +88,39 @@ class Wire:
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
-class Clock:
-    """The time of the loop: a turn takes a millisecond. The server has turns of the same time share the work of one."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def time(self) -> float:
-        return self.now_s
+def frame(opcode: int, payload: bytes = b"") -> bytes:
+    """A WebSocket frame of a client, with a mask of zeros."""
+    assert len(payload) < 126
+    return bytes((0x80 | opcode, 0x80 | len(payload))) + bytes(4) + payload
 
 
-clock = Clock()
+class WebSocketWire(Wire):
+    """A client over WebSocket, which sends CONNECT with the opening handshake."""
+
+    kind = WebSocketLink
+
+    def begin(self, connect: bytes) -> None:
+        path = self.link.listener.settings.path
+        self.link.data_received(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Protocol: mqtt\r\n\r\n".encode()
+            + frame(2, connect)
+        )
 
 
 @pytest.fixture
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MqttServer]:
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.time)
+async def server() -> AsyncIterator[MqttServer]:
     server = MqttServer(limits=BrokerLimits(max_turn_work=SHARE))
     await server.start("127.0.0.1", 0)
     yield server
+    for link in list(server._links.values()):
+        link.abort()
     await server.close()
 
 
 async def turn() -> None:
     """Let the loop run what is due now."""
-    clock.now_s += 0.001
     await asyncio.sleep(0)
 
 
@@ -310,3 +325,51 @@ async def test_ends_of_many_connections_share_a_turn(server: MqttServer) -> None
     assert received.count(b"gone") == 100
     await connected(again)
     assert server.stats.connections == 2
+
+
+async def test_websocket_handshakes_share_a_turn(server: MqttServer) -> None:
+    good = Wire(server, "good")
+    await connected(good)
+    crowd = [WebSocketWire(server, f"w{n}") for n in range(20)]
+    upgraded = [sum(b"101" in wire.written for wire in crowd)]
+    while upgraded[-1] < 20:
+        assert len(upgraded) < 100
+        good.link.data_received(PING)
+        await turn()
+        assert good.pongs() == 1
+        upgraded.append(sum(b"101" in wire.written for wire in crowd))
+    steps = [after - before for before, after in pairwise([0, *upgraded])]
+    assert max(steps) <= TURN_SHARES * SHARE // UPGRADE_WORK + 1, steps
+    for _ in range(20):
+        await turn()
+    assert all(b"\x20" in wire.written.partition(b"\r\n\r\n")[2] for wire in crowd)
+    assert all(wire.reading for wire in crowd)
+    for wire in crowd:
+        wire.leave()
+
+
+async def test_websocket_frames_of_a_read_are_handled_in_shares(server: MqttServer) -> None:
+    """Also those that contain no MQTT; the packets after them keep their order."""
+    good, wire = Wire(server, "good"), WebSocketWire(server, "w")
+    for _ in range(20):
+        await turn()
+    good.written = wire.written = b""
+    count = 5_000
+    wire.link.data_received(frame(9) * count + frame(2, PING))
+    answered: list[int] = []
+    received = b""
+    while sum(answered) < count:
+        assert len(answered) < 100
+        answered.append(wire.written.count(b"\x8a\x00"))
+        assert not wire.reading or sum(answered) == count
+        good.link.data_received(PING)
+        assert PONG not in wire.written or sum(answered) == count
+        received += wire.written
+        wire.written = b""
+        await turn()
+        assert good.pongs() == 1
+    assert max(answered) <= FRAMES_PER_TURN + PIECE_BYTES // len(frame(9)) + 1
+    received += await received_by(wire, turns=3)
+    assert received.count(PONG) == 1
+    assert wire.reading
+    wire.leave()

@@ -68,6 +68,10 @@ class ServerLinkOwner:
         """
         raise NotImplementedError
 
+    def defer(self, link: ServerLink) -> None:
+        """Continue with the connection in a later turn."""
+        raise NotImplementedError
+
     def lost(self, link: ServerLink) -> None:
         """Handle the end of a connection; called once, also if it was never opened."""
         raise NotImplementedError
@@ -95,6 +99,7 @@ class ServerLink(Sink):
         "deferred",
         "descriptor",
         "early",
+        "early_work",
         "group",
         "identity",
         "listener",
@@ -122,7 +127,9 @@ class ServerLink(Sink):
         self.deferred = False
         """Whether reading is paused until a later turn because the connection has used its share."""
         self.early = b""
-        """Bytes of a TLS handshake, or before CONNACK, that wait for a later turn."""
+        """Bytes of a TLS handshake, before CONNACK or of WebSocket frames that wait for a later turn."""
+        self.early_work = 0
+        """Units of work for these bytes, without that of MQTT packets."""
         self.lost = False
         """Whether the connection is closed while received bytes still wait."""
         self.listener = listener
@@ -212,22 +219,27 @@ class ServerLink(Sink):
         if not self._server.defers(self, work):
             return False
         self.early += data
+        self.early_work = work
         return True
 
     def proceed(self) -> None:
         """Handle the bytes that :meth:`defers` kept."""
         data, self.early = self.early, b""
         self.deferred = False
-        if self.connection is not None:
-            self._server.received(self.connection, self, data)
-        elif self._tls is not None:
-            self._tls.receive(data)
+        self.receive_early(data)
         if self.deferred:
             return
         if self.lost:
             self.finish()
         else:
             self.resume_reading()
+
+    def receive_early(self, data: bytes) -> None:
+        """Handle bytes that waited for this turn."""
+        if self.connection is not None:
+            self._server.received(self.connection, self, data)
+        elif self._tls is not None:
+            self._tls.receive(data)
 
     def eof_received(self) -> None:
         """Let the transport close: the peer closed its side [asyncio]."""

@@ -29,6 +29,14 @@ __all__ = ["WebSocketLink"]
 _SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
 MAX_REQUEST_BYTES: Final = 16 * 1024
 """Limit of the opening handshake's request, including cookies."""
+UPGRADE_WORK: Final = 256
+"""Units of work for an opening handshake (see ``max_turn_work``)."""
+FRAMES_PER_TURN: Final = 64
+"""Frames of a connection after which the rest of a read waits for a later turn."""
+FRAME_WORK: Final = 4
+"""Units of work for a frame, in later turns."""
+PIECE_BYTES: Final = 1024
+"""Bytes that are decoded at once, at most 170 frames, which are handled in the same turn."""
 FRAME_SLACK: Final = 64 * 1024
 """Additional size of a frame over the largest packet: some clients send several packets in a frame."""
 
@@ -64,7 +72,26 @@ class WebSocketLink(ServerLink):
         self._send()
 
     def data_received(self, data: bytes) -> None:
-        """Receive the handshake, then frames, and pass their content to the broker [asyncio]."""
+        """Receive the handshake, then frames, and pass their content to the broker [asyncio].
+
+        Bytes that wait for a later turn are not decoded before: frames without MQTT are work, too.
+        """
+        if self.early:
+            self.early += data
+        elif not self.unauthenticated or not self.defers(
+            data, UPGRADE_WORK if self._protocol.state is State.CONNECTING else 0
+        ):
+            self._receive(data)
+
+    def receive_early(self, data: bytes) -> None:
+        """Handle bytes that waited for this turn."""
+        if self.connection is None:
+            super().receive_early(data)
+        else:
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        """Handle received bytes within the share of this turn."""
         protocol = self._protocol
         if protocol.state is State.CONNECTING:
             self._handshake_bytes += len(data)
@@ -73,25 +100,34 @@ class WebSocketLink(ServerLink):
                 return
         elif not self.unauthenticated and protocol.max_fragment_size == self.listener.max_connect_size:
             protocol.max_fragment_size = self.listener.max_packet_size + FRAME_SLACK
-        protocol.receive_data(data)
         pieces: list[bytes] = []
-        for event in protocol.events_received():
-            if isinstance(event, Request):
-                self._handshake(event)
-            elif isinstance(event, Frame):
-                if event.opcode in (Opcode.BINARY, Opcode.CONT):
-                    pieces.append(bytes(event.data))
-                elif event.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
-                    protocol.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is binary")
-                    break
-        if pieces:
-            super().data_received(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        frames = start = 0
+        while start < len(data) and frames < FRAMES_PER_TURN:
+            protocol.receive_data(data[start : start + PIECE_BYTES])
+            start += PIECE_BYTES
+            for event in protocol.events_received():
+                frames += 1
+                if isinstance(event, Request):
+                    self._handshake(event)
+                elif isinstance(event, Frame):
+                    if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                        pieces.append(bytes(event.data))
+                    elif event.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
+                        protocol.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is binary")
+                        break
+        if pieces and self.connection is not None and not self._lingering:
+            self._server.received(self.connection, self, b"".join(pieces) if len(pieces) > 1 else pieces[0])
         self._send()
+        if start < len(data) and self.connection is not None:
+            self.early = data[start:]
+            self.early_work = FRAMES_PER_TURN * FRAME_WORK
+            self._server.defer(self)
 
     def eof_received(self) -> None:
         """Handle the end of input [asyncio]."""
-        self._protocol.receive_eof()
-        self._send()
+        if not self.early:
+            self._protocol.receive_eof()
+            self._send()
 
     def finish(self) -> None:
         """Break reference cycles of the library: its parser is a generator that refers to its protocol and errors."""

@@ -15,9 +15,12 @@ import pytest
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, Publish
+from penstock.mqtt.engine.connections.connection import CONNECT_WORK
 from penstock.mqtt.server import BrokerLimits, MqttServer
+from penstock.mqtt.transport.listener import ACCEPT_AT_ONCE, HANDSHAKE_WORK
 from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
+from penstock.runtime.turns import TURN_SHARES
 from tests.certificates import Authority
 
 DEADLINE_S = 15
@@ -311,6 +314,42 @@ async def test_a_client_in_the_middle_of_sending_reads_why_its_tls_connection_en
                 writer.close()
         while server.connection_limiter.connections:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("count", "secure"), [(500, False), (200, True)])
+async def test_clients_that_connect_at_once_share_turns(
+    server: MqttServer, authority: Authority, count: int, secure: bool
+) -> None:
+    """No turn accepts or handles more of them than documented, and a connected client is answered meanwhile."""
+    limits = BrokerLimits()
+    address = await server.listen(tls_settings(authority) if secure else ListenerSettings(port=0))
+    context = authority.client_context() if secure else None
+    reader, writer = await asyncio.open_connection(*address, ssl=context)
+    writer.write(CONNECT)
+    assert (await reader.readexactly(2))[0] == 0x20
+
+    async def client(number: int) -> int:
+        reader, writer = await asyncio.open_connection(*address, ssl=context)
+        writer.write(encode(Connect(f"c{number}")))
+        code = (await reader.readexactly(4))[3]
+        writer.transport.abort()
+        return code
+
+    (listener,) = server.listeners
+    clients = asyncio.gather(*map(client, range(count)))
+    most_work = most_accepted = 0
+    async with asyncio.timeout(60):
+        while not clients.done():
+            work, accepted = server._broker.work, listener.stats.accepted
+            await asyncio.sleep(0)
+            most_work = max(most_work, server._broker.work - work)
+            most_accepted = max(most_accepted, listener.stats.accepted - accepted)
+    assert await clients == [0] * count
+    assert 0 < most_accepted <= ACCEPT_AT_ONCE
+    # Those that were read in the turn, those that have waited for it, and the last one of both beyond the share.
+    assert CONNECT_WORK < most_work <= 2 * (TURN_SHARES * limits.max_turn_work + HANDSHAKE_WORK)
+    writer.close()
+    await until(lambda: not server.connection_limiter.connections)
 
 
 @pytest.mark.parametrize("others_leave", [False, True])
