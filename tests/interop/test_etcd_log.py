@@ -17,7 +17,7 @@ import pytest
 from penstock.cluster.client import EtcdClient, EtcdStatus
 from penstock.cluster.follow import LogFollower
 from penstock.cluster.leadership import Leadership, why_not_eligible
-from penstock.cluster.log import PART_BYTES, EtcdLogs, FencedError, LogKeys, first_sequence, leader_key, read_frames
+from penstock.cluster.log import PART_BYTES, EtcdLogs, FencedError, LogKeys, leader_key, read_frames, read_oldest
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import MOST_BYTES
 from penstock.errors import OutOfSpaceError, StorageError
@@ -293,19 +293,19 @@ def test_commits_are_deleted_and_a_node_without_them_is_not_eligible(
     for number in range(200):
         node.put(f"key {number}", bytes(1000))
     node.logs.maintain()
-    assert first_sequence(node.client, keys) == 1, "LMDB does not contain it"
+    assert first_sequence(node) == 1, "LMDB does not contain it"
     node.apply()
     node.logs.maintain({NAME: [1]})
-    assert first_sequence(node.client, keys) == 2, "another member needs the rest"
+    assert first_sequence(node) == 2, "another member needs the rest"
     node.logs.maintain()
-    assert first_sequence(node.client, keys) is None
+    assert first_sequence(node) is None
     assert node.logs.stored_bytes() == 0
     everything = pb.RangeRequest(key=keys.part(0), range_end=keys.part(1 << 63), count_only=True)
     assert node.client.call("KV/Range", everything, pb.RangeResponse).count == 0
     assert why_not_eligible(node.client, prefix, {NAME: node.position()}) is None
     late = node.position()._replace(sequence=7)
     reason = why_not_eligible(node.client, prefix, {NAME: late})
-    assert reason == "rows: this node has commit 7, and the log in etcd begins with None"
+    assert reason == "rows: this node has commit 7, and the log in etcd is empty"
     assert "etcd has another log" in (why_not_eligible(node.client, prefix, {NAME: LogPosition(b"x" * 8, 0, 7)}) or "")
     with pytest.raises(StorageError, match="commit 8 is not in the log"):
         follow(node.client, prefix, late)
@@ -314,6 +314,31 @@ def test_commits_are_deleted_and_a_node_without_them_is_not_eligible(
         Node(three, tmp_path / "empty", prefix)
     again = Node(three, tmp_path / "node", prefix)
     assert len(again.rows) == 201
+
+
+def test_the_next_active_node_knows_the_bytes_of_earlier_commits(
+    three: EtcdCluster, tmp_path: Path, prefix: str
+) -> None:
+    node = Node(three, tmp_path / "node", prefix)
+    for number in range(30):
+        node.put(f"key {number}", bytes(100 * number))
+    node.put("large", bytes(PART_BYTES + 1))
+    stored = node.logs.stored_bytes()
+    assert stored > PART_BYTES + 100 * 29 * 15
+    node.stop()
+    again = Node(three, tmp_path / "node", prefix)
+    assert again.logs.stored_bytes() == stored
+    again.put("another", b"")
+    again.logs.maintain({NAME: [10]})
+    assert first_sequence(again) == 1, "another member needs them"
+    again.apply()
+    again.stop()
+    empty = Node(three, tmp_path / "empty", prefix)
+    assert len(empty.rows) == 32
+    assert empty.logs.stored_bytes() > stored
+    empty.logs.maintain()
+    assert first_sequence(empty) is None
+    assert empty.logs.stored_bytes() == 0
 
 
 def test_etcd_stays_small_under_load(one: EtcdCluster, tmp_path: Path, prefix: str) -> None:
@@ -366,6 +391,11 @@ def test_a_directory_of_another_log_is_refused(three: EtcdCluster, tmp_path: Pat
     Node(three, tmp_path / "other", f"{prefix}other/").stop()
     with pytest.raises(StorageError, match="etcd has another log"):
         Node(three, tmp_path / "node", f"{prefix}other/")
+
+
+def first_sequence(node: Node) -> int | None:
+    oldest = read_oldest(node.client, node.log.keys)
+    return None if oldest is None else oldest.sequence
 
 
 def follow(client: EtcdClient, prefix: str, position: LogPosition) -> None:

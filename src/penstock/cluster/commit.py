@@ -16,11 +16,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-__all__ = ["Frame", "Head", "LogCommits", "Verdict", "decode_frame", "decode_head", "encode_frame"]
+__all__ = ["FRAME_BYTES", "Frame", "Head", "LogCommits", "Verdict", "decode_frame", "decode_head", "encode_frame"]
 
-_HEAD: Final = Struct(">8sQQ")
-_FRAME: Final = Struct(">QQQII")
-"""Term, sequence, time in ms, parts, CRC-32 of the body."""
+_HEAD: Final = Struct(">8sQQQ")
+_FRAME: Final = Struct(">QQQQII")
+"""Term, sequence, time in ms, bytes of all commits up to this one, parts, CRC-32 of the body."""
+FRAME_BYTES: Final = _FRAME.size
+"""Bytes of a frame without its body."""
 
 
 class Verdict(StrEnum):
@@ -35,16 +37,20 @@ class Verdict(StrEnum):
 
 
 class Head(NamedTuple):
-    """The newest commit of a log in etcd. ``revision``: of the key, which the next commit compares."""
+    """The newest commit of a log in etcd. ``revision``: of the key, which the next commit compares.
+
+    ``total_bytes``: of all commits of the log, deleted ones included.
+    """
 
     identity: bytes
     sequence: int
     term: int
     revision: int = 0
+    total_bytes: int = 0
 
     def encode(self) -> bytes:
         """Encode the value of the key."""
-        stored = _HEAD.pack(self.identity, self.sequence, self.term)
+        stored = _HEAD.pack(self.identity, self.sequence, self.term, self.total_bytes)
         return stored + crc32(stored).to_bytes(4, "big")
 
 
@@ -52,35 +58,37 @@ def decode_head(value: bytes, revision: int) -> Head:
     """Decode the value of a head. ValueError: it is damaged."""
     if len(value) != _HEAD.size + 4 or crc32(value[:-4]).to_bytes(4, "big") != value[-4:]:
         raise ValueError("the head of the log is damaged")
-    identity, sequence, term = _HEAD.unpack_from(value)
-    return Head(identity, sequence, term, revision)
+    identity, sequence, term, total_bytes = _HEAD.unpack_from(value)
+    return Head(identity, sequence, term, revision, total_bytes)
 
 
 class Frame(NamedTuple):
     """A commit as it is stored. ``parts`` 0: ``body`` is complete; otherwise it is in that many other keys.
 
-    ``time_ms``: the cluster's clock when it was written.
+    ``time_ms``: the cluster's clock when it was written. ``total_bytes``: of all commits up to this one.
     """
 
     term: int
     sequence: int
     time_ms: int
+    total_bytes: int
     parts: int
     checksum: int
     body: bytes
 
 
-def encode_frame(term: int, sequence: int, time_ms: int, body: bytes, parts: int = 0) -> bytes:
-    """Encode a frame; with ``parts`` its head, without the body."""
-    return _FRAME.pack(term, sequence, time_ms, parts, crc32(body)) + (b"" if parts else body)
+def encode_frame(head: Head, time_ms: int, body: bytes, parts: int = 0) -> bytes:
+    """Encode the frame of the commit that ``head`` names; with ``parts`` without the body."""
+    fixed = _FRAME.pack(head.term, head.sequence, time_ms, head.total_bytes, parts, crc32(body))
+    return fixed + (b"" if parts else body)
 
 
 def decode_frame(value: bytes) -> Frame:
     """Decode a frame. ValueError: it is damaged."""
     if len(value) < _FRAME.size:
         raise ValueError("a frame of the log is damaged")
-    term, sequence, time_ms, parts, checksum = _FRAME.unpack_from(value)
-    frame = Frame(term, sequence, time_ms, parts, checksum, value[_FRAME.size :])
+    term, sequence, time_ms, total_bytes, parts, checksum = _FRAME.unpack_from(value)
+    frame = Frame(term, sequence, time_ms, total_bytes, parts, checksum, value[_FRAME.size :])
     if not frame.parts and crc32(frame.body) != frame.checksum:
         raise ValueError(f"commit {frame.sequence} of the log is damaged")
     return frame
@@ -95,7 +103,7 @@ class LogCommits:
         """The last accepted commit."""
         self.ended: Verdict | None = None
         """Reason why nothing is committed any more."""
-        self._in_flight: int | None = None
+        self._in_flight: Head | None = None
         self._unanswered = False
 
     @property
@@ -103,14 +111,19 @@ class LogCommits:
         """Whether an attempt of the commit in flight had no answer."""
         return self._unanswered
 
-    def begin(self, sequence: int) -> Head:
-        """Begin a commit, or repeat the one in flight, which etcd had no space for; returns the head that it puts."""
+    def begin(self, sequence: int, size: int) -> Head:
+        """Begin a commit of ``size`` bytes, or repeat the one in flight, for which etcd had no space.
+
+        Returns the head that it puts.
+        """
         assert self.ended is None
         assert sequence == self.head.sequence + 1, "commits have no gaps"
         if self._in_flight is None:
-            self._in_flight = sequence
+            self._in_flight = self.head._replace(
+                sequence=sequence, term=self.term, revision=0, total_bytes=self.head.total_bytes + size
+            )
             self._unanswered = False
-        return Head(self.head.identity, sequence, self.term)
+        return self._in_flight
 
     def unanswered(self) -> None:
         """An attempt had no answer: make the next one, with the same transaction."""
@@ -120,14 +133,14 @@ class LogCommits:
     def accepted(self, revision: int) -> Verdict:
         """The comparisons of the transaction held."""
         assert self._in_flight is not None
-        self.head = Head(self.head.identity, self._in_flight, self.term, revision)
+        self.head = self._in_flight._replace(revision=revision)
         self._in_flight = None
         return Verdict.ACCEPTED
 
     def refused(self, head: Head | None, leader_revision: int) -> Verdict:
         """A comparison did not hold; ``head`` and the leadership key (0: none) as they are in etcd."""
         assert self._in_flight is not None
-        mine = head is not None and head[:3] == (self.head.identity, self._in_flight, self.term)
+        mine = head is not None and head[:3] == self._in_flight[:3]
         if mine and self.in_doubt:
             assert head is not None
             return self.accepted(head.revision)

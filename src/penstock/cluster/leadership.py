@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.lease import LeaseClock
-from penstock.cluster.log import LogKeys, first_sequence, leader_key, read_head
+from penstock.cluster.log import LogKeys, leader_key, read_head, read_oldest
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.io.clock import boot_ms
@@ -48,9 +48,10 @@ def why_not_eligible(client: EtcdClient, prefix: str, applied: Mapping[str, LogP
         if sequence > head.sequence:
             return f"{name}: this node has commit {sequence}, and the log in etcd ends with {head.sequence}"
         if sequence < head.sequence:
-            first = first_sequence(client, keys)
-            if first is None or first > sequence + 1:
-                return f"{name}: this node has commit {sequence}, and the log in etcd begins with {first}"
+            oldest = read_oldest(client, keys)
+            if oldest is None or oldest.sequence > sequence + 1:
+                first = "is empty" if oldest is None else f"begins with {oldest.sequence}"
+                return f"{name}: this node has commit {sequence}, and the log in etcd {first}"
     return None
 
 

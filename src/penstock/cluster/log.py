@@ -22,6 +22,7 @@ from zlib import crc32
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import (
+    FRAME_BYTES,
     Frame,
     Head,
     LogCommits,
@@ -37,7 +38,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 
-__all__ = ["EtcdLog", "EtcdLogs", "FencedError", "LogKeys", "first_sequence", "leader_key", "read_frames", "read_head"]
+__all__ = ["EtcdLog", "EtcdLogs", "FencedError", "LogKeys", "leader_key", "read_frames", "read_head", "read_oldest"]
 
 PART_BYTES: Final = 512 << 10
 """Largest body in a frame, and size of the parts of a larger one: a request has at most 1.5 MiB, and larger ones delay
@@ -112,11 +113,16 @@ def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iter
             after = frame.sequence
 
 
-def first_sequence(client: EtcdClient, keys: LogKeys) -> int | None:
-    """The first commit of a log that etcd has; None: it has none. UnavailableError, RefusedError."""
-    request = pb.RangeRequest(key=keys.frame(0), range_end=keys.frame(_LAST), limit=1, keys_only=True)
+def read_oldest(client: EtcdClient, keys: LogKeys) -> Frame | None:
+    """The first commit of a log that etcd has; None: it has none.
+
+    Raises:
+        StorageError: it is damaged.
+        UnavailableError, RefusedError: etcd does not answer.
+    """
+    request = pb.RangeRequest(key=keys.frame(0), range_end=keys.frame(_LAST), limit=1)
     answer = client.call("KV/Range", request, pb.RangeResponse)
-    return int(answer.kvs[0].key.rpartition(b"/")[2], 16) if answer.kvs else None
+    return _complete(client, keys, decode_frame(answer.kvs[0].value)) if answer.kvs else None
 
 
 def _complete(client: EtcdClient, keys: LogKeys, frame: Frame) -> Frame:
@@ -288,10 +294,24 @@ class EtcdLog(CommitLog):
                 f"{self.name}: the log in etcd cannot be read", why=_reason(error), do=error.do or "check etcd"
             ) from error
         self._position = LogPosition(identity, 0, last)
-        self._retention = Retention(first, self._most_bytes)
-        for frame in frames:
-            self._retention.committed(frame.sequence, len(frame.body))
+        self._count(first, frames)
         return [frame.body for frame in frames], self._position
+
+    def _count(self, first: int, frames: Sequence[Frame]) -> None:
+        """Count the commits in etcd: ``frames``, and those up to ``first`` that were not read."""
+        oldest, head = read_oldest(self._client, self.keys), self._head
+        self._retention = Retention(first, self._most_bytes)
+        self._done = first
+        if oldest is not None and head is not None:
+            size = FRAME_BYTES + len(oldest.body)
+            earlier = head.total_bytes - oldest.total_bytes + size
+            self._done = oldest.sequence - 1
+            self._retention = Retention(self._done, self._most_bytes)
+            earlier -= sum(FRAME_BYTES + len(frame.body) for frame in frames)
+            if oldest.sequence <= first:
+                self._retention.committed(first, earlier)
+        for frame in frames:
+            self._retention.committed(frame.sequence, FRAME_BYTES + len(frame.body))
 
     def _foreign(self, what: str) -> StorageError:
         return StorageError(
@@ -300,11 +320,14 @@ class EtcdLog(CommitLog):
             do="start the node whose data directory has the newest commits, with a new prefix in etcd",
         )
 
-    def start(self) -> None:
-        """Create the log if it does not exist, and remove parts that no frame refers to [CommitLog]."""
+    def start(self, released: int | None = None) -> None:
+        """Create the log if it does not exist, and remove parts that no frame refers to [CommitLog].
+
+        ``released``: the last commit that LMDB contains durably, if it does not contain all recovered ones.
+        """
         sequence = self._position.sequence
-        head = Head(self._position.identity, sequence, self._logs.term)
-        revision = self._head.revision if self._head is not None else 0
+        before = self._head or Head(self._position.identity, 0, 0)
+        head, revision = before._replace(term=self._logs.term, revision=0), before.revision
         leftover = pb.DeleteRangeRequest(key=self.keys.part(sequence + 1), range_end=self.keys.part(_LAST))
         request = pb.TxnRequest(
             compare=[self._logs.leads(), _unchanged(self.keys.head, revision)],
@@ -326,7 +349,7 @@ class EtcdLog(CommitLog):
                 raise _fenced()
             started = found
         self._commits = LogCommits(self._logs.term, started)
-        self._retention.release(sequence)
+        self.release(sequence if released is None else released)
 
     def append(self, sequence: int, body: bytes) -> bool:
         """Commit to etcd; blocks while etcd does not answer [CommitLog].
@@ -339,10 +362,11 @@ class EtcdLog(CommitLog):
         commits = self._commits
         assert commits is not None, "start() comes first"
         self._wait_for_room()
-        head = commits.begin(sequence)
+        size = FRAME_BYTES + len(body)
+        head = commits.begin(sequence, size)
         try:
             parts = self._put_parts(sequence, body) if len(body) > PART_BYTES else 0
-            frame = encode_frame(self._logs.term, sequence, self._logs.clock(), body, parts)
+            frame = encode_frame(head, self._logs.clock(), body, parts)
             request = pb.TxnRequest(
                 compare=[self._logs.leads(), _unchanged(self.keys.head, commits.head.revision)],
                 success=[_put(self.keys.frame(sequence), frame), _put(self.keys.head, head.encode())],
@@ -360,7 +384,8 @@ class EtcdLog(CommitLog):
             raise _fenced()
         if verdict is Verdict.DIVERGED:
             raise self._foreign(f"its head is not commit {commits.head.sequence} of this node")
-        self._retention.committed(sequence, len(frame) + (len(body) if parts else 0))
+        with self._room:
+            self._retention.committed(sequence, size)
         return True
 
     def _commit(self, commits: LogCommits, request: pb.TxnRequest) -> Verdict:

@@ -37,34 +37,34 @@ class ModelEtcd:
 
 def test_a_commit_is_accepted_and_the_next_one_compares_its_revision() -> None:
     commits = LogCommits(5, Head(IDENTITY, 7, 3, 40))
-    assert commits.begin(8) == Head(IDENTITY, 8, 5)
+    assert commits.begin(8, 100) == Head(IDENTITY, 8, 5, total_bytes=100)
     assert commits.accepted(44) is Verdict.ACCEPTED
-    assert commits.head == Head(IDENTITY, 8, 5, 44)
-    commits.begin(9)
+    assert commits.head == Head(IDENTITY, 8, 5, 44, 100)
+    commits.begin(9, 100)
 
 
 def test_a_commit_in_doubt_was_accepted_if_the_head_is_its_own() -> None:
     commits = LogCommits(5, Head(IDENTITY, 7, 5, 40))
-    commits.begin(8)
+    commits.begin(8, 100)
     commits.unanswered()
     assert commits.in_doubt
     assert commits.refused(Head(IDENTITY, 8, 5, 41), 5) is Verdict.ACCEPTED
-    assert commits.head == Head(IDENTITY, 8, 5, 41)
+    assert commits.head == Head(IDENTITY, 8, 5, 41, 100)
 
 
 def test_a_commit_in_doubt_counts_although_the_leadership_has_ended_since() -> None:
     commits = LogCommits(5, Head(IDENTITY, 7, 5, 40))
-    commits.begin(8)
+    commits.begin(8, 100)
     commits.unanswered()
     assert commits.refused(Head(IDENTITY, 8, 5, 41), 0) is Verdict.ACCEPTED
-    commits.begin(9)
+    commits.begin(9, 100)
     assert commits.refused(Head(IDENTITY, 8, 5, 41), 0) is Verdict.FENCED
 
 
 @pytest.mark.parametrize("leader", [0, 6])
 def test_another_leader_or_none_fences(leader: int) -> None:
     commits = LogCommits(5, Head(IDENTITY, 7, 5, 40))
-    commits.begin(8)
+    commits.begin(8, 100)
     assert commits.refused(Head(IDENTITY, 7, 5, 40), leader) is Verdict.FENCED
     assert commits.ended is Verdict.FENCED
 
@@ -81,7 +81,7 @@ def test_another_leader_or_none_fences(leader: int) -> None:
 )
 def test_another_head_under_the_same_leadership_is_another_log(head: Head | None) -> None:
     commits = LogCommits(5, Head(IDENTITY, 7, 5, 40))
-    commits.begin(8)
+    commits.begin(8, 100)
     assert commits.refused(head, 5) is Verdict.DIVERGED
 
 
@@ -89,16 +89,16 @@ def test_commits_have_no_gaps_and_are_one_at_a_time() -> None:
     commits = LogCommits(5, Head(IDENTITY, 7, 5, 40))
     for _ in range(2):
         with pytest.raises(AssertionError, match="no gaps"):
-            commits.begin(9)
-        commits.begin(8)
+            commits.begin(9, 100)
+        commits.begin(8, 100)
 
 
 def test_a_commit_in_doubt_stays_so_when_it_is_repeated() -> None:
     """etcd did not answer, then it was full, and the caller repeats the commit when there is space."""
     commits = LogCommits(5, Head(IDENTITY, 7, 5, 40))
-    head = commits.begin(8)
+    head = commits.begin(8, 100)
     commits.unanswered()
-    assert commits.begin(8) == head
+    assert commits.begin(8, 100) == head
     assert commits.refused(Head(IDENTITY, 8, 5, 41), 5) is Verdict.ACCEPTED
 
 
@@ -117,7 +117,7 @@ def test_acknowledged_commits_are_in_the_log_once_and_in_order(seed: int) -> Non
             etcd.transaction(term, etcd.head.revision, Head(IDENTITY, etcd.head.sequence + 1, term), "of another node")
         content = f"commit {number}"
         compared = commits.head.revision
-        head = commits.begin(commits.head.sequence + 1)
+        head = commits.begin(commits.head.sequence + 1, 100)
         verdict = None
         while verdict is None:
             if late and random.random() < 0.3:  # an attempt of now or of earlier arrives late
@@ -146,13 +146,13 @@ def test_acknowledged_commits_are_in_the_log_once_and_in_order(seed: int) -> Non
 
 
 def test_heads_and_frames_are_stored_with_checksums() -> None:
-    head = Head(IDENTITY, 1 << 40, 77)
+    head = Head(IDENTITY, 1 << 40, 77, total_bytes=9000)
     assert decode_head(head.encode(), 9) == head._replace(revision=9)
-    value = encode_frame(77, 1 << 40, 1_700_000_000_000, b"body")
-    assert decode_frame(value)[:4] == (77, 1 << 40, 1_700_000_000_000, 0)
+    value = encode_frame(head, 1_700_000_000_000, b"body")
+    assert decode_frame(value)[:5] == (77, 1 << 40, 1_700_000_000_000, 9000, 0)
     assert decode_frame(value).body == b"body"
-    divided = decode_frame(encode_frame(77, 3, 5, b"large", parts=2))
-    assert divided == Frame(77, 3, 5, 2, divided.checksum, b"")
+    divided = decode_frame(encode_frame(head, 5, b"large", parts=2))
+    assert divided == Frame(77, 1 << 40, 5, 9000, 2, divided.checksum, b"")
     for damaged in (head.encode()[:-1], head.encode()[:-1] + b"\0", b""):
         with pytest.raises(ValueError, match="damaged"):
             decode_head(damaged, 9)

@@ -1,0 +1,229 @@
+"""A standby: LMDB environments that apply the commits of the active node, and continue its logs when they take over.
+
+Each environment has a :class:`StandbyLog`. It accepts commits that etcd already has, so that the environment applies
+them as those of its own; after :meth:`Standby.take_over` it commits to etcd. The environments stay open, and LMDB is
+nearly up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.follow import LogFollower
+from penstock.cluster.leadership import Leadership, why_not_eligible
+from penstock.cluster.log import EtcdLog, EtcdLogs, LogKeys, read_head
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.cluster.retention import MOST_BYTES
+from penstock.errors import RefusedError, StorageError, UnavailableError
+from penstock.runtime.io.commit_log import CommitLog, LogPosition
+from penstock.runtime.io.wal import LoggedEnvironment
+
+__all__ = ["Standby", "StandbyLog", "applied_by_members"]
+
+MEMBER_S: Final = 10
+"""A standby that reports nothing for so long no longer keeps commits in etcd."""
+
+_log = logging.getLogger("penstock.cluster")
+
+
+class StandbyLog(CommitLog):
+    """The log ``name`` as a standby has it; see the module."""
+
+    def __init__(self, client: EtcdClient, prefix: str, name: str) -> None:
+        self.released = 0
+        """The last commit that LMDB contains, durably."""
+        self.position = LogPosition(b"", 0, 0)
+        """The last commit that the environment has."""
+        self._client = client
+        self._keys = LogKeys(prefix, name)
+        self._name = name
+        self._active: EtcdLog | None = None
+
+    def recover(self, applied: LogPosition | None) -> tuple[list[bytes], LogPosition]:
+        """Begin after ``applied``, or at the first commit of the log in etcd [CommitLog].
+
+        Raises:
+            StorageError: there is no log in etcd, or it cannot be read.
+        """
+        if applied is None:
+            try:
+                head = read_head(self._client, self._keys)
+            except (UnavailableError, RefusedError) as error:
+                raise StorageError(
+                    f"{self._name}: the log in etcd cannot be read", why=error.what, do=error.do or "check etcd"
+                ) from error
+            if head is None:
+                raise StorageError(f"{self._name}: etcd has no log to follow", do="start the active node first")
+            applied = LogPosition(head.identity, 0, 0)
+        self.position = applied
+        self.released = applied.sequence
+        return [], applied
+
+    def append(self, sequence: int, body: bytes) -> bool:
+        """Accept a commit that etcd has; after the takeover, commit it there [CommitLog]."""
+        if self._active is not None:
+            return self._active.append(sequence, body)
+        assert sequence == self.position.sequence + 1, "commits have no gaps"
+        self.position = self.position._replace(sequence=sequence)
+        return True
+
+    def activate(self, log: EtcdLog) -> None:
+        """Commit to ``log`` from now on. All its commits were appended."""
+        self._active = log
+        log.release(self.released)  # LMDB may have been updated since the log was started
+
+    def release(self, sequence: int) -> None:
+        """Note what LMDB contains [CommitLog]."""
+        self.released = sequence
+        if self._active is not None:
+            self._active.release(sequence)
+
+    def may_wait(self) -> bool:
+        """A commit always waits for the network [CommitLog]."""
+        return True
+
+    def is_scarce(self) -> bool:
+        """True if LMDB should be updated [CommitLog]."""
+        return self._active is not None and self._active.is_scarce()
+
+    def close(self) -> None:
+        """Stop waiting for etcd [CommitLog]."""
+        if self._active is not None:
+            self._active.close()
+
+
+class Standby:
+    """Follows the cluster with ``prefix`` into ``environments``, which are open, each behind a log of ``logs``.
+
+    ``node``: its name. Use: :meth:`start`, and :meth:`take_over` once :attr:`Leadership.campaign` may be tried; or
+    :meth:`close`. After a takeover nothing is followed any more.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        node: str,
+        environments: Mapping[str, LoggedEnvironment],
+        logs: Mapping[str, StandbyLog],
+    ) -> None:
+        self.failure: StorageError | None = None
+        """Reason why the node cannot follow: it lacks commits that etcd has deleted, or LMDB failed."""
+        self._client = client
+        self._prefix = prefix
+        self._node = node
+        self._environments = dict(environments)
+        self._logs = dict(logs)
+        self._closed = threading.Event()
+        self._lease: int | None = None
+        self._follower: LogFollower | None = None
+        self._thread = threading.Thread(target=self._follow, name="cluster standby", daemon=True)
+
+    @property
+    def positions(self) -> dict[str, LogPosition]:
+        """The last commit of each log that the environments have."""
+        return {name: log.position for name, log in self._logs.items()}
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._follower = LogFollower(self._client, self._prefix, self.positions)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop following. The environments stay open."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._follower is not None:
+            self._follower.close()
+
+    def take_over(self, leadership: Leadership, most_bytes: int = MOST_BYTES) -> EtcdLogs | None:
+        """Become active if no other node is: the environments have every commit, and the next ones go to etcd.
+
+        Returns the logs, whose retention runs; None: another node is active, or this one is not eligible.
+
+        Raises:
+            StorageError: a commit is missing or cannot be applied; the node is not active.
+            UnavailableError, RefusedError: etcd does not answer.
+        """
+        reason = why_not_eligible(self._client, self._prefix, self.positions)
+        if reason is not None:
+            _log.warning("this node cannot become active: %s", reason)
+            return None
+        if not leadership.campaign():
+            return None
+        self.close()
+        try:
+            if self.failure is not None:
+                raise self.failure
+            active = EtcdLogs(self._client, self._prefix, leadership.term, list(self._logs), most_bytes=most_bytes)
+            for name, log in self._logs.items():
+                bodies, _ = active.logs[name].recover(log.position)
+                self._apply(name, bodies)
+                active.logs[name].start(log.released)
+            for name, log in self._logs.items():
+                log.activate(active.logs[name])
+        except BaseException:
+            leadership.resign()
+            raise
+        active.start(lambda: applied_by_members(self._client, self._prefix, self._node))
+        return active
+
+    def _apply(self, name: str, bodies: Sequence[bytes]) -> None:
+        environment = self._environments[name]
+        for body in bodies:
+            environment.commit_body(body, "following the active node")
+
+    def _follow(self) -> None:
+        """Apply commits and report them; the thread."""
+        assert self._follower is not None
+        reported = 0.0
+        while not self._closed.is_set():
+            try:
+                for name, frames in self._follower.next().items():
+                    self._apply(name, [frame.body for frame in frames])
+                if time.monotonic() - reported > 1:
+                    self._report()
+                    reported = time.monotonic()
+            except StorageError as failure:
+                self.failure = failure
+                _log.critical("this node cannot follow the active one: %s", failure)
+                return
+            except (UnavailableError, RefusedError) as error:
+                _log.warning("this node does not follow the active one for now: %s", error)
+                self._closed.wait(0.1)
+
+    def _report(self) -> None:
+        """Tell the active node which commits LMDB contains."""
+        if self._lease is None or self._client.keep_alive(self._lease, deadline_s=1.0) <= 0:
+            grant = pb.LeaseGrantRequest(TTL=MEMBER_S)
+            self._lease = self._client.call("Lease/LeaseGrant", grant, pb.LeaseGrantResponse).ID
+        value = json.dumps({name: log.released for name, log in self._logs.items()}).encode()
+        put = pb.PutRequest(key=_member_key(self._prefix, self._node), value=value, lease=self._lease)
+        self._client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
+
+
+def applied_by_members(client: EtcdClient, prefix: str, but: str) -> dict[str, list[int]]:
+    """By log, the last commit that each live standby has in LMDB; ``but``: a node that is left out.
+
+    Raises:
+        UnavailableError, RefusedError: etcd does not answer.
+    """
+    first = _member_key(prefix, "")
+    request = pb.RangeRequest(key=first, range_end=first[:-1] + b"0")  # the byte after the slash
+    found: dict[str, list[int]] = {}
+    for entry in client.call("KV/Range", request, pb.RangeResponse, within_s=1.0).kvs:
+        if entry.key != _member_key(prefix, but):
+            for name, sequence in json.loads(entry.value).items():
+                found.setdefault(name, []).append(int(sequence))
+    return found
+
+
+def _member_key(prefix: str, node: str) -> bytes:
+    return f"{prefix}member/{node}".encode()

@@ -1,0 +1,231 @@
+"""A standby with real etcd members: it has what the active node acknowledged, and continues after it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.leadership import Leadership
+from penstock.cluster.log import EtcdLogs, LogKeys, read_oldest
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
+from penstock.errors import StorageError
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal_frames import PUT
+from tests.interop.etcd import EtcdCluster
+
+NAMES = ("keys", "sessions")
+DEADLINE_S = 60
+_prefixes = itertools.count()
+
+ACTIVE = """
+import itertools, sys
+from pathlib import Path
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.leadership import Leadership
+from penstock.cluster.log import EtcdLogs
+from penstock.cluster.standby import applied_by_members
+from tests.interop.test_etcd_standby import NAMES, PUT, environment_at
+
+path, prefix, endpoints = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
+client = EtcdClient(endpoints)
+leadership = Leadership(client, prefix, "first")
+assert leadership.campaign()
+logs = EtcdLogs(client, prefix, leadership.term, NAMES)
+environments = {name: environment_at(path / name, logs.logs[name]) for name in NAMES}
+for environment in environments.values():
+    environment.open(lambda _: None)
+logs.start(lambda: applied_by_members(client, prefix, "first"))
+for number in itertools.count(1):
+    name = NAMES[number % 2]
+    environments[name].commit([(PUT, 1, b"counter", b"%d" % number), (PUT, 1, b"key %d" % (number % 500), b"")], "w")
+    print(number, flush=True)
+"""
+"""A process of an active node: it prints each number after it was acknowledged."""
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"/test/{next(_prefixes)}/"
+
+
+@pytest.fixture
+def client(three: EtcdCluster) -> Iterator[EtcdClient]:
+    client = EtcdClient(three.endpoints)
+    client.call("KV/Range", pb.RangeRequest(key=b"up"), pb.RangeResponse, within_s=30)
+    yield client
+    client.close()
+
+
+def environment_at(path: Path, log: object) -> LoggedEnvironment:
+    tables = LmdbEnvironment(path, "rows", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE)
+    return LoggedEnvironment(tables, segment_bytes=64 << 10, log=log)  # type: ignore[arg-type]  # a log of either kind
+
+
+class StandbyNode:
+    """A standby in this process."""
+
+    def __init__(self, client: EtcdClient, path: Path, prefix: str) -> None:
+        self.logs = {name: StandbyLog(client, prefix, name) for name in NAMES}
+        self.environments = {name: environment_at(path / name, log) for name, log in self.logs.items()}
+        self.active: EtcdLogs | None = None
+        self.leadership = Leadership(client, prefix, path.name)
+        self.standby = Standby(client, prefix, path.name, self.environments, self.logs)
+        for environment in self.environments.values():
+            environment.open(lambda _: None)
+        self.standby.start()
+
+    def counters(self) -> dict[str, int]:
+        """The counter in each environment."""
+
+        def counter(environment: LoggedEnvironment) -> int:
+            def look(transaction: lmdb.Transaction[bytes]) -> int:
+                return int(transaction.get(b"counter", db=environment.tables["rows"]) or b"0")
+
+            return environment.read(look)
+
+        return {name: counter(environment) for name, environment in self.environments.items()}
+
+    def close(self) -> None:
+        self.standby.close()
+        if self.active is not None:
+            self.active.close()
+        self.leadership.resign()
+        for environment in self.environments.values():
+            environment.close()
+
+
+class ActiveProcess:
+    """:data:`ACTIVE`, and the last number that it printed."""
+
+    def __init__(self, three: EtcdCluster, path: Path, prefix: str) -> None:
+        command = [sys.executable, "-c", ACTIVE, str(path), prefix, ",".join(three.endpoints)]
+        root = Path(__file__).resolve().parents[2]
+        paths = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths})
+        self.last = 0
+
+    def read_to(self, number: int) -> None:
+        """Read until ``number`` was acknowledged."""
+        assert self._process.stdout is not None
+        while self.last < number:
+            line = self._process.stdout.readline()
+            assert line, "the active process has ended"
+            self.last = int(line)
+
+    def end(self, sent: signal.Signals) -> None:
+        """Send a signal, and read what was acknowledged before."""
+        self._process.send_signal(sent)
+        if sent is signal.SIGKILL:
+            self._process.wait()
+
+    def rest(self) -> None:
+        """Read all that it has printed, when it has ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.last = int(line)
+        self._process.stdout.close()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "pause"])
+def test_a_standby_takes_over_with_everything_acknowledged(
+    three: EtcdCluster, client: EtcdClient, tmp_path: Path, prefix: str, how: signal.Signals
+) -> None:
+    first = ActiveProcess(three, tmp_path / "first", prefix)
+    try:
+        first.read_to(20)
+        second = StandbyNode(client, tmp_path / "second", prefix)
+        first.read_to(300)
+        assert second.standby.take_over(Leadership(client, prefix, "third")) is None, "the first one is active"
+        first.end(how)
+        active = taken_over(second)
+        # As SIGCONT after a minute: its next commit is refused, and it acknowledges nothing more.
+        first.end(signal.SIGCONT if how is signal.SIGSTOP else signal.SIGKILL)
+        first.rest()
+        counters = second.counters()
+        assert first.last <= max(counters.values()) <= first.last + 1
+        assert abs(counters["keys"] - counters["sessions"]) == 1
+        for name, environment in second.environments.items():
+            environment.commit([(PUT, 1, b"counter", b"%d" % (counters[name] + 1000))], "writing")
+        assert second.counters() == {name: number + 1000 for name, number in counters.items()}
+        assert active.term > 0
+        second.close()
+    finally:
+        first.close()
+
+
+def test_a_standby_reports_what_it_has_and_etcd_forgets_it(
+    three: EtcdCluster, client: EtcdClient, tmp_path: Path, prefix: str
+) -> None:
+    first = ActiveProcess(three, tmp_path / "first", prefix)
+    try:
+        first.read_to(10)
+        second = StandbyNode(client, tmp_path / "second", prefix)
+        first.read_to(600)
+        wait_until(lambda: min(applied_by_members(client, prefix, "first").get("keys", [0])) > 0)
+        assert applied_by_members(client, prefix, "second") == {}
+        wait_until(lambda: (first_sequence(client, prefix)) > 1)
+        second.counters()
+        second.close()
+        again = StandbyNode(client, tmp_path / "second", prefix)
+        assert again.standby.positions["keys"].sequence > 0
+        again.close()
+        late = StandbyNode(client, tmp_path / "late", prefix)
+        wait_until(lambda: late.standby.failure is not None)
+        assert "is not in the log" in str(late.standby.failure)
+        assert late.standby.take_over(Leadership(client, prefix, "late")) is None
+        late.close()
+    finally:
+        first.close()
+
+
+def test_there_is_nothing_to_follow_before_an_active_node(client: EtcdClient, tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(StorageError, match="etcd has no log to follow"):
+        StandbyNode(client, tmp_path / "node", prefix)
+
+
+def first_sequence(client: EtcdClient, prefix: str) -> int:
+    oldest = read_oldest(client, LogKeys(prefix, "keys"))
+    return 1 if oldest is None else oldest.sequence
+
+
+def taken_over(node: StandbyNode) -> EtcdLogs:
+    end = time.monotonic() + DEADLINE_S
+    while (active := node.standby.take_over(node.leadership)) is None:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    node.active = active
+    return active
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,75 @@
+"""The log of a standby without etcd: which commits it accepts, and what it passes on after the takeover."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.log import EtcdLog
+from penstock.cluster.standby import StandbyLog
+from penstock.errors import StorageError
+from penstock.runtime.io.commit_log import LogPosition
+from tests.ports import free_port
+
+POSITION = LogPosition(b"identity", 0, 7)
+
+
+class _ActiveLog:
+    """What a standby calls of the log in etcd."""
+
+    def __init__(self) -> None:
+        self.appended: list[int] = []
+        self.released: list[int] = []
+
+    def append(self, sequence: int, _body: bytes) -> bool:
+        self.appended.append(sequence)
+        return True
+
+    def release(self, sequence: int) -> None:
+        self.released.append(sequence)
+
+    def is_scarce(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def log() -> StandbyLog:
+    return StandbyLog(EtcdClient([f"127.0.0.1:{free_port()}"]), "/test/", "rows")
+
+
+def test_commits_of_the_active_node_are_accepted_in_order(log: StandbyLog) -> None:
+    assert log.recover(POSITION) == ([], POSITION)
+    assert log.append(8, b"")
+    assert log.append(9, b"")
+    with pytest.raises(AssertionError, match="no gaps"):
+        log.append(11, b"")
+    assert log.position.sequence == 9
+    assert log.released == 7
+    log.release(9)
+    assert log.released == 9
+    assert log.may_wait()
+    assert not log.is_scarce()
+    log.close()
+
+
+def test_commits_go_to_etcd_after_the_takeover(log: StandbyLog) -> None:
+    log.recover(POSITION)
+    log.append(8, b"")
+    active = _ActiveLog()
+    log.activate(cast(EtcdLog, active))
+    log.append(9, b"")
+    log.release(9)
+    assert (active.appended, active.released) == ([9], [7, 9])
+    assert log.is_scarce()
+    log.close()
+
+
+def test_an_empty_standby_needs_a_log_that_answers(log: StandbyLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = EtcdClient.call
+    monkeypatch.setattr(EtcdClient, "call", lambda self, *args: call(self, *args, within_s=0.1))
+    with pytest.raises(StorageError, match="cannot be read"):
+        log.recover(None)
