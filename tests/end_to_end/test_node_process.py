@@ -131,10 +131,7 @@ def test_startup_errors_state_failure_cause_and_remedy(tmp_path: Path) -> None:
         (tmp_path / "bad.yaml").write_text("mqtt:\n  bnd: 127.0.0.1:1\n")
         status, text = second("--config", "bad.yaml")
         assert status == 2
-        assert (
-            "bad.yaml:2:3: option 'mqtt.bnd': is not known; known here: advertise, anonymous, authentication, bind,"
-            in text
-        )
+        assert "bad.yaml:2:3: option 'mqtt.bnd': is not known\n" in text
         assert "did you mean 'bind'?" in text
 
 

@@ -286,7 +286,7 @@ def _report_outages(store: StateStoreClient, name: bytes, observation: Observati
         nonlocal lost_at
         if lost_at is None:
             lost_at = time.monotonic()
-            note(f"{escape(error.what)}; reconnecting")
+            note(f"penstock: {escape(error.what)}; reconnecting")
 
     def restored(whole: bool) -> None:
         nonlocal lost_at

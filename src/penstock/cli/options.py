@@ -195,7 +195,7 @@ def duration_option(*names: str, text: str, at_least_s: float = 0.0, default: st
         return found
 
     more |= {"parser": seconds, "metavar": DURATION, "show_default": default or False}
-    return typer.Option(*names, help=text, **more)
+    return typer.Option(*names, help=f"{text} A bare number is seconds.", **more)
 
 
 def size_option(*names: str, text: str, default: str | None = None, **more: Any) -> Any:

@@ -62,7 +62,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
         parts = urlsplit(url if "://" in url or "@" in url else f"mqtt://{url}")
         host, port = parts.hostname, parts.port
     except ValueError as e:
-        raise ConfigError(f"broker URL {without_secret(url)!r} cannot be read", option="broker", why=str(e)) from e
+        raise ConfigError(f"broker URL {without_secret(url)!r} cannot be read", option="broker", why=_problem(e)) from e
     websocket = parts.scheme in ("ws", "wss")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     if parts.scheme not in _PORTS or not host or parts.fragment or (path not in ("", "/") and not websocket):
@@ -80,6 +80,14 @@ def parse_broker_url(url: str) -> BrokerUrl:
         None if parts.username is None else unquote(parts.username),
         None if parts.password is None else unquote(parts.password),
     )
+
+
+def _problem(error: ValueError) -> str:
+    """The cause why a URL cannot be split, without the words of the library."""
+    text = str(error)
+    if text.startswith("Port"):
+        return "the port is not a number from 0 to 65535"
+    return "the brackets of an IPv6 address do not match" if "IPv6" in text else text
 
 
 def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:

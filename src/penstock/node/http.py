@@ -116,12 +116,13 @@ def health_routes(
     warnings: Callable[[], Sequence[str]] = tuple,
     identify: Identify = _anybody,
     open_metrics: bool = True,
+    opened_by: str = "http.anonymous_metrics: true",
 ) -> list[Route]:
     """The paths ``/livez``, ``/readyz`` and ``/metrics``.
 
     ``problems`` returns the reasons why the process is not ready, ``warnings`` parts that do not work as configured.
     ``identify`` finds the caller of ``/metrics`` unless ``open_metrics``; health needs no credentials, since probes
-    have none.
+    have none. ``opened_by``: the setting that opens ``/metrics``, for the refusal.
     """
 
     async def livez(_: Request) -> Response:
@@ -138,7 +139,7 @@ def health_routes(
             if isinstance(caller, Response):
                 return caller
             if not caller.reads:
-                return _unauthorized("metrics need credentials: http.anonymous_metrics opens them")
+                return _unauthorized(f"metrics need credentials: send a user (curl -u NAME), or start with {opened_by}")
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     return [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", show_metrics)]

@@ -249,6 +249,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         warnings=warnings,
         identify=identify,
         open_metrics=settings.http_anonymous or security.users is None,
+        opened_by="--tube-broker-http-anonymous allow",
     )
     administer = audited(webapi, "broker", trail, token, broker_admin.is_protected)
     pages = broker_app(administer, health=health, names=names_of(settings.http, told), identify=identify)

@@ -221,7 +221,7 @@ class RangeResponse:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer=peer,
-                do=remedy(answer.errCode),
+                do=remedy(answer.errCode, answer.errMsg),
             )
         if not answer.HasField("range"):
             raise RefusedError(
@@ -418,7 +418,7 @@ def _ask_master(connection: BlockingConnection, routes: Routes, deadline: float)
 def _check_accepted(code: int, text: str, peer: str) -> None:
     if code != ErrCode.SUCCESS:
         raise RefusedError(
-            f"tube: master {peer} refused the request: {text}", code=code, text=text, peer=peer, do=remedy(code)
+            f"tube: master {peer} refused the request: {text}", code=code, text=text, peer=peer, do=remedy(code, text)
         )
 
 

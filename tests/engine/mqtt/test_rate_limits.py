@@ -62,6 +62,10 @@ def test_the_rate_of_a_listener_replaces_that_of_the_broker_and_names_the_client
     trusted.send(*burst(3))
     assert noisy.take() == [PubAck(1, 0x10), PubAck(2, 0x97), PubAck(3, 0x97)]
     assert trusted.take() == [PubAck(1, 0x10), PubAck(2, 0x10), PubAck(3, 0x97)]
+    assert (repr(noisy.connection), repr(bench.open().connection)) == (
+        "client 'noisy' at test",
+        "a client without CONNECT at test",
+    )
     found = bench.broker.client_events.collect()
     assert [(each.kind, each.client_id, each.count) for each in found] == [
         (RATE_LIMITED, "noisy", 2),

@@ -204,9 +204,9 @@ def test_watch_reports_outages_on_standard_error(
     store.restored(False)
     holds = f"'k' now holds a\\nb  {TEXT}\n"
     assert re.sub(r"after [\d.]+ s", "after N s", capsys.readouterr().err) == (
-        "mqtt: the connection was lost; reconnecting\n"
+        "penstock: mqtt: the connection was lost; reconnecting\n"
         f"reconnected after N s: no change was missed\n{holds}"
-        "mqtt: the connection was lost; reconnecting\n"
+        "penstock: mqtt: the connection was lost; reconnecting\n"
         f"reconnected after N s: only the last of the missed changes is printed\n{holds}"
     )
     store.entry = None

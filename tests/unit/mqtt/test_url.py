@@ -67,3 +67,10 @@ def test_a_name_or_a_url_leads_to_a_server() -> None:
         assert caught.value.option == option
     assert broker_url("127.0.0.1:1884", None, tls=False) == parse_broker_url("mqtt://127.0.0.1:1884")
     assert broker_url("[::1]:1884", None, tls=True) == parse_broker_url("mqtts://[::1]:1884")
+
+
+@pytest.mark.parametrize("url", ["mqtt://host:x", "mqtt://host:99999"])
+def test_an_invalid_port_is_explained_in_our_words(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_broker_url(url)
+    assert caught.value.why == "the port is not a number from 0 to 65535"

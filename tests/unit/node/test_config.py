@@ -183,3 +183,24 @@ def test_a_refused_flag_or_variable_is_named() -> None:
 def test_a_file_that_is_asked_for_must_exist() -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(Path("absent.yaml"), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "suggestion"),
+    [
+        ("mqtt: {listen: 127.0.0.1:1883}", "did you mean 'bind'?"),
+        ("mqtt: {lisen: 127.0.0.1:1883}", "did you mean 'bind'?"),
+        ("mqtt: {port: 1883}", "did you mean 'bind'?"),
+        ("http: {address: 127.0.0.1:8080}", "did you mean 'bind'?"),
+        ("tube: {retention: 12h}", "did you mean tube.topics.NAME.retention?"),
+        ("mqtt: {limits: {max_queued_mesages: 5}}", "did you mean 'max_queued_messages'?"),
+    ],
+)
+def test_a_misspelt_or_misplaced_option_has_a_short_error_with_a_suggestion(
+    tmp_path: Path, text: str, suggestion: str
+) -> None:
+    (tmp_path / "penstock.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "penstock.yaml", {}, {})
+    assert caught.value.what.endswith("is not known")
+    assert caught.value.do == suggestion

@@ -125,7 +125,7 @@ async def test_rights_by_topic_and_group(tmp_path: Path) -> None:
                 await producer.send("water", b"1")
         for group in ("lake", "shore-2"):
             assert await consume(master, group, "water", **login("ann")) == b"1"
-        with pytest.raises(PenstockError, match=r"user ann may not consume topics \['water'\] as group river"):
+        with pytest.raises(PenstockError, match=r"user ann may not consume topics water as group river"):
             await consume(master, "river", "water", **login("ann"))
         with pytest.raises(PenstockError, match="user press-7 may not consume"):
             await consume(master, "lake", "water", **login("press-7"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
+from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions, read_password
 
 
 def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:
@@ -29,3 +29,9 @@ def test_incomplete_or_unreadable_credentials_are_refused(tmp_path: Path) -> Non
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):
         Login("edge", tmp_path / "bytes").password()
+
+
+def test_an_empty_password_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "e.secret").write_text("\nsecond\n")
+    with pytest.raises(ConfigError, match=r"--password-file: the first line of '.*e\.secret' is empty"):
+        read_password(tmp_path / "e.secret", "--password-file")

@@ -430,7 +430,7 @@ class MqttClient:
                 answer = await future
         code = int(answer.reason_codes[0])
         if code >= 0x80:
-            raise errors.refused(self.url, f"publish to {topic!r}", code, answer.reason_string)
+            raise errors.denied(self.url, f"publish to {topic!r}", "Publish", topic, code, answer.reason_string)
         return code
 
     async def request(
@@ -533,7 +533,8 @@ class MqttClient:
         for subscription, code in zip(wanted, answer.reason_codes, strict=True):
             if code >= 0x80:
                 what = f"subscription to {subscription.topic_filter!r}"
-                raise errors.refused(self.url, what, int(code), answer.reason_string)
+                topic = subscription.topic_filter
+                raise errors.denied(self.url, what, "Subscribe", topic, int(code), answer.reason_string)
         return [int(code) for code in answer.reason_codes]
 
     async def unsubscribe(self, filters: str | Sequence[str]) -> list[int]:

@@ -15,6 +15,7 @@ __all__ = [
     "abandoned",
     "closed",
     "connect_refused",
+    "denied",
     "http_server",
     "lost",
     "no_answer",
@@ -109,6 +110,14 @@ def tls_server(url: BrokerUrl) -> UnavailableError:
 
 def _with_tls(url: BrokerUrl) -> str:
     return f"{'wss' if url.websocket else 'mqtts'}://{url.authority}{url.path}"
+
+
+def denied(url: BrokerUrl, what: str, permission: str, topic: str, code: int, text: str) -> RefusedError:
+    """The server refused ``what``, for which the policies of a node must grant ``permission`` on ``topic``."""
+    do = None
+    if code == ReasonCode.NOT_AUTHORIZED:
+        do = f"grant {permission} on {topic!r} to this client in the policy file of the server, then SIGHUP"
+    return refused(url, what, code, text, do)
 
 
 def refused(url: BrokerUrl, what: str, code: int, text: str, do: str | None = None) -> RefusedError:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from penstock.errors import ConfigError
-from penstock.runtime.config.values import did_you_mean
+from penstock.runtime.config.values import did_you_mean, nearest
 from penstock.runtime.config.yaml_document import Document, Location, Value, parse_document, path_text, read_document
 from penstock.runtime.io.network import without_secret
 
@@ -26,6 +26,10 @@ __all__ = ["load", "parse", "validate"]
 Model = TypeVar("Model", bound=BaseModel)
 
 SHOWN_ERRORS = 10
+SHOWN_NAMES = 20
+"""Known options that an error lists if none is similar to the unknown one."""
+_SYNONYMS = {"listen": "bind", "listener": "bind", "port": "bind", "host": "bind", "address": "bind"}
+"""Names of options in other servers, and ours."""
 _SECRET = re.compile(r"password|passwd|secret|credential|api_?key|admin_token|sha256", re.IGNORECASE)
 """Options whose values no error shows. ``sha256``: of a token, in whose place the token itself may be by mistake."""
 _PLACE = re.compile(r":(\d+):(\d+)$")
@@ -127,9 +131,18 @@ def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str
     context: dict[str, Any] = detail.get("ctx", {})
     if kind == "extra_forbidden":
         known = schema.names(detail["loc"][:-1])
-        text = f"is not known; known here: {', '.join(known)}" if known else "is not known here"
         name = str(location[-1])
-        do = _put_under(name, schema.below(detail["loc"][:-1])) or did_you_mean(name.replace("-", "_"), known)
+        do = (
+            _put_under(name, schema.below(detail["loc"][:-1]))
+            or _similar(name.replace("-", "_"), known)
+            or _put_deeper(name, path_text(location[:-1]), schema.inside_mappings(detail["loc"][:-1]))
+        )
+        text = "is not known"
+        if do is None:
+            shown = (
+                known if len(known) <= SHOWN_NAMES else [*known[:SHOWN_NAMES], f"and {len(known) - SHOWN_NAMES} more"]
+            )
+            text += f"; known here: {', '.join(shown)}" if known else " here"
         return document.where_key(location), option, text, do
     if kind == "missing":
         option = path_text((*location, detail["loc"][-1]))
@@ -207,6 +220,20 @@ def _put_under(name: str, below: Mapping[str, list[str]]) -> str | None:
     return f"put it under {' or '.join(places)}" if places else None
 
 
+def _similar(name: str, known: list[str]) -> str | None:
+    """A question with the most similar known name, or with the known name of what ``name`` is elsewhere."""
+    synonyms = {other: ours for other, ours in _SYNONYMS.items() if ours in known}
+    near = nearest(name, [*known, *synonyms])
+    return None if near is None else f"did you mean {synonyms.get(near, near)!r}?"
+
+
+def _put_deeper(name: str, option: str, inside: Mapping[str, list[str]]) -> str | None:
+    """Neighbouring mappings of names to options, in which ``name`` is one of the options."""
+    wanted = name.lower().replace("-", "_")
+    places = [f"{option}.{mapping}.NAME.{wanted}" for mapping, names in inside.items() if wanted in names]
+    return f"did you mean {' or '.join(places)}?" if places else None
+
+
 class _QuietSchema(GenerateJsonSchema):
     """JSON Schema without warnings: only its names are used, so defaults need not be JSON."""
 
@@ -230,6 +257,14 @@ class _Schema:
     def below(self, loc: tuple[str | int, ...]) -> dict[str, list[str]]:
         """Options at ``loc``, with the options below each."""
         return {name: self.names((*loc, name)) for name in self.names(loc)}
+
+    def inside_mappings(self, loc: tuple[str | int, ...]) -> dict[str, list[str]]:
+        """Options of the entries of each mapping at ``loc``."""
+        return {
+            name: self.names((*loc, name, "NAME"))
+            for name in self.names(loc)
+            if any(isinstance(node.get("additionalProperties"), dict) for node in self._at((*loc, name)))
+        }
 
     def _at(self, loc: tuple[str | int, ...]) -> list[dict[str, Any]]:
         nodes = list(self._unfold(self._root))

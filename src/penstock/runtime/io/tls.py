@@ -283,10 +283,10 @@ def read_password(path: Path, option: str = "password_file") -> str:
     """Read the password in the file named by ``option``: its first line.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or its first line is empty.
     """
     try:
-        return path.read_text(encoding="utf-8").split("\n", 1)[0].removesuffix("\r")
+        password = path.read_text(encoding="utf-8").split("\n", 1)[0].removesuffix("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{option}: {str(path)!r} cannot be read",
@@ -294,6 +294,13 @@ def read_password(path: Path, option: str = "password_file") -> str:
             why=getattr(error, "strerror", None) or "it is not UTF-8 text",
             do="use a file that this user can read, on each machine that needs it; its first line is the password",
         ) from error
+    if not password:
+        raise ConfigError(
+            f"{option}: the first line of {str(path)!r} is empty",
+            option=option,
+            do="write the password into the first line",
+        )
+    return password
 
 
 ANONYMOUS_LOGIN = Login()

@@ -172,7 +172,7 @@ class RequestSender:
             why = "the broker has no subscriber for state store requests"
             do = "use a broker with a state store (penstock up), or attach one: penstock statestore attach --broker URL"
         else:
-            why = "no state store at this broker, or it is overloaded"
+            why = "no state store at this broker, or it is overloaded, or its disk is full or slow: see its /readyz"
             do = "read the key to see whether the request was executed, then repeat it"
         return UnavailableError(
             f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:g} s",

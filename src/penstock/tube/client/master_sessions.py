@@ -371,4 +371,4 @@ class MemberSession:
 
 def _check_accepted(code: int, text: str, what: str) -> None:
     if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: {what}: {text}", code=code, text=text, do=remedy(code))
+        raise RefusedError(f"tube: {what}: {text}", code=code, text=text, do=remedy(code, text))

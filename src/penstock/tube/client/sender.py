@@ -23,7 +23,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.tube.client.arguments import empty_record
 from penstock.tube.client.connection import ClientConnection, ConnectionPool
-from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.envelope import payload_of
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
@@ -314,6 +314,7 @@ class Sender:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer=connection.peer,
+                do=remedy(answer.errCode, answer.errMsg),
             )
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:

@@ -178,7 +178,7 @@ def _refusal(server: str, address: str, option: str, code: int, text: str) -> Re
         )
     elif text.startswith("Unsupported method"):
         what, do = (
-            f"the server at {address} is not the administration of a TubeMQ {server}, or of an older version",
+            f"the server at {address} is not the administration of a TubeMQ {server}, or is an older version",
             f"set the HTTP address of a {server}: {option} HOST:PORT",
         )
     return RefusedError(what, code=code, text=text, peer=address, do=do)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 __all__ = ["EXTENSIONS", "ErrCode", "RebalanceOp", "remedy"]
@@ -64,6 +65,18 @@ _REMEDIES: dict[int, str] = {
 }
 
 
-def remedy(code: int) -> str | None:
-    """Return the hint for an error with ``code``; None without one."""
-    return _REMEDIES.get(code)
+_DENIED = re.compile(
+    r"(?:user (?P<user>\S+)|an anonymous client) may not (?P<what>produce to|consume) topics? (?P<topics>.+?)"
+    r"(?: as group (?P<group>\S+))?"
+)
+
+
+def remedy(code: int, text: str = "") -> str | None:
+    """Return the hint for an error with ``code`` and the server's ``text``; None without one."""
+    denied = _DENIED.fullmatch(text)
+    if denied is None:
+        return _REMEDIES.get(code)
+    permission = "Consume" if denied["what"] == "consume" else "Produce"
+    group = "" if denied["group"] is None else f" for group {denied['group']}"
+    who = denied["user"] or "anonymous clients"
+    return f"grant {permission} on {denied['topics']}{group} to {who} in the policy file of the server, then SIGHUP"

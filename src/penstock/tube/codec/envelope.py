@@ -17,7 +17,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from penstock.errors import RefusedError, RemoteProtocolError, UnavailableError
-from penstock.tube.codec.exceptions import is_standby, name_for
+from penstock.tube.codec.exceptions import is_standby, kind_of, name_for
 from penstock.tube.codec.methods import METHODS, Role
 from penstock.tube.codec.proto import envelope_pb2 as pb
 from penstock.tube.codec.schema import check
@@ -228,11 +228,11 @@ def payload_of(response: Response, method: int, peer: str) -> bytes:
                 f"tube: {peer} does not answer as a master",
                 text=text,
                 peer=peer,
-                why=f"{response.exception}: {text}",
+                why=text or kind_of(response.exception),
                 do="set the address of a TubeMQ master: its default port is 8715 (8716 with TLS)",
             )
-        what = f"tube: {peer} failed on {METHODS[method].name}: {response.exception}"
-        raise RefusedError(what, text=text, peer=peer, why=text)
+        what = f"tube: {peer} failed on {METHODS[method].name}"
+        raise RefusedError(what, text=text, peer=peer, why=text or kind_of(response.exception))
     if response.method != method:
         raise RemoteProtocolError(f"tube: {peer} answered method {response.method} to method {method}")
     return response.payload

@@ -6,6 +6,8 @@ Older clients know older package names, so the name depends on the requester's p
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "EXCEPTION",
     "ILLEGAL_ARGUMENT",
@@ -14,6 +16,7 @@ __all__ = [
     "STOPPING",
     "UNKNOWN_PROTOCOL",
     "is_standby",
+    "kind_of",
     "name_for",
 ]
 
@@ -36,6 +39,12 @@ def name_for(version: int, name: str) -> str:
     if package is not None and name.startswith(_PACKAGE):
         return package + name.removeprefix(_PACKAGE)
     return name
+
+
+def kind_of(name: str) -> str:
+    """Return an exception's class name as words: ``org.x.ServiceStoppingException`` is "service stopping"."""
+    kind = name.rpartition(".")[2].removesuffix("Exception")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind).lower() or "it gives no reason"
 
 
 def is_standby(name: str) -> bool:

@@ -71,7 +71,7 @@ async def test_answers_find_their_requests(mqtt: Mqtt, requests: RequestSender) 
 @pytest.mark.parametrize(
     ("connected", "code", "why"),
     [
-        (True, 0, "no state store at this broker, or it is overloaded"),
+        (True, 0, "no state store at this broker, or it is overloaded, or its disk is full or slow: see its /readyz"),
         (True, ReasonCode.NO_MATCHING_SUBSCRIBERS, "the broker has no subscriber"),
         (False, 0, "not connected to the broker"),
     ],

@@ -406,5 +406,5 @@ class ConnectionState(PacketWriter):
         self.close()
 
     def __repr__(self) -> str:
-        client = self.session.client_id if self.session is not None else "not connected"
-        return f"<BrokerConnection {self.name} {client!r}>"
+        client = "a client without CONNECT" if self.session is None else f"client {self.session.client_id!r}"
+        return f"{client} at {self.name}"

@@ -489,7 +489,9 @@ class ClientBalance(GroupMember):
 
 def _accepted(code: int, text: str) -> None:
     if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: the master refused the consumer: {text}", code=code, text=text, do=remedy(code))
+        raise RefusedError(
+            f"tube: the master refused the consumer: {text}", code=code, text=text, do=remedy(code, text)
+        )
 
 
 # --- one partition ---

@@ -350,7 +350,7 @@ def subscription_of(master: MasterContext, user: str, group: str, request: Any) 
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics; 1 to {MAX_TOPICS} are accepted")
     forbidden = sorted(name for name in topics if not master.may_consume(user, name, group))
     if forbidden:
-        text = f"{master.who(user)} may not consume topics {forbidden} as group {group}"
+        text = f"{master.who(user)} may not consume topics {', '.join(forbidden)} as group {group}"
         raise RefusedRequest(ErrCode.CONSUME_GROUP_FORBIDDEN, text)
     missing = sorted(name for name in topics if not master.cluster.deployed(name))
     if missing:
