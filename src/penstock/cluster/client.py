@@ -258,11 +258,10 @@ class EtcdClient:
 
     def _authenticated(self, endpoint: str, deadline_s: float) -> str | None:
         """The token of the user; None without a password."""
-        password = self._login.password()
-        if password is None:
+        if self._login.password_file is None:
             return None
         if self._token is None:
-            request = pb.AuthenticateRequest(name=self._login.user or "", password=password)
+            request = pb.AuthenticateRequest(name=self._login.user or "", password=self._login.password() or "")
             try:
                 answer = self._unary(endpoint, "Auth/Authenticate", request, pb.AuthenticateResponse, deadline_s, None)
             except grpc.RpcError as error:

@@ -84,7 +84,7 @@ class Leadership:
         self._thread: threading.Thread | None = None
 
     def campaign(self) -> bool:
-        """Try to become active; False: another node is. Call it once per object.
+        """Try to become active; False: another node is. Once it has returned True it is not called again.
 
         Raises:
             UnavailableError, RefusedError: etcd does not answer, or its database is full.

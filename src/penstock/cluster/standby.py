@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,12 +21,14 @@ from penstock.cluster.leadership import Leadership, why_not_eligible
 from penstock.cluster.log import EtcdLog, EtcdLogs, LogKeys, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import MOST_BYTES
-from penstock.errors import RefusedError, StorageError, UnavailableError
+from penstock.errors import OutOfSpaceError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 from penstock.runtime.io.wal import LoggedEnvironment
 
 __all__ = ["Standby", "StandbyLog", "applied_by_members"]
 
+PENDING_BYTES: Final = 64 << 20
+"""Bytes of commits in memory that LMDB does not contain: further ones wait for it."""
 MEMBER_S: Final = 10
 """A standby that reports nothing for so long no longer keeps commits in etcd."""
 
@@ -44,6 +47,9 @@ class StandbyLog(CommitLog):
         self._keys = LogKeys(prefix, name)
         self._name = name
         self._active: EtcdLog | None = None
+        self._pending: deque[tuple[int, int]] = deque()
+        """Sequence and bytes of the commits that LMDB does not contain."""
+        self._pending_bytes = 0
 
     def recover(self, applied: LogPosition | None) -> tuple[list[bytes], LogPosition]:
         """Begin after ``applied``, or at the first commit of the log in etcd [CommitLog].
@@ -66,10 +72,17 @@ class StandbyLog(CommitLog):
         return [], applied
 
     def append(self, sequence: int, body: bytes) -> bool:
-        """Accept a commit that etcd has; after the takeover, commit it there [CommitLog]."""
+        """Accept a commit that etcd has; after the takeover, commit it there [CommitLog].
+
+        False if LMDB is far behind: it then applies everything at once.
+        """
         if self._active is not None:
             return self._active.append(sequence, body)
         assert sequence == self.position.sequence + 1, "commits have no gaps"
+        if self._pending_bytes > PENDING_BYTES:
+            return False
+        self._pending.append((sequence, len(body)))
+        self._pending_bytes += len(body)
         self.position = self.position._replace(sequence=sequence)
         return True
 
@@ -79,8 +92,12 @@ class StandbyLog(CommitLog):
         log.release(self.released)  # LMDB may have been updated since the log was started
 
     def release(self, sequence: int) -> None:
-        """Note what LMDB contains [CommitLog]."""
+        """Note the commits in LMDB [CommitLog]."""
         self.released = sequence
+        while self._pending and self._pending[0][0] <= sequence:
+            self._pending_bytes -= self._pending.popleft()[1]
+        if sequence > self.position.sequence:  # a commit that was not accepted
+            self.position = self.position._replace(sequence=sequence)
         if self._active is not None:
             self._active.release(sequence)
 
@@ -178,7 +195,14 @@ class Standby:
     def _apply(self, name: str, bodies: Sequence[bytes]) -> None:
         environment = self._environments[name]
         for body in bodies:
-            environment.commit_body(body, "following the active node")
+            while True:
+                try:
+                    environment.commit_body(body, "following the active node")
+                    break
+                except OutOfSpaceError as full:
+                    _log.error("this node does not follow the active one for now: %s", full)
+                    if self._closed.wait(1.0):
+                        raise
 
     def _follow(self) -> None:
         """Apply commits and report them; the thread."""
@@ -186,11 +210,12 @@ class Standby:
         reported = 0.0
         while not self._closed.is_set():
             try:
-                for name, frames in self._follower.next().items():
-                    self._apply(name, [frame.body for frame in frames])
+                # First, so that etcd keeps the commits which this node is about to read.
                 if time.monotonic() - reported > 1:
                     self._report()
                     reported = time.monotonic()
+                for name, frames in self._follower.next().items():
+                    self._apply(name, [frame.body for frame in frames])
             except StorageError as failure:
                 self.failure = failure
                 _log.critical("this node cannot follow the active one: %s", failure)

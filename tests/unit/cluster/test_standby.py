@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from penstock.cluster import standby
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.log import EtcdLog
 from penstock.cluster.standby import StandbyLog
@@ -53,6 +54,19 @@ def test_commits_of_the_active_node_are_accepted_in_order(log: StandbyLog) -> No
     assert log.released == 9
     assert log.may_wait()
     assert not log.is_scarce()
+    log.close()
+
+
+def test_commits_wait_for_lmdb_when_it_is_far_behind(log: StandbyLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "PENDING_BYTES", 100)
+    log.recover(POSITION)
+    assert log.append(8, bytes(60))
+    assert log.append(9, bytes(60))
+    assert not log.append(10, bytes(60)), "LMDB takes it at once, with those before it"
+    assert log.position.sequence == 9
+    log.release(10)
+    assert (log.position.sequence, log.released) == (10, 10)
+    assert log.append(11, bytes(60))
     log.close()
 
 
