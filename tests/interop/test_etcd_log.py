@@ -6,6 +6,7 @@ An active node is the leadership of a cluster and an LMDB environment behind a l
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,11 @@ from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import MOST_BYTES
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.commit_log import LogPosition
-from penstock.runtime.io.files import Durability
+from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal import SEGMENT_BYTES, LoggedEnvironment
 from penstock.runtime.io.wal_frames import PUT, decode_operations
+from penstock.runtime.io.wal_segments import SegmentLog
 from tests.interop.etcd import EtcdCluster
 
 NAME = "rows"
@@ -53,12 +55,18 @@ def one(tmp_path: Path) -> Iterator[EtcdCluster]:
     cluster.close()
 
 
+def tables_at(path: Path) -> LmdbEnvironment:
+    return LmdbEnvironment(path, "rows", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE)
+
+
 class Node:
     """An active node with one environment in ``path``; killed by :meth:`kill`, closed at the end of the test."""
 
     opened: list[Node]
 
-    def __init__(self, cluster: EtcdCluster, path: Path, prefix: str, *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, cluster: EtcdCluster, path: Path, prefix: str, *, most_bytes: int = MOST_BYTES, joins: bool = False
+    ) -> None:
         self.client = EtcdClient(cluster.endpoints)
         self.client.call("KV/Range", pb.RangeRequest(key=b"up"), pb.RangeResponse, within_s=30)
         self.client.prefer_leader()
@@ -69,11 +77,10 @@ class Node:
         while not self.leadership.campaign():
             assert time.monotonic() < end
             time.sleep(0.05)
-        self.logs = EtcdLogs(self.client, prefix, self.leadership.term, [NAME], most_bytes=most_bytes)
+        earlier = {NAME: SegmentLog(DirectFiles(), path, "rows", size=SEGMENT_BYTES)} if joins else None
+        self.logs = EtcdLogs(self.client, prefix, self.leadership.term, [NAME], most_bytes=most_bytes, earlier=earlier)
         self.log = self.logs.logs[NAME]
-        tables = LmdbEnvironment(
-            path, "rows", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE
-        )
+        tables = tables_at(path)
         self.environment = LoggedEnvironment(tables, segment_bytes=4 << 20, log=self.log)
         try:
             self.rows = self.environment.open(self._load)
@@ -396,6 +403,36 @@ def test_a_directory_of_another_log_is_refused(three: EtcdCluster, tmp_path: Pat
 def first_sequence(node: Node) -> int | None:
     oldest = read_oldest(node.client, node.log.keys)
     return None if oldest is None else oldest.sequence
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_node_with_data_begins_a_new_log(three: EtcdCluster, tmp_path: Path, prefix: str, *, killed: bool) -> None:
+    local = LoggedEnvironment(tables_at(tmp_path / "local"))
+    local.open(lambda _: None)
+    local.commit([(PUT, 1, b"before", b"1")], "writing")
+    if killed:  # the commit is in the files of the log alone
+        shutil.copytree(tmp_path / "local", tmp_path / "node")
+    local.close()
+    if not killed:
+        shutil.copytree(tmp_path / "local", tmp_path / "node")
+    with pytest.raises(StorageError, match="etcd has no log"):
+        Node(three, tmp_path / "node", prefix)
+    node = Node(three, tmp_path / "node", prefix, joins=True)
+    assert node.rows == {b"before": b"1"}
+    node.put("after", b"1")
+    node.stop()
+    shutil.copytree(tmp_path / "node", tmp_path / "copy")
+    again = Node(three, tmp_path / "node", prefix, joins=True)
+    assert again.rows == {b"before": b"1", b"after": b"1"}
+    again.put("later", b"1")
+    again.stop()
+    with pytest.raises(StorageError, match="commit 1 is not in the log"):
+        Node(three, tmp_path / "empty", prefix)
+    copy = Node(three, tmp_path / "copy", prefix)
+    assert copy.rows == {b"before": b"1", b"after": b"1", b"later": b"1"}
+    copy.stop()
+    with pytest.raises(StorageError, match="etcd has another log"):
+        Node(three, tmp_path / "local", prefix, joins=True)
 
 
 def follow(client: EtcdClient, prefix: str, position: LogPosition) -> None:

@@ -154,7 +154,9 @@ def _missing(sequence: int, found: int | None) -> StorageError:
 class EtcdLogs:
     """The logs of the active node, of all environments. ``term``: revision of its leadership key.
 
-    ``names``: of the logs, which share ``most_bytes`` in etcd. ``clock``: ms of the cluster's clock.
+    ``names``: of the logs, which share ``most_bytes`` in etcd. ``earlier``: the logs that the environments had until
+    now; if etcd has none, new ones begin with their data, as when a node joins a new cluster. ``clock``: ms of the
+    cluster's clock.
     """
 
     def __init__(
@@ -165,11 +167,13 @@ class EtcdLogs:
         names: Sequence[str],
         *,
         most_bytes: int = MOST_BYTES,
+        earlier: Mapping[str, CommitLog] | None = None,
         clock: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self.client = client
         self.prefix = prefix
         self.term = term
+        self.earlier = dict(earlier or {})
         self.clock = clock
         self.logs = {name: EtcdLog(self, name, most_bytes // len(names)) for name in names}
         self._compacted = 0
@@ -284,6 +288,12 @@ class EtcdLog(CommitLog):
             identity = head.identity if head is not None else secrets.token_bytes(8)
             last = head.sequence if head is not None else 0
             first = applied.sequence if applied is not None else 0
+            earlier = self._logs.earlier.get(self.name)
+            if head is None and applied is not None and earlier is not None:
+                # No frame has the sequence 1: a node without this data cannot follow, and needs a copy of it.
+                self._position = LogPosition(identity, 0, 1)
+                self._count(1, [])
+                return earlier.recover(applied)[0], self._position
             if applied is not None and (applied.identity != identity or applied.epoch):
                 raise self._foreign("etcd has another log" if head is not None else "etcd has no log")
             if first > last:
@@ -326,7 +336,7 @@ class EtcdLog(CommitLog):
         ``released``: the last commit that LMDB contains durably, if it does not contain all recovered ones.
         """
         sequence = self._position.sequence
-        before = self._head or Head(self._position.identity, 0, 0)
+        before = self._head or Head(self._position.identity, sequence, 0)
         head, revision = before._replace(term=self._logs.term, revision=0), before.revision
         leftover = pb.DeleteRangeRequest(key=self.keys.part(sequence + 1), range_end=self.keys.part(_LAST))
         request = pb.TxnRequest(
