@@ -7,6 +7,7 @@ a failed request and on a request to another host. With ``PENSTOCK_SCREENSHOTS=D
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -181,6 +182,11 @@ async def test_lists_are_filtered_sorted_and_paged_in_the_url(node: Node) -> Non
         await page.get_by_label("Contains").fill("")
         await page.get_by_role("button", name="Apply").click()
         await expect(rows).to_have_count(1)
+        async with page.expect_download() as saved:
+            await page.get_by_role("button", name="Export NDJSON").click()
+        path = await (await saved.value).path()
+        exported = await asyncio.to_thread(Path(path).read_text)
+        assert [json.loads(line)["key"] for line in exported.splitlines()] == ["plant/a"]
         await page.get_by_role("link", name="plant/a").click()
         await expect(page.locator("pre")).to_contain_text('"value": [')
         await browser.open("clients")

@@ -14,19 +14,22 @@ that pass the filter. Nothing is cut without a sign. An error is an object ``err
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from penstock.console.console import HISTORY, Console
-from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, PageQuery
+from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, Page, PageQuery
 from penstock.console.snapshots import as_json
 from penstock.console.statestore import pattern_of
 from penstock.errors import LocalProtocolError, StorageError
@@ -42,6 +45,7 @@ __all__ = ["API", "api_routes"]
 API: Final = "/api/v1"
 
 _audit_log = logging.getLogger("penstock.audit")
+_FORMATS: Final = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
 _STARTING: Final = "this part has not started yet"
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
@@ -72,6 +76,11 @@ class _Api:
         async def respond(request: Request) -> Response:
             try:
                 caller = await self._caller(request, protected=protected)
+                if (export := request.query_params.get("format")) is not None:
+                    request = _with(request, limit=str(MAX_LIMIT))
+                    return _export(
+                        export, await read(request, caller), lambda after: read(_with(request, after=after), caller)
+                    )
                 found = await read(request, caller)
             except LocalProtocolError as error:
                 failure = _Failure(400, "bad_parameter", error.what, error.hint, error.why)
@@ -244,6 +253,57 @@ def _response(request: Request, found: object) -> Response:
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
+
+
+def _with(request: Request, **parameters: str) -> Request:
+    """The request with other query parameters."""
+    query = urlencode({**request.query_params, **parameters}).encode()
+    return Request({**request.scope, "query_string": query}, request.receive)
+
+
+def _export(kind: str, first: object, read: Callable[[str], Awaitable[object]]) -> Response:
+    """All rows of a list as a stream, page by page: what was filtered, in the same order.
+
+    Raises:
+        LocalProtocolError: the format is not known, or there is no list.
+    """
+    if kind not in _FORMATS or not isinstance(first, Page):
+        raise LocalProtocolError(f"format={kind!r}", do="use csv or ndjson, for a list with pages")
+
+    async def lines() -> AsyncIterator[bytes]:
+        page: Any = first
+        head = kind == "csv"
+        while True:
+            rows: list[dict[str, object]] = [_object(row) for row in page.rows]
+            if kind == "ndjson":
+                yield "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8", "replace")
+            elif rows:
+                text = io.StringIO()
+                writer = csv.DictWriter(text, list(rows[0]))
+                if head:
+                    writer.writeheader()
+                writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
+                head = False
+                yield text.getvalue().encode("utf-8", "replace")
+            if page.next is None:
+                return
+            page = await read(page.next)
+
+    headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="penstock.{kind}"'}
+    return StreamingResponse(lines(), media_type=_FORMATS[kind], headers=headers)
+
+
+def _object(row: object) -> dict[str, object]:
+    found = as_json(row)
+    assert isinstance(found, dict), "rows are snapshots"
+    return found
+
+
+def _csv_cell(value: object) -> object:
+    """A cell that no spreadsheet takes for a formula: clients choose names."""
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
 
 
 def _there(view: Any) -> Any:

@@ -45,8 +45,10 @@ class Api:
         first, _, body = answer.partition("\r\n\r\n")
         status, *lines = first.split("\r\n")
         found = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        is_json = found.get("content-type") == "application/json"
-        return int(status.split()[1]), found, json.loads(body) if is_json else None
+        kind = found.get("content-type", "")
+        if found.get("transfer-encoding") == "chunked":
+            body = "".join(body.split("\r\n")[1::2]) if kind == "application/x-ndjson" else body
+        return int(status.split()[1]), found, json.loads(body) if kind == "application/json" else body or None
 
     async def get(self, path: str) -> Any:
         status, _, body = await self.send(path)
@@ -178,6 +180,24 @@ async def test_keys_are_paged_by_prefix_and_values_are_audited(tmp_path: Path) -
         assert (len(whole["value"]), whole["truncated"]) == (5000, False)
         assert (await api.send("/keys/missing"))[0] == 404
         assert [entry["method"] for entry in read_audit(tmp_path / "audit")] == ["read_values"] * 3
+
+
+async def test_a_list_is_exported_as_it_is_filtered(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+            await asyncio.gather(*(store.set(f"line/{number:04}", b"x") for number in range(2100)))
+            await store.set("=1+1", b"x")
+        _, headers, text = await api.send("/keys?prefix=line/&format=ndjson&limit=3")
+        assert headers["content-type"] == "application/x-ndjson"
+        assert "attachment" in headers["content-disposition"]
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert [row["key"] for row in rows] == [f"line/{number:04}" for number in range(2100)]
+        _, _, text = await api.send("/keys?prefix=%3D&format=csv")
+        assert "key,key_base64,value_bytes" in text
+        assert "'=1+1," in text
+        for path in ("/keys?format=xml", "/overview?format=csv", "/keys/line%2F0001?format=csv"):
+            assert (await api.send(path))[0] == 400
 
 
 async def test_topics_and_groups_have_a_lag_in_records_and_seconds(tmp_path: Path) -> None:

@@ -42,6 +42,18 @@ export async function request(path, parameters = {}, method = "GET", signal = un
   return body;
 }
 
+/** Save all rows of a filtered list as a file. */
+export async function download(path, parameters, format) {
+  const query = new URLSearchParams(Object.entries({ ...parameters, after: "", limit: "", format }).filter(([, value]) => value !== "" && value != null));
+  const authorization = credentials.get();
+  const response = await fetch(`api/v1/${path}?${query}`, { headers: authorization ? { Authorization: authorization } : {} });
+  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => ({}))).error ?? { what: `HTTP status ${response.status}` });
+  const address = URL.createObjectURL(await response.blob());
+  const link = Object.assign(document.createElement("a"), { href: address, download: `penstock-${path}.${format}` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
 /** Data of the API, read again while the page is visible. `every` in ms; 0: once. */
 export function usePoll(path, parameters = {}, every = 2000) {
   const { version } = useContext(Session);

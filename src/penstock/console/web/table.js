@@ -1,5 +1,6 @@
 // A list of the API as a table: filter, order, pages; all of it is in the URL.
-import { Failure, html, link, number, usePoll } from "./lib.js";
+import { useState } from "preact/hooks";
+import { download, Failure, html, link, number, usePoll } from "./lib.js";
 
 /**
  * `columns`: {title, cell(row), sort, right, main}; a column with `sort` orders the list by its heading.
@@ -8,6 +9,7 @@ import { Failure, html, link, number, usePoll } from "./lib.js";
 export function List({ route, path = route.page, columns, filters = [{ name: "q", title: "Filter" }], open, initial = "", rowKey, fixed = {}, title }) {
   const parameters = { sort: initial, limit: 50, ...route.parameters, ...fixed };
   const { data, error } = usePoll(path, parameters);
+  const [failed, fail] = useState(null);
   const go = (changes) => {
     const { after, back, ...kept } = route.parameters;
     location.hash = link(route.page, null, { ...kept, ...changes });
@@ -30,7 +32,7 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
         : html`<label>${filter.title}<input type="search" name=${filter.name} value=${route.parameters[filter.name] ?? ""} placeholder=${filter.placeholder ?? ""} /></label>`)}
       <button class="secondary">Apply</button>
     </form></search>
-    ${error && html`<${Failure} error=${error} />`}
+    ${(error ?? failed) && html`<${Failure} error=${error ?? failed} />`}
     <div class="table" tabindex="0" role="region" aria-label=${`${title}, table`}><table>
       <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}
         aria-sort=${column.sort && column.sort === sorted ? (falling ? "descending" : "ascending") : undefined}>
@@ -42,6 +44,7 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
       <span role="status">${!data ? "Loading…" : `${number(count)} ${data.matched != null && data.matched !== data.total ? `of ${number(data.total)} ` : ""}${count === 1 ? "row" : "rows"}, ${data.rows.length} on this page`}</span>
       ${route.parameters.after && html`<a href=${link(route.page, null, { ...route.parameters, after: "" })}>First page</a>`}
       ${data?.next && html`<a rel="next" href=${link(route.page, null, { ...route.parameters, after: data.next })}>Next page</a>`}
+      ${data?.rows.length > 0 && ["csv", "ndjson"].map((format) => html`<button class="plain" onClick=${() => download(path, parameters, format).then(() => fail(null), fail)}>Export ${format.toUpperCase()}</button>`)}
     </nav>
   </section>`;
 }
