@@ -202,10 +202,12 @@ class Node:
         message arrives before its receivers are ready.
 
         Raises:
+            ConfigError: a certificate file cannot be used; nothing was started.
             StorageError: the data directory or a part of it cannot be used.
             UnavailableError: the data directory or an address is in use, or the TubeMQ broker did not register.
         """
         config = self.config
+        self.security.check_certificates()
         self.clock.start()
         self._parts.callback(self.clock.close)
         self._parts.callback(watch_stalls(self._stalled).remove, self._stalled)

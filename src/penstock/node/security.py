@@ -241,6 +241,13 @@ class NodeSecurity:
             gate = self._part_gate(entry.acts_as, owner)
         return Rights(gate, gate.client(owner))
 
+    def check_certificates(self) -> None:
+        """Read the certificate files of all listeners. Raises ConfigError if one cannot be used."""
+        for name in self.listeners:
+            Listener.read_tls(self.settings(name))
+        for option in ("http", "tube_broker_http"):
+            _web_tls(self.config, option)
+
     def settings(self, name: str) -> ListenerSettings:
         """The transport of the listener with that name."""
         return self._settings(name, _entries(self.config)[name])

@@ -22,7 +22,7 @@ from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, heal
 from penstock.node.metric_help import add_metrics
 from penstock.node.security import expiring, expiry_figures, may_administer, rights_of, signing_keys
 from penstock.runtime.io.disk_space import DiskSpace, Writer
-from penstock.runtime.io.files import Durability
+from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.loop import freeze_memory, install_signal_handlers, run, run_until, tune_process
 from penstock.runtime.io.memory import IdleRelease
 from penstock.runtime.io.network import Address, bind_error
@@ -39,6 +39,7 @@ from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import kept_token
+from penstock.tube.storage.lock import DirectoryLock
 
 __all__ = ["BrokerSettings", "ReadyBroker", "late_batches", "run_broker", "serve_broker"]
 
@@ -116,7 +117,7 @@ def _check_directory(path: Path) -> None:
     Raises:
         StorageError: the directory has files, and none of penstock.
     """
-    found = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    found = sorted(entry.name for entry in path.iterdir() if entry.name != "lock") if path.is_dir() else []
     if not found or "tube" in found:
         return
     apache = any((path / name / "index").is_dir() for name in found)
@@ -127,6 +128,15 @@ def _check_directory(path: Path) -> None:
         do="choose an empty or a new directory: --data-dir PATH"
         + ("; to move messages see the page 'Migrate from Apache TubeMQ'" if apache else ""),
     )
+
+
+def _lock(path: Path) -> DirectoryLock:
+    """Lock the data directory, which a node locks as well. Raises StorageError if another process uses it."""
+    try:
+        DirectFiles().make_dir(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be created: {error.strerror}", path=str(path)) from error
+    return DirectoryLock(path)
 
 
 class _Security:
@@ -185,6 +195,7 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
     security = _Security(settings)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
     async with AsyncExitStack() as parts:
+        parts.callback(_lock(settings.data_dir).close)
         ready = await run_until(stop, _start(settings, security, parts))
         if ready is not None:
             freeze_memory()

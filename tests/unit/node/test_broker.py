@@ -17,6 +17,7 @@ import trustme
 
 from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.node.config.tube import TubeCertificates, TubeTls
+from penstock.node.data_dir import DataDirectory
 from penstock.node.tube_broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.runtime.io.network import Address
 from penstock.runtime.io.tls import TlsOptions
@@ -61,6 +62,22 @@ async def test_a_directory_of_another_kind_is_refused(tmp_path: Path, place: str
         await serve_broker(settings, lambda _: None)
     assert ("Apache" in str(refused.value)) == apache
     assert "--data-dir" in str(refused.value.do)
+
+
+async def test_the_data_directory_of_a_running_node_or_broker_is_refused(tmp_path: Path) -> None:
+    settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO)
+    with DataDirectory(tmp_path) as directory:
+        directory.tube.mkdir()
+        with pytest.raises(StorageError, match="is in use by another process"):
+            await serve_broker(settings, lambda _: None)
+    running = asyncio.create_task(serve_broker(settings, lambda _: None))
+    async with asyncio.timeout(20):
+        while not (tmp_path / "tube" / "broker-7").exists():
+            await asyncio.sleep(0.01)
+    with pytest.raises(UnavailableError, match="is in use by"):
+        DataDirectory(tmp_path)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_with_tls_to_the_master_and_to_clients(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"server\.pem"):
         await node.start()
     await node.close()
+    assert not (tmp_path / "data").exists(), "nothing was started"
 
 
 async def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
+from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -33,6 +33,7 @@ _log = logging.getLogger("penstock.statestore")
 
 _EXTENSION_NAMES: Final = {extension: name for name, extension in EXTENSIONS.items()}
 _TIMED_OUT: Final = "408"
+_WITH_VALUE: Final = frozenset(("SET", "VDEL"))
 """Status of a request that may have been executed."""
 _WARN_AGAIN_MS: Final = 3_600_000
 """A wrong clock is reported once per hour."""
@@ -159,6 +160,8 @@ class RequestSender:
                 message = await future
         except TimeoutError:
             raise self._no_answer(named, timeout_s, code) from None
+        except LocalProtocolError as error:
+            raise _not_sent(named, error) from None
         finally:
             del self._futures[correlation]
         if isinstance(message, UnavailableError):
@@ -222,3 +225,16 @@ class RequestSender:
             if not future.done():
                 why = error.what if error is not None else "the client was closed"
                 future.set_result(UnavailableError("state store: the request was not answered", applied=None, why=why))
+
+
+def _not_sent(named: tuple[str, bytes], error: LocalProtocolError) -> LocalProtocolError:
+    """The error of a request that the server's Maximum Packet Size does not permit; other errors unchanged."""
+    if error.why is None or "Maximum Packet Size" not in error.why:
+        return error
+    command, key = named
+    large = f"the value of key {as_text(key)}" if command in _WITH_VALUE else f"the request {command} {as_text(key)}"
+    return LocalProtocolError(
+        f"state store: {large} is too large",
+        why=error.why.replace("it has", "the message has", 1),
+        do="split it, or raise mqtt.limits.max_packet_size of the broker",
+    )

@@ -48,6 +48,15 @@ async def test_set_get_delete(node: StoreNode) -> None:
         assert await store.delete("k") == 1
 
 
+async def test_a_value_above_the_maximum_packet_size_is_named(node: StoreNode) -> None:
+    async with connect(node) as store:
+        with pytest.raises(LocalProtocolError) as caught:
+            await store.set("big", bytes(5 << 20))
+    assert caught.value.what == "state store: the value of key 'big' is too large"
+    assert (caught.value.why or "").startswith("the message has 52")
+    assert caught.value.do == "split it, or raise mqtt.limits.max_packet_size of the broker"
+
+
 async def test_conditions(node: StoreNode) -> None:
     async with connect(node) as store:
         first = await store.set("k", "v", condition=Condition.NX)
