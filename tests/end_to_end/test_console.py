@@ -258,6 +258,32 @@ async def test_a_problem_has_its_action_on_the_first_page_and_a_client_is_discon
         await expect(page.get_by_label("Password or token")).to_be_visible()
 
 
+async def test_offsets_are_reset_after_a_preview(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    async with browsing(ready) as browser:
+        page = browser.page
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("keys")
+        await browser.sign_in()
+        await browser.open("groups/lake")
+        await page.get_by_text("Reset offsets").click()
+        await page.locator("details select").select_option("latest")
+        await page.get_by_role("button", name="Preview").click()
+        await expect(page.get_by_role("alert")).to_contain_text("records are skipped, in 3 partitions")
+        await browser.look("reset")
+        assert node.console.tube is not None
+        assert (await node.console.tube.total_lag())[0] > 0
+        await page.get_by_role("button", name="Reset:").click()
+        await expect(page.get_by_role("status")).to_contain_text("The offsets of 3 partitions were reset")
+        assert (await node.console.tube.total_lag())[0] == 0
+        await page.locator("details select").select_option("time")
+        await page.get_by_label("Local time").fill("2020-01-01T00:00:00")
+        await page.get_by_role("button", name="Preview").click()
+        await expect(page.get_by_role("alert")).to_contain_text("31 records are read again")
+
+
 async def test_it_works_below_a_path_of_a_proxy(node: Node) -> None:
     from playwright.async_api import expect
 

@@ -23,6 +23,8 @@ __all__ = [
     "Listener",
     "Load",
     "NodeSnapshot",
+    "OffsetMove",
+    "OffsetReset",
     "Overview",
     "Reason",
     "Retained",
@@ -297,6 +299,35 @@ class GroupDetail:
     group: Group
     partitions: tuple[GroupPartition, ...]
     members: tuple[GroupMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMove:
+    """A change of a committed offset. ``records``: read again if positive, skipped if negative."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    records: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset:
+    """A reset of the offsets of a group, or its preview (``dry_run``). Sums of all partitions on this node.
+
+    ``moves``: the first ``MAX_LIMIT`` of ``partitions``.
+    """
+
+    group: str
+    to: str
+    dry_run: bool
+    partitions: int
+    read_again: int
+    skipped: int
+    exact: bool
+    moves: tuple[OffsetMove, ...]
 
 
 @dataclass(frozen=True, slots=True)

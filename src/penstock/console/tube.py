@@ -7,6 +7,7 @@ twentieth of the time goes into them, however many groups and requests there are
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,13 @@ from penstock.console.snapshots import (
     GroupDetail,
     GroupMember,
     GroupPartition,
+    OffsetMove,
+    OffsetReset,
     Topic,
     TopicDetail,
     TopicPartition,
 )
+from penstock.errors import LocalProtocolError, RefusedError
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, PARTITIONS_PER_STORE, partition_ids
@@ -72,7 +76,7 @@ class _Lags:
 
 
 class TubeViews:
-    """Views of ``broker`` and ``master``, both of this process; they change nothing.
+    """Views of ``broker`` and ``master``, both of this process; only :meth:`reset` changes something.
 
     ``rate``: records per second of a topic; None if it is not known.
     """
@@ -166,6 +170,78 @@ class TubeViews:
         rows = [self._group_partition(key, offset) for key, offset in lags.offsets.get(name, ())[:MAX_LIMIT]]
         rows.sort(key=lambda row: (row.topic, row.partition))
         return GroupDetail(self._group(name, lags), tuple(rows), self._members_of(name))
+
+    async def reset(self, name: str, to: str, *, dry_run: bool) -> OffsetReset | None:
+        """Reset the committed offsets of a group on this broker, or preview it; None if it has none.
+
+        ``to``: earliest, latest, or a time in ms since 1970: the first record appended then or later. A reset is
+        durable when this returns.
+
+        Raises:
+            LocalProtocolError: ``to`` is none of these.
+            RefusedError: the group has members, or belongs to a pipeline or Spark query.
+            StorageError: the reset could not be made durable.
+        """
+        if to not in {"earliest", "latest"} and not (to.isascii() and to.isdigit() and len(to) < 16):
+            raise LocalProtocolError(f"to={to[:40]!r}", do="use earliest, latest, or a time in ms since 1970")
+        lags = await self._computed()
+        keys = [key for key, _ in lags.offsets.get(name, ())]
+        if not keys:
+            return None
+        self._refuse_reset(name)
+        moves: list[OffsetMove] = []
+        began_s = time.perf_counter()
+        for key in keys:
+            if (move := self._planned(key, to)) is not None:
+                moves.append(move)
+            if time.perf_counter() - began_s >= SHARE_S:
+                await self._pages.pause()
+                began_s = time.perf_counter()
+        if not dry_run:
+            self._refuse_reset(name)  # a member may have come in meanwhile
+            for move in moves:
+                self._broker.engine.offsets.set((name, move.topic, move.partition), move.to_offset)
+            await self._broker.committed()
+            self._lags.until_s = 0.0
+        return OffsetReset(
+            group=name,
+            to=to,
+            dry_run=dry_run,
+            partitions=len(moves),
+            read_again=sum(max(0, move.records) for move in moves),
+            skipped=sum(max(0, -move.records) for move in moves),
+            exact=all(move.exact for move in moves),
+            moves=tuple(moves[:MAX_LIMIT]),
+        )
+
+    def _planned(self, key: Key, to: str) -> OffsetMove | None:
+        """The change of one offset; None where nothing is stored, or the offset was removed meanwhile."""
+        store, now = self._store(key), self._broker.engine.offsets.committed(key)
+        if store is None or now is None:
+            return None
+        if to == "earliest":
+            target = store.min_offset
+        elif to == "latest":
+            target = store.durable_end
+        else:
+            target = store.offset_at(int(to))
+        before, _, exact = store.lag(key[2], max(now, store.min_offset))
+        after, _, exact_then = store.lag(key[2], target)
+        return OffsetMove(key[1], key[2], now, target, after - before, exact and exact_then)
+
+    def _refuse_reset(self, name: str) -> None:
+        if _OF_QUERIES.fullmatch(name):
+            raise RefusedError(
+                f"group {name!r} belongs to a pipeline or Spark query",
+                why="it continues from its checkpoint; the offsets of the group are published for information",
+                do="process records again with penstock pipeline run --from, or a new checkpoint",
+            )
+        if count := self._count(name):
+            raise RefusedError(
+                f"group {name!r} has {count} member{'s' if count > 1 else ''}",
+                why="messages that they have fetched would be added to the new offsets",
+                do="stop them first",
+            )
 
     # Private
 
@@ -306,6 +382,8 @@ class TubeViews:
 
 
 _NO_LAG: Final = _Lag()
+_OF_QUERIES: Final = re.compile(r"pipeline-.*|spark-tubemq-[0-9a-f]{8}", re.DOTALL)
+"""Groups of pipelines and Spark queries, which continue from their checkpoints."""
 
 
 def _largest(groups: dict[str, _Lag]) -> _Lag:

@@ -1,6 +1,6 @@
 """The HTTP API of the console below ``/api/v1``: snapshots as JSON, for the command line and the web console.
 
-Queries are GET and change nothing; a change is DELETE. Who may do what:
+Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run`` for a preview. Who may do what:
 
 * overview, health, history, topics, groups, rules: as queries of the administration, see :class:`HttpAccess`;
 * clients, subscriptions, retained messages, keys and events have names and addresses that clients chose: they need the
@@ -32,7 +32,7 @@ from penstock.console.console import HISTORY, Console
 from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, Page, PageQuery
 from penstock.console.snapshots import as_json
 from penstock.console.statestore import pattern_of
-from penstock.errors import LocalProtocolError, StorageError
+from penstock.errors import LocalProtocolError, RefusedError, StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
 from penstock.node.http import Denied, Identify, cross_site_reason
@@ -196,6 +196,19 @@ class _Api:
         found = await _there(self._console.tube).group(name)
         return _without_ids(as_json(_known(found, f"group {name!r} has neither members nor offsets")), caller)
 
+    async def reset(self, request: Request, caller: Caller) -> object:
+        name, to, dry_run = request.path_params["name"], request.query_params.get("to", ""), _flag(request, "dry_run")
+        try:
+            found = await _there(self._console.tube).reset(name, to, dry_run=dry_run)
+        except RefusedError as error:
+            raise _Failure(409, "refused", error.what, error.hint, error.why) from None
+        except StorageError as error:
+            raise _Failure(503, "storage_failed", error.what, error.hint, error.why) from None
+        found = _known(found, f"group {name!r} has no offsets on this node")
+        if not dry_run:
+            await self._record("reset_offsets", caller, {"group": name, "to": to, "partitions": found.partitions})
+        return found
+
     async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
         """Write an entry of the audit trail; it is durable when this returns."""
         row = {
@@ -233,6 +246,7 @@ def api_routes(
         route("/topics/{name}", api.topic),
         route("/groups", api.groups),
         route("/groups/{name:path}", api.group),
+        route("/groups/{name:path}/reset", api.reset, protected=True, method="POST"),
         route("/events", api.events, protected=True),
         route("/clients", api.clients, protected=True),
         route("/clients/{name:path}", api.client, protected=True),

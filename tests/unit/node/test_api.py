@@ -230,11 +230,50 @@ async def test_topics_and_groups_have_a_lag_in_records_and_seconds(tmp_path: Pat
         assert sum(row["lag_records"] for row in parts) == 12  # of the store, which the partitions share, 12 as well
         topics = {row["topic"]: row for row in (await api.get("/topics"))["rows"]}
         assert (topics["water"]["groups"], topics["water"]["lag_records"], topics["idle"]["groups"]) == (1, 12, 0)
+        await reset_offsets(api)
         water = await api.get("/topics/water")
         assert sum(part["records"] for part in water["partitions"]) == 42
         assert water["group_names"] == ["lake"]
         assert (await api.send("/topics/none"))[0] == 404
         assert (await api.send("/groups/none"))[0] == 404
+
+
+async def reset_offsets(api: Api) -> None:
+    """Reset the group `lake`, which has read 30 of 42 records, with previews that change nothing."""
+    reset = "/groups/lake/reset"
+    for to, again, skipped in (("earliest", 30, 0), ("latest", 0, 12), ("0", 30, 0), (f"{1 << 42}", 0, 12)):
+        status, _, plan = await api.send(f"{reset}?to={to}&dry_run=1", "POST")
+        assert (status, plan["dry_run"], plan["read_again"], plan["skipped"]) == (200, True, again, skipped), to
+        assert plan["exact"]
+        assert sum(move["records"] for move in plan["moves"]) == again - skipped
+    assert (await api.get("/groups/lake"))["group"]["lag_records"] == 12
+    status, _, done = await api.send(f"{reset}?to=earliest", "POST")
+    assert (status, done["dry_run"], done["partitions"], done["read_again"]) == (200, False, 3, 30)
+    assert (await api.get("/groups/lake"))["group"]["lag_records"] == 42
+    assert (await api.send(f"{reset}?to=latest", "POST"))[2]["skipped"] == 42
+    status, _, body = await api.send(f"{reset}?to=yesterday", "POST")
+    assert (status, body["error"]["code"]) == (400, "bad_parameter")
+    assert (await api.send("/groups/none/reset?to=latest", "POST"))[0] == 404
+    assert (await api.send(f"{reset}?to=latest"))[0] == 404  # GET: a group of this name
+    assert (await Api(api.ready, "").send(f"{reset}?to=latest", "POST"))[0] == 401
+    rows = [row for row in read_audit(Path(api.ready.data_dir) / "audit") if row["method"] == "reset_offsets"]
+    assert [row["parameters"]["to"] for row in rows] == ["earliest", "latest"]
+
+
+async def test_groups_with_members_and_of_pipelines_are_not_reset(tmp_path: Path) -> None:
+    tube = Tube(topics={"water": TopicSection(partitions=1)})
+    async with running(config(tmp_path, tube=tube)) as ready:
+        api = Api(ready)
+        for group, why in (("lake", "has 1 member"), ("pipeline-x", "belongs to a pipeline")):
+            async with Consumer(ready.tube_master, group, ["water"]) as consumer:
+                async with Producer(ready.tube_master) as producer:
+                    await producer.send("water", Record(b"1"))
+                async for _ in consumer:
+                    break
+                await api.until(f"/groups/{group}", lambda now: bool(now["partitions"]))
+                status, _, body = await api.send(f"/groups/{group}/reset?to=earliest&dry_run=1", "POST")
+                assert (status, body["error"]["code"]) == (409, "refused")
+                assert why in body["error"]["what"]
 
 
 async def test_names_and_contents_need_an_administrator(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ function Group({ name }) {
   const { group } = data;
   return html`<h1>${name}</h1>
     <${Facts} facts=${[["State", group.state], ["Members", number(group.members)], ["Lag", `${lag(group)} records`], ["Oldest record", oldest(group)]]} />
+    ${group.members === 0 && group.partitions > 0 && html`<${Reset} group=${name} />`}
     <h2>Partitions</h2>
     <p>${number(data.partitions.length)} of ${number(group.partitions)}</p>
     <${Plain} title="Partitions" rows=${data.partitions} columns=${[
@@ -136,6 +137,40 @@ function Group({ name }) {
       { title: "Member", cell: (row) => row.member }, { title: "Address", cell: (row) => row.address },
       { title: "Partitions", right: true, cell: (row) => number(row.partitions) }, { title: "Last heartbeat", right: true, cell: (row) => `${age(row.silent_s)} ago` },
     ]} />`}`;
+}
+
+/** Reset of a group's offsets: a preview first, whose counts the button repeats. */
+function Reset({ group }) {
+  const [plan, show] = useState(null);
+  const [done, finish] = useState(null);
+  const [error, fail] = useState(null);
+  const [kind, choose] = useState("earliest");
+  const send = (to, dryRun) => request(`groups/${encodeURIComponent(group)}/reset`, { to, dry_run: dryRun ? "1" : "" }, "POST")
+    .then((found) => { fail(null); show(dryRun ? found : null); finish(dryRun ? null : found); }, (problem) => { show(null); fail(problem); });
+  const preview = (event) => {
+    event.preventDefault();
+    const time = new FormData(event.target).get("time");
+    send(kind === "time" ? String(new Date(time).getTime()) : kind, true);
+  };
+  const words = (found) => [found.read_again && `${number(found.read_again)} records are read again`, found.skipped && `${number(found.skipped)} records are skipped`]
+    .filter(Boolean).join(", ") || "no offset changes";
+  return html`<details><summary>Reset offsets</summary>
+    <form class="filters" onSubmit=${preview}>
+      <label>To<select value=${kind} onChange=${(event) => { choose(event.target.value); show(null); }}>
+        <option value="earliest">the earliest record</option><option value="latest">the end: skip everything</option><option value="time">a time</option></select></label>
+      ${kind === "time" && html`<label>Local time<input type="datetime-local" name="time" required step="1" /></label>`}
+      <button class="secondary">Preview</button>
+    </form>
+    ${error && html`<${Failure} error=${error} />`}
+    ${done && html`<p role="status">The offsets of ${number(done.partitions)} partitions were reset: ${words(done)}.</p>`}
+    ${plan && html`<div class="action"><p role="alert">${plan.exact ? "" : "About: "}${words(plan)}, in ${number(plan.partitions)} partitions.</p>
+      <${Plain} title="Preview" rows=${plan.moves} columns=${[
+        { title: "Topic", cell: (row) => row.topic }, { title: "Partition", right: true, cell: (row) => row.partition },
+        { title: "From", right: true, cell: (row) => row.from_offset }, { title: "To", right: true, cell: (row) => row.to_offset },
+        { title: "Records", right: true, cell: (row) => (row.records > 0 ? `+${number(row.records)}` : number(row.records)) },
+      ]} />
+      <button onClick=${() => send(plan.to, false)}>Reset: ${words(plan)}</button> <button class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
+  </details>`;
 }
 
 export function Keys({ route }) {
