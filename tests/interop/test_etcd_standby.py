@@ -52,8 +52,11 @@ for number in itertools.count(1):
     name = NAMES[number % 2]
     environments[name].commit([(PUT, 1, b"counter", b"%d" % number), (PUT, 1, b"key %d" % (number % 500), b"")], "w")
     print(number, flush=True)
+    if number == 20:
+        sys.stdin.readline()
 """
-"""A process of an active node: it prints each number after it was acknowledged."""
+"""A process of an active node: it prints each number after it was acknowledged. After 20 it waits for a line, because
+etcd keeps commits for a standby only after this has reported itself."""
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +125,17 @@ class ActiveProcess:
         command = [sys.executable, "-c", ACTIVE, str(path), prefix, ",".join(three.endpoints)]
         root = Path(__file__).resolve().parents[2]
         paths = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths})
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
+        )
         self.last = 0
+        self.read_to(20)
+
+    def go_on(self) -> None:
+        """Commit without a pause from now on."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.close()
 
     def read_to(self, number: int) -> None:
         """Read until ``number`` was acknowledged."""
@@ -149,8 +161,9 @@ class ActiveProcess:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "pause"])
@@ -159,8 +172,9 @@ def test_a_standby_takes_over_with_everything_acknowledged(
 ) -> None:
     first = ActiveProcess(three, tmp_path / "first", prefix)
     try:
-        first.read_to(20)
         second = StandbyNode(client, tmp_path / "second", prefix)
+        wait_until(lambda: bool(applied_by_members(client, prefix, "first")))
+        first.go_on()
         first.read_to(300)
         assert second.standby.take_over(Leadership(client, prefix, "third")) is None, "the first one is active"
         first.end(how)
@@ -185,8 +199,9 @@ def test_a_standby_reports_what_it_has_and_etcd_forgets_it(
 ) -> None:
     first = ActiveProcess(three, tmp_path / "first", prefix)
     try:
-        first.read_to(10)
         second = StandbyNode(client, tmp_path / "second", prefix)
+        wait_until(lambda: bool(applied_by_members(client, prefix, "first")))
+        first.go_on()
         first.read_to(600)
         wait_until(lambda: min(applied_by_members(client, prefix, "first").get("keys", [0])) > 0)
         assert applied_by_members(client, prefix, "second") == {}

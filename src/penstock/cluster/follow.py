@@ -57,8 +57,9 @@ class LogFollower:
         return found
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and end a wait of :meth:`next`; from any thread."""
         self._closed.set()
+        self._changed.set()
         self._leave_watch()
         self._thread.join()
 

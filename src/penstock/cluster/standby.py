@@ -155,10 +155,10 @@ class Standby:
     def close(self) -> None:
         """Stop following. The environments stay open."""
         self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join()
         if self._follower is not None:
             self._follower.close()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def take_over(self, leadership: Leadership, most_bytes: int = MOST_BYTES) -> EtcdLogs | None:
         """Become active if no other node is: the environments have every commit, and the next ones go to etcd.
