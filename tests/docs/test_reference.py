@@ -29,7 +29,8 @@ def test_reference_pages_match_the_code() -> None:
 
 def test_the_feature_page_names_every_command() -> None:
     features = (ROOT / "docs" / "reference" / "features.md").read_text(encoding="utf-8")
-    assert [verb for verb in Verb if not re.search(rf"\b{verb}\b", features)] == []
+    missing = [verb for verb in Verb if not re.search(rf"\b{verb}\b", features)]
+    assert missing == [], "run `make reference`"
 
 
 def test_the_page_on_authorization_names_every_command() -> None:
@@ -38,7 +39,7 @@ def test_the_page_on_authorization_names_every_command() -> None:
         commands = re.search(rf"`{str(permission.name).capitalize()}` covers <!-- commands: [a-z]+ -->([^<]*)<", page)
         assert commands is not None
         expected = {spec.verb for spec in COMMANDS.values() if permission in spec.access}
-        assert set(re.findall(r"[A-Z]+", commands[1])) == expected
+        assert set(re.findall(r"[A-Z]+", commands[1])) == expected, "run `make reference`; access is in COMMANDS"
 
 
 def test_the_limits_of_mqtt_that_a_page_names_exist() -> None:

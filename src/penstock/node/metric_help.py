@@ -2,9 +2,12 @@
 
 The calls of ``add_metrics`` in ``node.py`` list the objects that count: of MQTT ``mqtt/engine/model/stats.py``, of the
 state store ``statestore/engine/store.py``, of TubeMQ ``tube/broker/broker.py``. To add a metric, add it there, count it
-in the place, and describe it here. ``grep -rn "stats[.].*+= " src/penstock/mqtt/engine`` shows the places of MQTT;
-CONNECT and wills are in ``handshake.py`` and ``session_manager.py``; retained messages have counters of their own,
-which ``measure`` in ``engine/sessions/core.py`` copies. Topics of ``$SYS`` are in ``mqtt/engine/model/sys_topics.py``.
+in the place, and describe it here; ``tests/unit/node/test_metric_help.py`` compares both. Metrics of the store's engine
+reach the node through ``quota_figures`` of ``statestore/service/service.py``.
+
+``grep -rn "stats[.].*+= " src/penstock/mqtt/engine`` shows the places of MQTT; CONNECT and wills are in
+``handshake.py`` and ``session_manager.py``; retained messages have counters of their own, which ``measure`` in
+``engine/sessions/core.py`` copies. Topics of ``$SYS`` are in ``mqtt/engine/model/sys_topics.py``.
 
 The sources count in attributes and mappings; each of their names has an entry here, so that no metric is exported
 without a HELP text. A counter counts since the start of the process. ``_as`` gives a metric another name than its

@@ -336,8 +336,8 @@ def _after(wire: bytes, position: i64) -> i64:
 
 
 MAX_USER_PROPERTIES: Final = 1_000
-"""Maximum user properties of a packet other than CONNECT and PUBLISH; each becomes two objects. CONNECT is bounded by
-its size, PUBLISH by a limit of the broker."""
+"""Maximum user properties of a packet other than PUBLISH, for which the broker has a limit; each becomes two objects.
+Those of a will in CONNECT are bounded by the size of the packet."""
 
 _USER_PROPERTY: Final = 0x26
 HAS_EXPIRY: Final = 1 << 0x02

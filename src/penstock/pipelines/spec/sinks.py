@@ -16,9 +16,10 @@ To add a kind of sink:
 A sink that sends messages is a Spark format: sockets are in executors, never in ``pipelines``. The format is a package
 like ``penstock.spark.mqtt`` (options, rows, data source; its name is registered in ``pyproject.toml`` and
 ``src/pyspark_mqtt.py``), and the sink is a field that ``Sink.messages`` returns. ``send_messages``, ``as_messages`` and
-``message_failures`` in ``delivery.py`` distinguish the formats; ``queries.py`` calls ``make_thread_safe`` with the
-format's name, without which two queries at once fail. Its tests are ``tests/spark/test_pipeline_messages.py`` and
-``tests/unit/pipelines/sinks/test_messages.py``.
+``message_failures`` in ``delivery.py`` distinguish two formats today; ``queries.py`` calls ``make_thread_safe`` with
+the format's name, without which two queries at once fail; ``tools/reference.py`` writes the tables of its options, and
+``tests/unit/spark/test_source_modules.py`` lists its modules. Its tests are ``tests/spark/test_pipeline_messages.py``
+and ``tests/unit/pipelines/sinks/test_messages.py``.
 
 Pages that name sinks: ``docs/pipelines/run.md``, ``build.md``, ``replay.md``, ``test.md``,
 ``docs/operations/pipelines.md``, ``docs/reference/guarantees.md``, ``docs/reference/features.md``.

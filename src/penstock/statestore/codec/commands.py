@@ -6,14 +6,16 @@ command:
 * a member of :class:`Verb`, a branch of :func:`_parse`, and a row of the table: arity, access, syntax, and the text and
   examples of its page. The access of a command that returns a value or reveals it, for example by a length, includes
   reading;
-* if the protocol's document lacks it, a member of :class:`Extension`; a new option of a command is a row of
-  ``OPTION_EXTENSIONS``;
-* a branch of ``_carry_out`` in ``statestore/engine/store.py``. Answers are built in ``statestore/engine/requests.py``:
-  ``VALUE`` and ``MISSING`` for a value, ``COUNT`` for deleted keys, ``PAYLOAD`` for other numbers. In that module,
-  ``fence_prefix`` must handle each command with ``needs_timestamp``, and ``encode_answers`` each verb of
-  ``_BATCH_VERBS``;
-* a method of ``statestore/client/client.py``, and its blocking form in ``BlockingCommands``;
-* a rule of ``tests/engine/statestore/test_model.py``.
+* if the protocol's document lacks it, a member of :class:`Extension`, the next power of two, named after the command;
+  a new option of a command is a row of ``OPTION_EXTENSIONS``;
+* a branch of ``_carry_out`` in ``statestore/engine/store.py``. ``statestore/engine/requests.py`` has the kinds of
+  answers: ``VALUE`` and ``MISSING`` for a value, ``COUNT`` for deleted keys, ``PAYLOAD`` for others, which waits for
+  all pending commits, while the others wait for those of their keys. In that module, ``fence_prefix`` must handle each
+  command with ``needs_timestamp``, and ``encode_answers`` each verb of ``_BATCH_VERBS``;
+* a method of ``statestore/client/client.py``, and its blocking form in ``BlockingCommands``, which
+  ``tests/unit/statestore/test_blocking.py`` misses otherwise;
+* a rule of ``tests/engine/statestore/test_model.py``; the client's side is tested in
+  ``tests/unit/statestore/client/test_client.py``, a disabled extension in ``tests/unit/statestore/test_extensions.py``.
 
 Where the command needs it: a new error is a member of ``StoreError`` (``statestore/codec/errors.py``) and a row of
 ``_KINDS`` (``statestore/errors.py``) with what a user does about it; a command whose answer depends on the value
@@ -324,9 +326,9 @@ MAX_TTL_MS: Final = 1000 * 365 * 86_400_000
 _MAX_TTL_DIGITS: Final = len(str(MAX_TTL_MS))
 
 MAX_KEYS_AT_ONCE: Final = 10_000
+"""Maximum number of keys of an MGET or MVALUES, which takes about 10 ms."""
 MAX_SCAN_KEYS: Final = 1000
 """Maximum number of keys in a page of SCAN."""
-"""Maximum number of keys of an MGET or MVALUES, which takes about 10 ms."""
 
 MAX_WRITES_AT_ONCE: Final = 1000
 """Maximum number of commands of a BATCH, which takes about 10 ms."""

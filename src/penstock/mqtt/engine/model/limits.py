@@ -10,8 +10,9 @@ enforces the limit, in the package ``penstock.mqtt``:
   ``engine/connections/handshake.py`` (``_will_problem``); checks of passwords: ``listener_access.py``;
 * packets: ``codec/decoder.py``; topic names: ``engine/routing/router.py`` (``route``); received messages:
   ``engine/connections/publish.py`` (``handle_publish``), their properties: ``codec/property_blocks.py``;
-* subscriptions: ``engine/sessions/subscribing.py`` (``engine/sessions/recovery.py`` restores them without a check, and
-  any count of them); queues: ``engine/sessions/message_queue.py``;
+* SUBSCRIBE as a packet: ``engine/connections/connection.py`` (``_change_subscriptions``), its properties:
+  ``codec/property_blocks.py``; subscriptions: ``engine/sessions/subscribing.py`` (``engine/sessions/recovery.py``
+  restores them without a check, and any count of them); queues: ``engine/sessions/message_queue.py``;
 * one retained message: ``engine/sessions/core.py`` (``route``); all: ``engine/sessions/retained.py`` (``store``);
 * the work of a loop iteration: ``server.py`` (``_proceed``), ``engine/connections/connection.py`` (``proceed``).
 
