@@ -21,15 +21,18 @@ from penstock.mqtt.engine.model.client_events import (
     RATE_LIMITED,
     SUBSCRIBE_DENIED,
     ClientEvent,
+    ClientEvents,
 )
 from penstock.mqtt.engine.model.limits import BrokerLimits, RateLimitPolicy
 
-__all__ = ["INTERVAL_S", "MAX_INCIDENTS", "PERIOD_S", "ClientWarnings"]
+__all__ = ["INTERVAL_S", "MAX_INCIDENTS", "PERIOD_S", "TUBE_DENIED", "ClientWarnings", "TubeDenials"]
 
 _log = logging.getLogger("penstock.mqtt")
 
 INTERVAL_S: Final = 2.0
 """Time between two collections."""
+TUBE_DENIED: Final = "tube_denied"
+"""Requests of a TubeMQ user that the policies do not permit; ``detail``: the last permission and topic."""
 PERIOD_S: Final = 60.0
 """Time between two log lines about the same client, and of silence after which an incident is over."""
 MAX_INCIDENTS: Final = 20
@@ -58,6 +61,21 @@ class _Incident:
         self.logged = 0
         self.next_line = now
         self.last = now
+
+
+class TubeDenials:
+    """Counts denied requests of TubeMQ users; :meth:`count` is ``denied`` of :class:`ClientAccess`."""
+
+    def __init__(self) -> None:
+        self._events = ClientEvents()
+
+    def count(self, user: str, permission: str, topic: str) -> None:
+        """Count a request of ``user`` ("": anonymous) without ``permission`` on ``topic``."""
+        self._events.count(TUBE_DENIED, user or "anonymous clients", "", 1, f"{permission} on {topic}")
+
+    def collect(self) -> list[ClientEvent]:
+        """Return the events since the last call."""
+        return self._events.collect()
 
 
 class ClientWarnings:
@@ -131,6 +149,13 @@ class ClientWarnings:
             return (
                 f"{client} publishes above max_publish_rate: {action} for {total} message{_s(total)} {since}; do: find "
                 "out why it sends so much, or raise the limit"
+            )
+        if incident.kind == TUBE_DENIED:
+            user = "further users" if incident.client_id == OTHERS else incident.client_id
+            grant = incident.detail or "the permission"
+            return (
+                f"{total} TubeMQ request{_s(total)} of {user} denied by the policies {since}; do: if needed, grant "
+                f"{grant} to {user} in the policy file, then SIGHUP"
             )
         what, permission = _DENIALS[incident.kind]
         topic = f", last for {incident.detail!r}" if incident.detail else ""

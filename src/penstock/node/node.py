@@ -483,7 +483,8 @@ class Node:
         await server.recover(persistence, recall=recall, steady=store.steady)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
-        self._clients = ClientWarnings(server.collect_client_events, server.limits)
+        denials = self.security.tube_denials
+        self._clients = ClientWarnings(lambda: [*server.collect_client_events(), *denials.collect()], server.limits)
         self._clients.start()
         self._parts.callback(self._clients.close)
         await self._bridges(server)

@@ -40,6 +40,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.tls import ServerTls
+from penstock.node.client_warnings import TubeDenials
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.listeners import ListenerSection, OpenListener, refuse_open_listeners
 from penstock.node.config.mqtt import (
@@ -137,6 +138,7 @@ class NodeSecurity:
         self._sources_rules = self.access_rules
         """The access rules from which they were determined."""
         self.server.check_retained(self._may_still_publish)
+        self.tube_denials = TubeDenials()
         self._tube: list[tuple[ClientAccess, bool, tuple[str, str]]] = []
 
     @property
@@ -190,7 +192,7 @@ class NodeSecurity:
         if self.access_rules.users is None and self.access_rules.policy is None:
             return None
         exempt = self.config.tube.access
-        access = ClientAccess({}, networks=exempt.networks, groups=exempt.groups)
+        access = ClientAccess({}, networks=exempt.networks, groups=exempt.groups, denied=self.tube_denials.count)
         self._tube.append((access, listener.anonymous is not None, part))
         self._change_tube()
         return access

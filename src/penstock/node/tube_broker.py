@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.listener_access import PasswordChecks
+from penstock.node.client_warnings import ClientWarnings, TubeDenials
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeCertificates, TubeTls
 from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
@@ -152,8 +154,11 @@ class _Security:
         self.changed: Callable[[], None] = lambda: None
         """Called after a reload."""
         self.certificates = TubeCertificates(settings.tls)
+        self.denials = TubeDenials()
         self._read()
-        self.clients = None if self.users is None and self.rights is None else ClientAccess({})
+        self.clients = (
+            None if self.users is None and self.rights is None else ClientAccess({}, denied=self.denials.count)
+        )
         self._change()
 
     def reload(self) -> None:
@@ -208,6 +213,9 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
 async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExitStack) -> ReadyBroker:
     """Start the parts that ``parts`` closes, and wait for the registration at a master."""
     told = settings.advertise
+    clients = ClientWarnings(security.denials.collect, BrokerLimits())
+    clients.start()
+    parts.callback(clients.close)
     idle_release = IdleRelease()
     idle_release.start()
     parts.callback(idle_release.close)

@@ -113,7 +113,8 @@ async def test_the_nodes_own_parts_need_no_rights(tmp_path: Path) -> None:
         assert b"7" in await consume(ready.tube_master, "lake", "water", **login("ann"))
 
 
-async def test_rights_by_topic_and_group(tmp_path: Path) -> None:
+async def test_rights_by_topic_and_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.mqtt")
     async with running(tmp_path, policies=POLICIES, access={"groups": ["legacy", "other"]}) as (node, ready):
         master = ready.tube_master
         async with Producer(master, **login("press-7")) as producer:
@@ -142,6 +143,9 @@ async def test_rights_by_topic_and_group(tmp_path: Path) -> None:
                     with pytest.raises(RefusedError, match=refused):
                         await asyncio.to_thread(reader.bounds, "water", 0)
         assert node.problems() == []
+    logged = [record.getMessage() for record in caplog.records if "TubeMQ request" in record.getMessage()]
+    assert any(text.endswith("grant Consume on water to ann in the policy file, then SIGHUP") for text in logged)
+    assert not any("penstock-broker" in text for text in logged)
 
 
 async def test_a_broker_needs_the_right_to_administer(tmp_path: Path) -> None:

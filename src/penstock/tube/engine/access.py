@@ -69,6 +69,7 @@ class ClientAccess:
 
     ``users``: signing keys by name. ``anonymous``: clients need not sign. ``networks`` and ``groups``: clients that
     need not sign (stock Java consumers cannot). ``rights``: by default unrestricted. ``token_ms``: lifetime of a token.
+    ``denied`` is called with user, permission (``Produce``, ``Consume``) and topic when rights are missing, for logs.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class ClientAccess:
         groups: Iterable[str] = (),
         rights: RightsOf | None = None,
         token_ms: int = 3_600_000,
+        denied: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self._users = dict(users)
         self._networks: list[Network] = [ipaddress.ip_network(text) for text in networks]
         self._groups = frozenset(groups)
         self._token_ms = token_ms
+        self._denied = denied
         self._anonymous = anonymous
         self._known: dict[str, tuple[str, int]] = {}
         self._rights_of = rights
@@ -101,12 +104,12 @@ class ClientAccess:
     def may_produce(self, user: str, topic: str) -> bool:
         """Whether ``user`` may send to the topic."""
         rights = self._of(user)
-        return rights is None or rights.may_produce(topic)
+        return rights is None or rights.may_produce(topic) or self._deny(user, "Produce", topic)
 
     def may_consume(self, user: str, topic: str, group: str | None) -> bool:
         """Whether ``user`` may read the topic as a member of the group; None: without a group, by offsets."""
         rights = self._of(user)
-        return rights is None or rights.may_consume(topic, group)
+        return rights is None or rights.may_consume(topic, group) or self._deny(user, "Consume", topic)
 
     def may_administer(self, user: str) -> bool:
         """Whether ``user`` may change the cluster."""
@@ -116,6 +119,11 @@ class ClientAccess:
     def keeps(self, user: str, topic: str, group: str) -> bool:
         """Whether a consumer that was accepted as ``user`` is still accepted after :meth:`change`."""
         return (not user or user in self._users) and self.may_consume(user, topic, group)
+
+    def _deny(self, user: str, permission: str, topic: str) -> bool:
+        if self._denied is not None:
+            self._denied(user, permission, topic)
+        return False
 
     def _of(self, user: str) -> TopicRights | None:
         if self._rights_of is None:
