@@ -16,6 +16,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from penstock.errors import StorageError
+
 __all__ = ["FRAME_BYTES", "Frame", "Head", "LogCommits", "Verdict", "decode_frame", "decode_head", "encode_frame"]
 
 _HEAD: Final = Struct(">8sQQQ")
@@ -55,9 +57,9 @@ class Head(NamedTuple):
 
 
 def decode_head(value: bytes, revision: int) -> Head:
-    """Decode the value of a head. ValueError: it is damaged."""
+    """Decode the value of a head. StorageError: it is damaged."""
     if len(value) != _HEAD.size + 4 or crc32(value[:-4]).to_bytes(4, "big") != value[-4:]:
-        raise ValueError("the head of the log is damaged")
+        raise _damaged("the head of the log")
     identity, sequence, term, total_bytes = _HEAD.unpack_from(value)
     return Head(identity, sequence, term, revision, total_bytes)
 
@@ -84,14 +86,22 @@ def encode_frame(head: Head, time_ms: int, body: bytes, parts: int = 0) -> bytes
 
 
 def decode_frame(value: bytes) -> Frame:
-    """Decode a frame. ValueError: it is damaged."""
+    """Decode a frame. StorageError: it is damaged."""
     if len(value) < _FRAME.size:
-        raise ValueError("a frame of the log is damaged")
+        raise _damaged("a commit of the log")
     term, sequence, time_ms, total_bytes, parts, checksum = _FRAME.unpack_from(value)
     frame = Frame(term, sequence, time_ms, total_bytes, parts, checksum, value[_FRAME.size :])
     if not frame.parts and crc32(frame.body) != frame.checksum:
-        raise ValueError(f"commit {frame.sequence} of the log is damaged")
+        raise _damaged(f"commit {frame.sequence} of the log")
     return frame
+
+
+def _damaged(what: str) -> StorageError:
+    return StorageError(
+        f"etcd: {what} is damaged",
+        why="its checksum is wrong: another program wrote the key, or the database of etcd is damaged",
+        do="restore etcd from a backup, or start from the data directory of the node that was active last",
+    )
 
 
 class LogCommits:

@@ -206,7 +206,7 @@ class EtcdLogs:
                 self.maintain(members())
             except FencedError:
                 return  # the next commit reports it
-            except (UnavailableError, RefusedError) as error:
+            except PenstockError as error:
                 _log.warning("commits in etcd are not deleted for now: %s", error)
                 time.sleep(0.1)
 

@@ -244,9 +244,15 @@ def applied_by_members(client: EtcdClient, prefix: str, but: str) -> dict[str, l
     request = pb.RangeRequest(key=first, range_end=first[:-1] + b"0")  # the byte after the slash
     found: dict[str, list[int]] = {}
     for entry in client.call("KV/Range", request, pb.RangeResponse, within_s=1.0).kvs:
-        if entry.key != _member_key(prefix, but):
-            for name, sequence in json.loads(entry.value).items():
-                found.setdefault(name, []).append(int(sequence))
+        if entry.key == _member_key(prefix, but):
+            continue
+        try:
+            positions = {str(name): int(sequence) for name, sequence in json.loads(entry.value).items()}
+        except (ValueError, TypeError, AttributeError):
+            _log.warning("the report of a standby cannot be read: %r", entry.key)
+            continue
+        for name, sequence in positions.items():
+            found.setdefault(name, []).append(sequence)
     return found
 
 

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from penstock.cluster.commit import Frame, Head, LogCommits, Verdict, decode_frame, decode_head, encode_frame
+from penstock.errors import StorageError
 
 IDENTITY = b"identity"
 
@@ -154,8 +155,8 @@ def test_heads_and_frames_are_stored_with_checksums() -> None:
     divided = decode_frame(encode_frame(head, 5, b"large", parts=2))
     assert divided == Frame(77, 1 << 40, 5, 9000, 2, divided.checksum, b"")
     for damaged in (head.encode()[:-1], head.encode()[:-1] + b"\0", b""):
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(StorageError, match="is damaged"):
             decode_head(damaged, 9)
     for damaged in (value[:-1], value[:8], b""):
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(StorageError, match="is damaged"):
             decode_frame(damaged)

@@ -9,7 +9,8 @@ import pytest
 from penstock.cluster import standby
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.log import EtcdLog
-from penstock.cluster.standby import StandbyLog
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.cluster.standby import StandbyLog, applied_by_members
 from penstock.errors import StorageError
 from penstock.runtime.io.commit_log import LogPosition
 from tests.ports import free_port
@@ -80,6 +81,21 @@ def test_commits_go_to_etcd_after_the_takeover(log: StandbyLog) -> None:
     assert (active.appended, active.released) == ([9], [7, 9])
     assert log.is_scarce()
     log.close()
+
+
+def test_reports_of_standbys_are_read_and_others_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = {
+        "a": b'{"rows": 7, "keys": 1}',
+        "b": b'{"rows": 9}',
+        "me": b'{"rows": 1}',
+        "x": b"not JSON",
+        "y": b"[]",
+        "z": b'{"rows": null}',
+    }
+    entries = [pb.KeyValue(key=f"/test/member/{name}".encode(), value=value) for name, value in reports.items()]
+    monkeypatch.setattr(EtcdClient, "call", lambda *_args, **_options: pb.RangeResponse(kvs=entries))
+    client = EtcdClient(["127.0.0.1:1"])
+    assert applied_by_members(client, "/test/", "me") == {"rows": [7, 9], "keys": [1]}
 
 
 def test_an_empty_standby_needs_a_log_that_answers(log: StandbyLog, monkeypatch: pytest.MonkeyPatch) -> None:
