@@ -15,10 +15,14 @@ response has status 408.
 
 from __future__ import annotations
 
-import marshal
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
+
+from librt.strings import BytesWriter, read_i64_be, write_i64_be
 
 from penstock.statestore.hlc import Hlc, parse_position, parse_wire
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["RecentWrites", "is_in_doubt"]
 
@@ -38,32 +42,41 @@ class _Generation:
     would keep the allocator from returning its arenas (120 MB after a load of 300,000 keys).
     """
 
-    __slots__ = ("_index", "_indexed", "_packed", "clients", "correlations", "count", "stamps")
+    __slots__ = ("_index", "_packed", "clients", "count", "last")
 
     def __init__(self) -> None:
         self.clients: list[str] = []
-        self.correlations: list[bytes] = []
-        self.stamps: list[bytes | None] = []
+        """The clients of the writes in ``last``."""
+        self.last = BytesWriter()
+        """The writes that are not packed: sizes of correlation data and timestamp (-1: none), then both."""
         self.count = 0
         """Writes that are packed."""
-        self._packed: list[bytes] = []
+        self._packed: list[tuple[str, bytes]] = []
+        """Packed writes that are not in the index: the clients, separated by U+0000, which no client identifier has
+        [MQTT-1.5.4-2], and ``last``."""
         self._index: dict[tuple[str, bytes], bytes | None] = {}
-        self._indexed = 0
 
     def pack(self) -> None:
-        """Pack the writes in the lists."""
+        """Pack the last writes."""
         if self.clients:
             self.count += len(self.clients)
-            self._packed.append(marshal.dumps((self.clients, self.correlations, self.stamps)))
-            self.clients, self.correlations, self.stamps = [], [], []
+            self._packed.append(("\0".join(self.clients), self.last.getvalue()))
+            self.clients = []
+            self.last.truncate(0)
 
     def stamp_of(self, client_id: str, correlation: bytes) -> bytes | None:
         """Return the timestamp of the client's last request with this correlation data."""
         self.pack()
-        for packed in self._packed[self._indexed :]:
-            clients, correlations, stamps = marshal.loads(packed)  # noqa: S302 - written by this object
-            self._index.update(zip(zip(clients, correlations, strict=True), stamps, strict=True))
-        self._indexed = len(self._packed)
+        for clients, writes in self._packed:
+            at: i64 = 0
+            for client in clients.split("\0"):
+                size: i64 = read_i64_be(writes, at)
+                stamp_size: i64 = read_i64_be(writes, at + 8)
+                stamp_at = at + 16 + size
+                noted = writes[at + 16 : stamp_at]
+                at = stamp_at + max(stamp_size, 0)
+                self._index[client, noted] = None if stamp_size < 0 else writes[stamp_at:at]
+        self._packed.clear()
         return self._index.get((client_id, correlation))
 
 
@@ -81,8 +94,12 @@ class RecentWrites:
         newer = self._newer
         clients = newer.clients
         clients.append(client_id)
-        newer.correlations.append(correlation)
-        newer.stamps.append(stamp)
+        last = newer.last
+        write_i64_be(last, len(correlation))
+        write_i64_be(last, -1 if stamp is None else len(stamp))
+        last.write(correlation)
+        if stamp is not None:
+            last.write(stamp)
         if len(clients) >= _PACKED:
             newer.pack()
             if newer.count >= _GENERATION:
