@@ -118,30 +118,22 @@ class BrokerConnection(ConnectionState):
     def receive(self, data: bytes, now: i64, wall_ms: i64) -> None:
         """Handle received bytes, within this turn's share of work; see :attr:`unread`.
 
-        ``now``: monotonic ms; ``wall_ms``: wall clock, for the services.
-        """
-        if self.closing:
-            return
-        self.stats.bytes_received += len(data)
-        self.decoder.add(data)
-        self.proceed(now, wall_ms)
-
-    def proceed(self, now: i64, wall_ms: i64) -> None:
-        """Handle the remaining bytes within the share of another turn (deficit round robin).
-
-        Work beyond the share is subtracted from later turns, so that a client with expensive packets gets no more than
-        others.
+        ``now``: monotonic ms; ``wall_ms``: wall clock, for the services. Work beyond the share is subtracted from later
+        turns, so that a client with expensive packets gets no more than others (deficit round robin).
         """
         self.unread = False
         if self.closing:
             return
+        stats = self.stats
+        decoder = self.decoder
+        if len(data) > 0:
+            stats.bytes_received += len(data)
+            decoder.add(data)
         self.last_received = now
         broker = self.broker
         broker.wall_offset = wall_ms - now
         broker.reading_since = now
         broker.reads += 1
-        stats = self.stats
-        decoder = self.decoder
         session = self.session
         end = broker.work + broker.max_turn_work + self._credit
         try:
@@ -194,6 +186,10 @@ class BrokerConnection(ConnectionState):
         except RemoteProtocolError as e:
             self._fail(e, now)
         decoder.discard()  # bytes after DISCONNECT
+
+    def proceed(self, now: i64, wall_ms: i64) -> None:
+        """Handle the remaining bytes within the share of another turn."""
+        self.receive(b"", now, wall_ms)
 
     def lost(self, now: int) -> None:
         """Handle the end of the network connection; call it once."""
