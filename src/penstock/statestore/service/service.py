@@ -339,7 +339,7 @@ class StateStoreService(Service):
         return self._clock()
 
     def _steady_now(self) -> int:
-        return self._steady()
+        return self._since_boot() if self._boot_offset >= 0 else self._steady()
 
     def _since_boot(self) -> int:
         return boot_ms() + self._boot_offset

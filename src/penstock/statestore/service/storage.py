@@ -46,6 +46,7 @@ from penstock.statestore.service.rows import (
     put_record,
     version_at,
     version_key,
+    write_clock,
     write_rows,
 )
 
@@ -134,8 +135,7 @@ class Storage:
         write_rows(out, changes, log=log)
         if floor is not None:
             out.write(encode_operations(drop_changes(floor)))
-        kind, table, row, stored = put_clock(b"clock", clock or changes[-1].version)
-        write_operation(out, kind, table, row, stored)
+        write_clock(out, b"clock", clock or changes[-1].version)
         lag = self._lag
         if lag is not None:
             write_operation(out, PUT, META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag)))
