@@ -32,6 +32,7 @@ REQUESTS: Final[tuple[tuple[str, Mapping[str, object]], ...]] = (
 )
 MESSAGES: Final[tuple[tuple[str, str, Mapping[str, object]], ...]] = (
     ("QoS 1, 1:1, window 1", "qos1", {"window": 1}),
+    ("QoS 1, 1:1, 10,000 messages/s", "rate", {"rate": 10_000}),
     ("QoS 1, 1:1, window 64", "qos1", {"window": 64}),
     ("QoS 1, 1:10, window 64", "qos1", {"window": 64, "subscribers": 10}),
     ("QoS 1, 1:50, window 64", "qos1", {"window": 64, "subscribers": 50}),

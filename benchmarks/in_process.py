@@ -56,7 +56,7 @@ ARGUMENTS: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
     "set": lambda key: [b"SET", key, VALUE],
     "get": lambda key: [b"GET", key],
     "del": lambda key: [b"DEL", key],
-    "vdel": lambda key: [b"VDEL", key, b"other"],
+    "vdel": lambda key: [b"VDEL", key, VALUE],
     "nx": lambda key: [b"SET", key, VALUE, b"NX", b"PX", b"60000"],
     "fenced": lambda key: [b"SET", key, VALUE],
     "notify": lambda key: [b"KEYNOTIFY", key],
@@ -64,12 +64,16 @@ ARGUMENTS: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
     "ping": lambda key: [key],
 }
 """Cases: the commands; ``fenced``: a SET with a fencing token; ``qos1``: a message that one client receives; ``ping``:
-PINGREQ."""
+PINGREQ. Keys are read and deleted that exist."""
 FANOUT: Final = "fanout"
 CONNECT: Final = "connect"
 RECEIVERS: Final = 50
 """Subscribers of ``fanout``."""
 KEYS: Final = 1000
+DELETED_KEYS: Final = 4_000
+"""Keys that can be deleted, which limits ``--reads``."""
+SET_BEFORE: Final = {"get": KEYS, "del": DELETED_KEYS, "vdel": DELETED_KEYS}
+"""Cases that need keys, and how many."""
 RECEIVE: Final = "CPyDef_*connection___BrokerConnection___receive"
 """The function in the C that mypyc makes that handles one read."""
 MEASURED: Final = {
@@ -183,6 +187,9 @@ async def measure(case: str, options: argparse.Namespace) -> float:
     """Processor time of a request in us: the median of the reads."""
     window: int = options.window
     warm_up: int = options.warm_up
+    reads: int = options.reads
+    if case in ("del", "vdel"):
+        reads = min(reads, DELETED_KEYS // window - warm_up)
     with tempfile.TemporaryDirectory() as folder:
         store = StateStoreService(Path(folder) / "store", Durability(options.durability))
         # Commits run in the loop, also where callgrind makes the disk look slow.
@@ -198,13 +205,12 @@ async def measure(case: str, options: argparse.Namespace) -> float:
         gc.freeze()
         times: list[int] = []
         acknowledgements = b""
-        turns = 0
-        if case == "get":  # of keys that exist
-            turns = -(-KEYS // window)
-        for turn in range(turns + warm_up + options.reads):
+        keys = SET_BEFORE.get(case, KEYS)
+        turns = -(-SET_BEFORE.get(case, 0) // window)
+        for turn in range(turns + warm_up + reads):
             stamp = store.clock()
             of_turn = "set" if turn < turns else case
-            packets = [_packet(of_turn, turn * window + n, stamp) for n in range(1, window + 1)]
+            packets = [_packet(of_turn, turn * window + n, stamp, keys) for n in range(1, window + 1)]
             read = b"".join((acknowledgements, *packets))
             started = time.process_time_ns()
             await client.send(read)
@@ -221,14 +227,14 @@ async def measure(case: str, options: argparse.Namespace) -> float:
         return sorted(times)[len(times) // 2] / window / 1000
 
 
-def _packet(case: str, number: int, stamp: int) -> bytes:
+def _packet(case: str, number: int, stamp: int, keys: int) -> bytes:
     if case == "ping":
         return b"\xc0\x00"
     if case == "qos1":
         publish = Publish("plant/line/1", VALUE, 1)
     else:
         publish = request(
-            ARGUMENTS[case](b"key-%06d" % (number % KEYS)),
+            ARGUMENTS[case](b"key-%06d" % (number % keys)),
             CLIENT,
             number.to_bytes(16, "big"),
             Hlc(stamp, number % 1000, CLIENT),
