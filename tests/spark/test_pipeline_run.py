@@ -361,7 +361,7 @@ def test_an_error_in_a_batch_ends_the_run_with_its_own_words(setup: Setup, monke
     def fail(*_: object) -> int:
         raise PenstockError("the disk is full", do="make room")
 
-    monkeypatch.setattr(Table, "write", fail)
+    monkeypatch.setattr(Table, "commit", fail)
     setup.send(message("a", 1))
     with pytest.raises(PenstockError, match=r"sink 'rows': the disk is full"):
         setup.run()

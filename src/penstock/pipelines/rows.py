@@ -62,7 +62,9 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
     Without a column of headers, the headers in ``_source`` are null. The coordinates that identify a record without an
     id include the name of the source, unless it is the only one.
     """
-    place = sf.format_string("%s/%d:%d@%d", "topic", "broker", "partition", "offset")
+    # Not format_string, which parses its format for each row.
+    broker, partition, offset = (sf.col(column).cast("string") for column in ("broker", "partition", "offset"))
+    place = sf.concat("topic", sf.lit("/"), broker, sf.lit(":"), partition, sf.lit("@"), offset)
     if name != SOURCE:
         place = sf.concat(sf.lit(f"{name}/"), place)
     headers = sf.col("headers") if "headers" in source.columns else sf.expr(_NO_HEADERS).alias("headers")

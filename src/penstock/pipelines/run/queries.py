@@ -151,8 +151,11 @@ class SinkBatches:
         return self._context.source.count(self.plan.sink.name, start, end)
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
+        rows = mark_unwritable(rows, self.plan.sink)
+        if self._writer.writes_in_one_pass(rows):
+            return self._rows_in_one_pass(rows, batch, start, end)
         # Cached: the rows are used three times, but the stateful operators that produce them must run once.
-        rows = mark_unwritable(rows, self.plan.sink).persist()
+        rows = rows.persist()
         try:
             counts = _count(rows)
             out = self._writer.write(self.plan.sink, SinkBatch(batch, rows.where(alive()), counts.out))
@@ -162,6 +165,18 @@ class SinkBatches:
         read = self._read(start, end)
         duplicates = read - counts.out - counts.dead - counts.filtered
         return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters)
+
+    def _rows_in_one_pass(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
+        read = self._read(start, end)
+        if read <= ONE_FILE and not any(step.dedupe is not None for step in self.plan.steps):
+            # One file, and one task: a small batch is not worth more.
+            rows = rows.coalesce(1)
+        found = self._writer.write_once(rows, batch)
+        counts = _Counts(found.out, found.dead, found.filtered)
+        duplicates = read - counts.out - counts.dead - counts.filtered
+        return self._entry(
+            batch, start, end, read, counts, out=found.written, duplicates=duplicates, letters=found.letters
+        )
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         plan = self.plan
@@ -275,6 +290,8 @@ def _counted(found: Row) -> _Counts:
     return _Counts(found["out"], found["dead"], found["filtered"])
 
 
+ONE_FILE = 10_000
+"""Maximum number of records of a batch that are written to a table as one file, by one task."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 

@@ -26,17 +26,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BinaryType
+from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
+from penstock.pipelines.sinks.one_pass import is_supported, write_in_one_pass
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
-from penstock.pipelines.steps.expressions import condition, conditions, mark_failed_conditions
+from penstock.pipelines.steps.expressions import condition, conditions, mark_failed_conditions, quoted_column
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import KeyWrite
 from penstock.spark.tube.options import SinkOptions
@@ -51,6 +52,7 @@ __all__ = [
     "DELIVERY",
     "DeltaSink",
     "FencedStore",
+    "OnePass",
     "SinkBatch",
     "SinkDelivery",
     "SinkWriter",
@@ -308,6 +310,16 @@ class SinkBatch:
     windows: bool = False
 
 
+class OnePass(NamedTuple):
+    """Counts of a batch by state, and the numbers of rows in the table and of dead letters that the batch wrote."""
+
+    out: int
+    dead: int
+    filtered: int
+    written: int
+    letters: int
+
+
 class SinkWriter:
     """Writes the batches of one query to its targets."""
 
@@ -324,6 +336,33 @@ class SinkWriter:
         """
         return DELIVERY[sink.kind].write(self, sink, batch)
 
+    def writes_in_one_pass(self, rows: DataFrame) -> bool:
+        """Return True if :meth:`write_once` can write ``rows``."""
+        table = self._plan.sink.table
+        return table is not None and table.format == "parquet" and is_supported(rows.schema)
+
+    def write_once(self, rows: DataFrame, batch: int) -> OnePass:
+        """Write the live rows and the dead letters of ``rows``, with one computation of ``rows``."""
+        sink, dead = self._plan.sink, self.targets.dead_letters
+        table = self._parquet(sink.name, sink.path or "")
+        letters = None if dead is None or not self._plan.dead_letters_of else self._parquet(sink.name, str(dead))
+        found = write_in_one_pass(
+            rows,
+            _table_columns(rows),
+            table.new_attempt(batch),
+            _letter_columns(rows),
+            self._is_letter(),
+            None if letters is None else letters.new_attempt(batch),
+        )
+        out = table.commit(batch, *found.rows)
+        written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
+        return OnePass(found.out, found.dead, found.filtered, out, written)
+
+    def _is_letter(self) -> Column:
+        """Return a condition: the row is dead, and this query writes its dead letter."""
+        mine = sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again")
+        return sf.coalesce(mine, sf.lit(False))
+
     def write_dead_letters(self, rows: Sequence[DataFrame], batch: int) -> int:
         """Write the dead rows of which this query is the owner to the dead letter table; return their number."""
         path = self.targets.dead_letters
@@ -333,8 +372,7 @@ class SinkWriter:
         return self._parquet(self._plan.sink.name, str(path)).write(batch, letters, letters.count())
 
     def _dead_letters(self, rows: DataFrame) -> DataFrame:
-        mine = rows.where(sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again"))
-        return mine.select("_dead.step", "_dead.code", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
+        return rows.where(self._is_letter()).select(*_letter_columns(rows))
 
     def identity(self, batch: int) -> WriteIdentity:
         """Return the identity of a write of this query, which brokers compare with earlier writes."""
@@ -353,11 +391,24 @@ class SinkWriter:
         return self._tables[writer, path]
 
 
+def _letter_columns(rows: DataFrame) -> list[Column]:
+    """Return the columns of the dead letter table for dead ``rows``."""
+    source = rows.schema["_source"].dataType
+    assert isinstance(source, StructType)
+    reported = [sf.col(f"_dead.{name}").alias(name) for name in ("step", "code", "reason")]
+    return [*reported, sf.col("_id").alias("id"), *(sf.col(f"_source.{name}").alias(name) for name in source.names)]
+
+
+def _table_columns(rows: DataFrame) -> list[Column]:
+    """Return the columns of a table for ``rows`` of records."""
+    coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
+    return [*(quoted_column(name) for name in data_columns(rows)), sf.col("_id"), *coordinates]
+
+
 def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     rows = batch.rows
     if not batch.windows:
-        coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
-        rows = rows.select(*data_columns(rows), "_id", *coordinates)
+        rows = rows.select(*_table_columns(rows))
     return writer.table(sink).write(batch.number, rows, batch.count)
 
 

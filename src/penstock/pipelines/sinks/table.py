@@ -16,7 +16,7 @@ import re
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Commit", "Table", "check_columns", "check_types", "commits", "delete_rows", "files", "read", "writers"]
 
-_SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 """Key of Spark's own column types in the metadata of a Parquet file."""
 _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 
@@ -80,8 +80,36 @@ class Table:
             return _commit(commit_path).rows
         if count == 0:
             return 0
+        attempt = self.new_attempt(batch)
+        rows.coalesce(1).write.parquet(str(attempt))
+        names = [path.name for path in sorted(attempt.glob("*.parquet"))]
+        for name in names:
+            sync_file(attempt / name)
+        return self.commit(batch, attempt, names, count)
+
+    def new_attempt(self, batch: int) -> Path:
+        """Return a directory, which does not exist, for the files of one attempt to write ``batch``."""
+        return self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
+
+    def commit(self, batch: int, attempt: Path, names: Sequence[str], count: int) -> int:
+        """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return the rows of the batch.
+
+        A batch that is already committed does not change. The directory of the attempt is removed.
+
+        An attempt moves its own files only. Overwriting the directory of the batch would be simpler, but a run that
+        resumes here after a pause would remove files that a later run has committed.
+        """
+        commit_path = _commit_path(self.path, self.writer, batch)
+        if commit_path.exists() or not count:
+            shutil.rmtree(attempt, ignore_errors=True)
+            return _commit(commit_path).rows if commit_path.exists() else 0
         directory = self.path / f"writer={self.writer}" / f"batch={batch}"
-        written = self._write_files(directory, batch, rows)
+        directory.mkdir(parents=True, exist_ok=True)
+        # The names of files are unique, so other attempts use other names.
+        written = [(attempt / name).rename(directory / name) for name in names]
+        shutil.rmtree(attempt, ignore_errors=True)
+        for parent in (directory, directory.parent, self.path):
+            sync_directory(parent)
         is_ours = create_json(
             commit_path,
             {
@@ -98,25 +126,6 @@ class Table:
         for path in written:
             path.unlink()
         return _commit(commit_path).rows
-
-    def _write_files(self, directory: Path, batch: int, rows: DataFrame) -> list[Path]:
-        """Write ``rows`` as files in ``directory``, next to files of other attempts.
-
-        An attempt changes its own files only. Overwriting the directory would be simpler, but a run that resumes here
-        after a pause would remove files that a later run has committed.
-        """
-        attempt = self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
-        rows.coalesce(1).write.parquet(str(attempt))
-        directory.mkdir(parents=True, exist_ok=True)
-        written = []
-        for path in sorted(attempt.glob("*.parquet")):
-            sync_file(path)
-            # Spark's file names contain a job id, so other attempts use other names.
-            written.append(path.rename(directory / path.name))
-        shutil.rmtree(attempt)
-        for parent in (directory, directory.parent, self.path):
-            sync_directory(parent)
-        return written
 
 
 def commits(path: Path) -> list[Commit]:
@@ -193,7 +202,7 @@ def _newest_schema(path: Path, writer: str) -> dict[str, Any] | None:
         return None
     import pyarrow.parquet as pq
 
-    of_spark = (pq.read_schema(file).metadata or {}).get(_SPARKS_SCHEMA)
+    of_spark = (pq.read_schema(file).metadata or {}).get(SPARKS_SCHEMA)
     return None if of_spark is None else dict(json.loads(of_spark))
 
 

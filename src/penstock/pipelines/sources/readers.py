@@ -246,6 +246,8 @@ class LagMeter:
             return {}
 
 
+PUBLISH_MS = 5_000
+"""Timeout of the last offsets of a run: the process of its stream may be publishing the ones before."""
 CHECK_TIMEOUT_MS = 10_000
 """Timeout of the check before Spark starts: long enough for a node that is starting."""
 
@@ -385,7 +387,7 @@ class TubeSourceReader:
         if not group:
             return
         try:
-            with self.open() as tube:
+            with TubeClient.from_options(self.checked, timeout_ms=PUBLISH_MS) as tube:
                 tube.partitions(self.checked.topics)
                 for partition, offset in from_json(end).items():
                     tube.commit_offset(partition, group, offset)

@@ -1,0 +1,86 @@
+"""Rows and dead letters of a batch that are written and counted in one pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from penstock.pipelines.sinks.one_pass import is_supported, write_in_one_pass
+from penstock.pipelines.sinks.table import SPARKS_SCHEMA
+
+COLUMNS = """
+    id AS n, CAST(id % 100 AS TINYINT) AS tiny, CAST(id AS SMALLINT) AS small, CAST(id AS INT) AS int, id / 3 AS double,
+    CAST(id / 3 AS FLOAT) AS float, id % 2 = 0 AS even, CAST(id / 7 AS DECIMAL(9, 4)) AS short_decimal,
+    CAST(id / 7 AS DECIMAL(38, 10)) AS decimal, CAST(concat('ä', id) AS STRING) AS text,
+    CAST(concat('b', id) AS BINARY) AS bytes,
+    DATE'1582-01-01' + CAST(id AS INT) AS day, timestamp_micros(id * 1234567 - 99999999999999) AS at,
+    CAST(timestamp_micros(id * 7) AS TIMESTAMP_NTZ) AS local,
+    IF(id % 3 = 0, NULL, array(id, NULL, id + 1)) AS list, map(concat('k', id), struct(id AS v)) AS named,
+    struct(id AS a, struct(IF(id % 5 = 0, NULL, 'x') AS c) AS b) AS nested
+"""
+
+
+def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp_path: Path) -> None:
+    data = spark.range(0, 1_000, numPartitions=3).selectExpr(*_columns())
+    assert is_supported(data.schema)
+    rows = data.select(
+        "*",
+        sf.when(sf.expr("n % 100 = 7"), sf.struct(sf.lit("step").alias("step"))).alias("_dead"),
+        sf.when(sf.expr("n % 10 = 3"), sf.lit("filter")).alias("_filtered"),
+        sf.struct(sf.col("bytes").alias("value")).alias("_source"),
+    )
+    found = write_in_one_pass(
+        rows,
+        [sf.col(name) for name in data.columns],
+        tmp_path / "rows",
+        [sf.col("_dead.step").alias("step"), sf.col("_source.value").alias("value")],
+        sf.expr("_dead IS NOT NULL AND n < 500"),
+        tmp_path / "letters",
+    )
+    assert (found.out, found.dead, found.filtered) == (890, 10, 100)
+    assert (found.rows.rows, len(found.rows.names)) == (890, 3)
+    assert found.letters is not None
+    assert found.letters.rows == 5
+    written = spark.read.parquet(*(str(tmp_path / "rows" / name) for name in found.rows.names))
+    # Spark reads every column as nullable.
+    assert written.schema.simpleString() == data.schema.simpleString()
+    expected = data.where("n % 100 <> 7 AND n % 10 <> 3")
+    assert sorted(written.collect(), key=lambda row: row["n"]) == expected.orderBy("n").collect()
+    # Also without Spark's own schema in the file.
+    plain = pq.read_schema(tmp_path / "rows" / found.rows.names[0])
+    assert {field.name for field in plain} == set(data.columns)
+    assert StructType.fromJson(json.loads((plain.metadata or {})[SPARKS_SCHEMA])) == data.schema
+    letters = spark.read.parquet(*(str(tmp_path / "letters" / name) for name in found.letters.names))
+    assert {row["step"] for row in letters.collect()} == {"step"}
+
+
+def test_a_batch_without_rows_writes_no_file(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(0, 10, numPartitions=2).selectExpr(
+        "id AS n", "CAST(NULL AS STRUCT<step: STRING>) AS _dead", "'all' AS _filtered"
+    )
+    found = write_in_one_pass(rows, [sf.col("n")], tmp_path / "rows", [sf.col("n")], sf.lit(False), None)
+    assert (found.out, found.filtered, found.rows.names, found.letters) == (0, 10, (), None)
+    assert not (tmp_path / "rows").exists()
+
+
+def test_types_that_arrow_cannot_carry_are_not_supported(spark: SparkSession) -> None:
+    assert not is_supported(spark.sql("SELECT parse_json('1') AS v").schema)
+    assert not is_supported(spark.sql("SELECT INTERVAL '1' DAY AS i").schema)
+    assert not is_supported(spark.sql("SELECT array(struct('a' COLLATE UTF8_LCASE AS s)) AS i").schema)
+
+
+def _columns() -> list[str]:
+    """Split the list of columns at commas outside parentheses."""
+    parts, depth = [""], 0
+    for character in COLUMNS:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
