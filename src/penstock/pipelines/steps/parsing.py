@@ -209,7 +209,8 @@ def _is_not_one_value(text: Column) -> Column:
     anything after the value is detected: as a second element, or as an error.
     """
     array = sf.try_parse_json(sf.concat(sf.lit("["), text, sf.lit("]")))
-    return array.isNull() | sf.try_variant_get(array, "$[1]", "variant").isNotNull()
+    # One expression with one occurrence of the array: Spark parses the text once for each occurrence.
+    return ~sf.coalesce(sf.size(sf.try_variant_get(array, "$", "array<variant>")) == 1, sf.lit(False))
 
 
 def _has_half_a_character(text: Column) -> Column:
