@@ -37,7 +37,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
-from penstock.mqtt.engine.connections.output import PacketWriter, Sink
+from penstock.mqtt.engine.connections.output import OutputTransport, PacketWriter
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.mqtt.server import MqttServer
@@ -85,7 +85,7 @@ COMMIT: Final = "CPyPy_*CommitQueue____turn_ended"
 """The function of a durable commit that the event loop calls."""
 
 
-class _Transport(Sink):
+class _Transport(OutputTransport):
     """Collects the output of a read."""
 
     def __init__(self) -> None:

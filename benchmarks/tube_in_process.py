@@ -26,7 +26,7 @@ from penstock.runtime.io.loop import tune_process
 from penstock.tube.broker.broker import TubeBroker, TubeBrokerConnection
 from penstock.tube.codec.envelope import Request, encode_request
 from penstock.tube.codec.framing import encode_frame
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2 as pb
 
 TOPIC: Final = "old"
@@ -71,7 +71,7 @@ def _send(serial: int, size: int) -> bytes:
     message = pb.SendMessageRequestP2B(
         clientId=CLIENT, topicName=TOPIC, partitionId=0, data=bytes(size), flag=0, checkSum=-1, sentAddr=0
     )
-    return _frame(serial, MethodId.SEND_MESSAGE, Service.BROKER_WRITE, message)
+    return _frame(serial, MethodId.SEND_MESSAGE, ServiceType.BROKER_WRITE, message)
 
 
 class _Client:
@@ -125,12 +125,12 @@ async def _gets(folder: Path, reads: int, warm_up: int) -> tuple[float, int]:
     registration = pb.RegisterRequestC2B(
         opType=31, clientId=CLIENT, groupName=GROUP, topicName=TOPIC, partitionId=0, readStatus=0
     )
-    client.request(_frame(1, MethodId.PARTITION_REGISTER, Service.BROKER_READ, registration))
+    client.request(_frame(1, MethodId.PARTITION_REGISTER, ServiceType.BROKER_READ, registration))
     message = pb.GetMessageRequestC2B(
         clientId=CLIENT, partitionId=0, groupName=GROUP, topicName=TOPIC, lastPackConsumed=True,
         manualCommitOffset=False,
     )  # fmt: skip
-    get = _frame(2, MethodId.GET_MESSAGES, Service.BROKER_READ, message)
+    get = _frame(2, MethodId.GET_MESSAGES, ServiceType.BROKER_READ, message)
     times: list[int] = []
     fetched = 0
     for turn in range(warm_up + reads):

@@ -47,7 +47,7 @@ HOT = (
     "output___PacketWriter___take_output",
     "encoder___write_publish_head",
     "inflight___Inflight___assign",
-    "inflight___Inflight___take",
+    "inflight___Inflight___pop",
     "inflight___Inflight___free_id",
     "output___Outbound___end_read",
     "connection_state___PendingAck___settle",

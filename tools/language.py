@@ -76,14 +76,44 @@ MODULE_NAMES = frozenset(
 """Rejected names of modules."""
 
 
-NAME_WORDS = frozenset({"anew", "books", "said", "untold", "upkeep", "ways", "whoever"})
+NAME_WORDS = frozenset(
+    {"anew", "books", "figures", "lets", "nobody", "poke", "said", "unheard", "untold", "upkeep", "ways", "whoever"}
+)
 """Rejected words of names of classes, functions and parameters."""
 
-NAME_OPENING = re.compile(r"_*(?:what|whom|whose|tell|said|told)_")
+NAME_OPENING = re.compile(r"_*(?:what|whom|whose|who|tell|said|told|came|kept)_")
 """Rejected starts of names of functions."""
 
 CLASS_NAMES = frozenset(
-    {"Begun", "Books", "HandedOut", "Kept", "Later", "Passing", "Planned", "Shelf", "Show", "Way", "Written"}
+    {
+        "Answered",
+        "Appended",
+        "Asker",
+        "Begun",
+        "Books",
+        "Chosen",
+        "Came",
+        "Durable",
+        "HandedOut",
+        "Kept",
+        "Known",
+        "Last",
+    }
+    | {
+        "Later",
+        "No",
+        "Opened",
+        "Orders",
+        "Passed",
+        "Passing",
+        "Piece",
+        "Planned",
+        "Room",
+        "Second",
+        "Sendable",
+        "Shape",
+    }
+    | {"Sendable", "Shape", "Shelf", "Show", "Slot", "Timed", "Way", "Work", "Written"}
 )
 """Rejected names of classes, with or without a leading underscore."""
 

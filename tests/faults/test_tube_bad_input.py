@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from penstock.tube.codec.envelope import ERROR, FATAL, SUCCESS, Request, Response, decode_response, encode_request
 from penstock.tube.codec.framing import BEGIN_TOKEN, FrameDecoder, encode_frame
-from penstock.tube.codec.methods import METHODS, RESERVED, Method, Role
+from penstock.tube.codec.methods import METHODS, RESERVED, Method, PeerRole
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.varint import encode_varint
@@ -44,7 +44,7 @@ class Peer:
         self._serial = 0
 
     @classmethod
-    async def at(cls, running: Tube, role: Role) -> Peer:
+    async def at(cls, running: Tube, role: PeerRole) -> Peer:
         return cls(*await asyncio.open_connection("127.0.0.1", port_of(running, role)))
 
     async def ask(self, method: int, service: int, payload: bytes) -> Response:
@@ -62,8 +62,8 @@ class Peer:
         await closed(self._writer)
 
 
-def port_of(running: Tube, role: Role) -> int:
-    return running.port if role is Role.MASTER else running.ports[1]
+def port_of(running: Tube, role: PeerRole) -> int:
+    return running.port if role is PeerRole.MASTER else running.ports[1]
 
 
 def whole(kind: Any) -> Message:
@@ -108,7 +108,7 @@ async def still_served(running: Tube) -> None:
 
 
 async def test_fields_that_are_missing_or_no_text(running: Tube) -> None:
-    peers = {role: await Peer.at(running, role) for role in (Role.MASTER, Role.BROKER)}
+    peers = {role: await Peer.at(running, role) for role in (PeerRole.MASTER, PeerRole.BROKER)}
     asked = 0
     for row in ROWS:
         peer = peers[row.answers]
@@ -126,7 +126,7 @@ async def test_fields_that_are_missing_or_no_text(running: Tube) -> None:
 
 
 async def test_methods_and_services_that_are_not_there(running: Tube) -> None:
-    for role in (Role.MASTER, Role.BROKER):
+    for role in (PeerRole.MASTER, PeerRole.BROKER):
         peer = await Peer.at(running, role)
         for method in (0, 10, *RESERVED, 23, 31, 32, -1, (1 << 31) - 1):
             for service in (0, 1, 2, 3, 4, 5, 6, -1):
@@ -144,7 +144,7 @@ async def test_methods_and_services_that_are_not_there(running: Tube) -> None:
 @pytest.mark.parametrize("separator", list("#:@,- ="))
 async def test_names_with_separators_in_every_text(running: Tube, separator: str) -> None:
     """Whatever is in them, there is an answer of the method, which has all that it must have."""
-    peers = {role: await Peer.at(running, role) for role in (Role.MASTER, Role.BROKER)}
+    peers = {role: await Peer.at(running, role) for role in (PeerRole.MASTER, PeerRole.BROKER)}
     name = f"a{separator}b"
     for row in ROWS:
         for field in row.request.DESCRIPTOR.fields:
@@ -172,8 +172,8 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 HEAD = BEGIN_TOKEN + struct.pack(">I", 1)
 
 
-@pytest.mark.parametrize("role", [Role.MASTER, Role.BROKER], ids=["master", "broker"])
-async def test_frames_that_cannot_be(running: Tube, role: Role) -> None:
+@pytest.mark.parametrize("role", [PeerRole.MASTER, PeerRole.BROKER], ids=["master", "broker"])
+async def test_frames_that_cannot_be(running: Tube, role: PeerRole) -> None:
     for data in (
         b"\xff\x7f\xf4\xff" + bytes(12),
         HEAD + struct.pack(">i", 0),
@@ -200,7 +200,7 @@ async def test_frames_that_cannot_be(running: Tube, role: Role) -> None:
 
 async def test_consumers_skip_and_count_messages_with_invalid_attributes(running: Tube) -> None:
     """Attributes that are longer than the data are stored as they came; who reads counts them and goes on."""
-    peer = await Peer.at(running, Role.BROKER)
+    peer = await Peer.at(running, PeerRole.BROKER)
     for data, flag in ((b"\0\0\0\x09abc", 1), (b"\xff\xff\xff\xffabc", 1), (b"ab", 1), (b"good", 0)):
         request = broker_pb2.SendMessageRequestP2B(
             clientId="p", topicName="demo", partitionId=0, data=data, flag=flag, checkSum=-1, sentAddr=0
@@ -216,7 +216,7 @@ async def test_consumers_skip_and_count_messages_with_invalid_attributes(running
 
 
 async def test_negative_places(running: Tube) -> None:
-    peer = await Peer.at(running, Role.BROKER)
+    peer = await Peer.at(running, PeerRole.BROKER)
     for partition in (-1, -10_000, -(1 << 31)):
         request = broker_pb2.RegisterRequestC2B(
             opType=31, clientId="c", groupName="group", topicName="demo", partitionId=partition, readStatus=0
@@ -229,7 +229,7 @@ async def test_negative_places(running: Tube) -> None:
         found = broker_pb2.RegisterResponseB2C.FromString((await peer.ask(15, 2, request.SerializeToString())).payload)
         assert (found.success, found.currOffset) == (True, 0), "no offset is asked for: the stored one"
     await peer.close()
-    master = await Peer.at(running, Role.MASTER)
+    master = await Peer.at(running, PeerRole.MASTER)
     join = master_pb2.RegisterRequestC2M(
         clientId="m", groupName="bound", hostName="h", topicList=["demo"], requireBound=True, sessionKey="k",
         totalCount=1, requiredPartition="1:demo:-1=-28",

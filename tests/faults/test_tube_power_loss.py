@@ -37,7 +37,7 @@ class Session:
             data = label + b"-%d" % self.store.end_offset + bytes(random.randrange(90))
             offset, _ = self.store.append(partition, data, 0, crc32(data), -1, 1 << 60, self.store.end_offset)
             self.appended[offset] = (partition, data)
-        work = self.store.take()
+        work = self.store.take_unwritten()
         self.store.write(work)
         self.store.sync(work)
         self.store.written(work)

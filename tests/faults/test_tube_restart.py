@@ -17,7 +17,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC
 from penstock.tube.engine.broker.membership import MasterUpdate
-from penstock.tube.engine.broker.offset_history import history_place
+from penstock.tube.engine.broker.offset_history import history_partition
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.storage.broker_storage import BrokerStorage
 from tests.unit.tube.broker_client import Client
@@ -167,7 +167,7 @@ async def test_the_history_of_offsets_is_a_topic(tmp_path: Path) -> None:
         await client.get(2)
         await client.confirm(2)
         running.retain(running.clock())
-        partition, _ = history_place("group")
+        partition, _ = history_partition("group")
         found = await client.range(partition, OFFSET_HISTORY_TOPIC, startOffset=0)
         while not found.messages:
             found = await client.range(partition, OFFSET_HISTORY_TOPIC, startOffset=0)

@@ -14,7 +14,7 @@ from penstock.tube.codec.encoded_messages import decode_get
 from penstock.tube.codec.envelope import Request, decode_request, decode_response, encode_request
 from penstock.tube.codec.framing import MAX_FRAME_BYTES, FrameDecoder, encode_frame
 from penstock.tube.codec.message import decode_marker, encode_data, parse_attributes, split_data
-from penstock.tube.codec.methods import METHODS, MethodId, Service
+from penstock.tube.codec.methods import METHODS, MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.proto import envelope_pb2 as pb
 from penstock.tube.codec.schema import check, decode
@@ -29,7 +29,9 @@ from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_recovery import ALL, SMALL, contents, filled
 from tests.unit.tube.storage.test_store import LOG
 
-BROKER_METHODS = [row.id for row in METHODS.values() if set(row.services) & {Service.BROKER_READ, Service.BROKER_WRITE}]
+BROKER_METHODS = [
+    row.id for row in METHODS.values() if set(row.services) & {ServiceType.BROKER_READ, ServiceType.BROKER_WRITE}
+]
 
 
 def _frames(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], str]:

@@ -73,7 +73,7 @@ async def test_commands_locks_fencing_and_notifications(broker: Mosquitto, tmp_p
         await b.set("output", "b", fencing_token=await waiting)
         with pytest.raises(FencingError):
             await a.set("output", "late", fencing_token=old)
-        assert (attached.stats.dropped, attached.stats.unheard) == (0, 0)
+        assert (attached.stats.dropped, attached.stats.undelivered_reason) == (0, 0)
 
 
 async def test_data_and_requests_survive_the_store(broker: Mosquitto, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_observations_end_without_a_subscriber(broker: Mosquitto, tmp_path
         assert attached._service.observations == 1
         await b.set("k", "v")
         await until(lambda: attached._service.observations == 0)
-        assert attached.stats.unheard == 1
+        assert attached.stats.undelivered_reason == 1
 
 
 async def test_observations_of_a_silent_client_end_with_the_lease(broker: Mosquitto, tmp_path: Path) -> None:

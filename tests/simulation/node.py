@@ -117,7 +117,7 @@ class SimulatedNode:
         master = TubeMaster(
             TUBE_PATH / "master", clock=self.steady_ms, open_settings=settings, commit_queue=commit_queue
         )
-        master.on_change = broker.poke
+        master.on_change = broker.heartbeat_now
         return broker, master
 
     def steady_ms(self) -> int:

@@ -19,11 +19,17 @@ from penstock.tube.client.fetcher import Message, decode_messages
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import payload_of
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import BrokerInfo, Partition, partition_ids
-from penstock.tube.engine.client.consumer_state import FetchStep, Membership, Orders, PartitionConsumer, Start
+from penstock.tube.engine.client.consumer_state import (
+    FetchStep,
+    GroupStart,
+    Membership,
+    PartitionConsumer,
+    PartitionOrders,
+)
 from penstock.tube.engine.client.producer_state import Routes, SendEncoder
 from penstock.tube.engine.client.request_session import Outcome, RequestSession
 from tests.histories.tube import TubeHistory
@@ -309,19 +315,27 @@ class TubeProducer(_Client):
         def beat() -> None:
             if self.attachment is attachment:
                 attachment.master.call(
-                    Service.MASTER, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat(), master_pb2.HeartResponseM2P, heard
+                    ServiceType.MASTER,
+                    MethodId.PRODUCER_HEARTBEAT,
+                    routes.heartbeat(),
+                    master_pb2.HeartResponseM2P,
+                    heard,
                 )
 
         def heard(answer: master_pb2.HeartResponseM2P) -> None:
             if answer.errCode == ErrCode.HB_NO_NODE:
                 attachment.lost()
             elif answer.errCode == ErrCode.SUCCESS:
-                routes.heard(answer)
+                routes.heartbeat_answered(answer)
                 self.send_next()
             self.simulation.loop.call_later(HEARTBEAT_S if routes.partitions(LOG) else 0.1, beat)
 
         attachment.master.call(
-            Service.MASTER, MethodId.PRODUCER_REGISTER, routes.register(), master_pb2.RegisterResponseM2P, registered
+            ServiceType.MASTER,
+            MethodId.PRODUCER_REGISTER,
+            routes.register(),
+            master_pb2.RegisterResponseM2P,
+            registered,
         )
 
     def left(self) -> None:
@@ -362,7 +376,7 @@ class TubeProducer(_Client):
             request = self._encoder.numbered(request, self._id, outgoing.sequence, outgoing.sequence)
         self._in_flight += 1
         attachment.broker.request(
-            Service.BROKER_WRITE, MethodId.SEND_MESSAGE, request, lambda outcome: self._answered(outgoing, outcome)
+            ServiceType.BROKER_WRITE, MethodId.SEND_MESSAGE, request, lambda outcome: self._answered(outgoing, outcome)
         )
 
     def _answered(self, outgoing: _Outgoing, outcome: Outcome) -> None:
@@ -461,7 +475,7 @@ class _Read:
             if self.client.attachment is self.attachment:
                 done(answer)
 
-        self.attachment.broker.call(Service.BROKER_READ, method, request, kind, answered, wait_s)
+        self.attachment.broker.call(ServiceType.BROKER_READ, method, request, kind, answered, wait_s)
 
     def _registered(self, answer: broker_pb2.RegisterResponseB2C, sent_s: float) -> None:
         loop = self.client.simulation.loop
@@ -541,7 +555,7 @@ class TubeConsumer(_Reader):
 
         def register() -> None:
             attachment.master.call(
-                Service.MASTER,
+                ServiceType.MASTER,
                 MethodId.CONSUMER_REGISTER,
                 member.register(),
                 master_pb2.RegisterResponseM2C,
@@ -561,14 +575,14 @@ class TubeConsumer(_Reader):
             if self.attachment is attachment:
                 request = member.heartbeat()
                 attachment.master.call(
-                    Service.MASTER, MethodId.CONSUMER_HEARTBEAT, request, master_pb2.HeartResponseM2C,
+                    ServiceType.MASTER, MethodId.CONSUMER_HEARTBEAT, request, master_pb2.HeartResponseM2C,
                     lambda answer: heard(request, answer),
                 )  # fmt: skip
 
         def heard(request: master_pb2.HeartRequestC2M, answer: master_pb2.HeartResponseM2C) -> None:
             if self.attachment is not attachment:
                 return
-            orders = member.heard(request, answer)
+            orders = member.heartbeat_answered(request, answer)
             if orders.register:
                 register()
                 return
@@ -581,7 +595,7 @@ class TubeConsumer(_Reader):
             held = sorted(partition for partition in member.held if partition in self._reads)
             if held:
                 attachment.broker.call(
-                    Service.BROKER_READ, MethodId.PARTITION_HEARTBEAT, member.partition_heartbeat(held),
+                    ServiceType.BROKER_READ, MethodId.PARTITION_HEARTBEAT, member.partition_heartbeat(held),
                     broker_pb2.HeartBeatResponseB2C, lambda _: None,
                 )  # fmt: skip
 
@@ -634,7 +648,7 @@ class TubeConsumer(_Reader):
 
         def call(request: Protobuf, done: Callable[[broker_pb2.RegisterResponseB2C], None]) -> None:
             attachment.broker.call(
-                Service.BROKER_READ, MethodId.PARTITION_REGISTER, request, broker_pb2.RegisterResponseB2C, done
+                ServiceType.BROKER_READ, MethodId.PARTITION_REGISTER, request, broker_pb2.RegisterResponseB2C, done
             )
 
         def registered(answer: broker_pb2.RegisterResponseB2C) -> None:
@@ -646,7 +660,7 @@ class TubeConsumer(_Reader):
 
         call(thief.partition_register(partition, 0, leave=False), registered)
 
-    def _carry_out(self, attachment: _Attachment, orders: Orders) -> None:
+    def _carry_out(self, attachment: _Attachment, orders: PartitionOrders) -> None:
         for partition in orders.release:
             read = self._reads.pop(partition, None)
             if read is not None:
@@ -655,7 +669,7 @@ class TubeConsumer(_Reader):
         for partition in orders.take:
             if partition not in self._reads:
                 consumer = PartitionConsumer(
-                    partition, Start.EARLIEST, long_poll_ms=LONG_POLL_MS, want_offsets=True, explicit=True
+                    partition, GroupStart.EARLIEST, long_poll_ms=LONG_POLL_MS, want_offsets=True, explicit=True
                 )
                 read = self._reads[partition] = _Read(self, attachment, consumer)
                 read.go_on()
@@ -677,7 +691,7 @@ class TubeAuditor(_Reader):
         for topic, count in PARTITIONS.items():
             for number in partition_ids(count, 1):
                 partition = Partition(BrokerInfo(1, *BROKER), topic, number)
-                consumer = PartitionConsumer(partition, Start.EARLIEST, want_offsets=True, explicit=True, offset=0)
+                consumer = PartitionConsumer(partition, GroupStart.EARLIEST, want_offsets=True, explicit=True, offset=0)
                 _Read(self, attachment, consumer).go_on()
 
     def delivered(self, read: _Read, messages: list[Message], sent_s: float) -> None:

@@ -24,7 +24,7 @@ from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker.request_checks import Refusal
 from penstock.tube.engine.limits import TubeLimits
-from penstock.tube.engine.transactions.handler import _No
+from penstock.tube.engine.transactions.handler import _ErrorResponse
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.record import Record
 
@@ -60,7 +60,7 @@ class Node:
     def create_topic(self, name: str, partitions: int = 2, stores: int = 1) -> None:
         async def create() -> None:
             await self._master.create_topic(name, partitions, stores)
-            self._broker.poke()
+            self._broker.heartbeat_now()
             await self._master.wait_topic(name, 10)
 
         self._run(create())
@@ -107,7 +107,7 @@ class Node:
     def refusing_commits(self) -> Iterator[None]:
         """The broker refuses to commit what tasks staged."""
         transactions = self._broker.engine.transactions
-        refused = _No(pb.TransactionResult.OTHER, Refusal(400, "the disk is on fire"))
+        refused = _ErrorResponse(pb.TransactionResult.OTHER, Refusal(400, "the disk is on fire"))
         whole = dict(transactions._steps)
         transactions._steps[pb.Transaction.COMMIT] = lambda *_: refused
         try:
@@ -184,7 +184,7 @@ class Node:
         self.master = f"{host}:{port}"
         self._broker = await self._started(1)
         await self._master.create_topic(CAPTURE_TOPIC, 1, 1)
-        self._broker.poke()
+        self._broker.heartbeat_now()
         await self._master.wait_topic(CAPTURE_TOPIC, 10)
         self.capture = ChangeCapture(
             CAPTURE_TOPIC, CAPTURE_PARTITION, self._broker.append_run, self._loop.call_later, last=None

@@ -231,7 +231,7 @@ class Console:
             found["mqtt_out"] = stats.publishes_sent
             found["queued"] = server.broker.queue_totals.messages
         if store is not None:
-            quotas = store.quota_figures()
+            quotas = store.quota_metrics()
             found |= {
                 "statestore_requests": store.stats.requests,
                 "statestore_refused": store.stats.refused,

@@ -148,7 +148,7 @@ class FaultListener:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_broker, to_broker = await asyncio.open_connection(self._host, self._port)
-        answers = asyncio.create_task(_pass(from_broker, writer), name="mqtt faults: to the client")
+        answers = asyncio.create_task(_forward(from_broker, writer), name="mqtt faults: to the client")
         requests = asyncio.create_task(self._requests(reader, writer, to_broker), name="mqtt faults: to the broker")
         try:
             await asyncio.wait((answers, requests), return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +190,7 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(READ_BYTES):
         writer.write(data)
         await writer.drain()

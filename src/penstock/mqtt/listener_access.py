@@ -191,7 +191,9 @@ class ListenerAccess:
             self._authorize(credentials, Principal(credentials.client_id), answer, now)
         else:
             claimed = credentials.username is not None and AuthenticationMethod.PASSWORD in self.methods
-            self._refuse(credentials, _BAD_PASSWORD if claimed else _REFUSED, answer, now, self._missing(credentials))
+            self._refuse(
+                credentials, _BAD_PASSWORD if claimed else _REFUSED, answer, now, self._missing_credentials(credentials)
+            )
 
     def allowed(self, principal: Someone, action: Action, topic: str, _qos: int, *, retain: bool) -> bool:  # noqa: ARG002 - Access
         """Whether the client is permitted to do ``action`` [Access]."""
@@ -368,7 +370,7 @@ class ListenerAccess:
         principal = policy.describe(principal)
         return principal, policy.permissions(principal)
 
-    def _missing(self, credentials: Credentials) -> str:
+    def _missing_credentials(self, credentials: Credentials) -> str:
         """Return the reason for which a client without a user name and password is not authenticated."""
         if AuthenticationMethod.CERTIFICATE in self.methods and credentials.origin.certificate is not None:
             return "its certificate has no name of the kind in the listener's tls.name (default: a common name)"
@@ -461,7 +463,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Check:
+class _PasswordCheck:
     """A password check that waits or runs; compared by identity."""
 
     __slots__ = ("credential", "digest", "done", "group", "password")
@@ -484,7 +486,7 @@ class PasswordChecks:
         self._limits = limits or BrokerLimits()
         self.workers = check_workers(_cores()) if workers is None else workers
         self._running = 0
-        self._waiting: OrderedDict[str, deque[_Check]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_PasswordCheck]] = OrderedDict()
         self._count = 0
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
@@ -533,7 +535,7 @@ class PasswordChecks:
             return None
         if queue is None:
             queue = self._waiting[group] = deque()
-        check = _Check(group, credential, password, digest, done)
+        check = _PasswordCheck(group, credential, password, digest, done)
         queue.append(check)
         self._count += 1
         self._start_checks()
@@ -551,7 +553,7 @@ class PasswordChecks:
         for check in waiting:
             check.done(None)
 
-    def _withdraw(self, check: _Check) -> None:
+    def _withdraw(self, check: _PasswordCheck) -> None:
         """Drop a waiting check; a running one completes, and a correct password is remembered."""
         queue = self._waiting.get(check.group)
         if queue is not None and check in queue:
@@ -560,7 +562,7 @@ class PasswordChecks:
             self.withdrawn += 1
             if not queue:
                 del self._waiting[check.group]
-        check.done = _nobody
+        check.done = _ignore_result
 
     def _start_checks(self) -> None:
         while self._running < self.workers and self._waiting:
@@ -576,9 +578,9 @@ class PasswordChecks:
             future = asyncio.get_running_loop().run_in_executor(
                 self._pool, verify_password, check.credential, check.password
             )
-            future.add_done_callback(partial(self._checked, check))
+            future.add_done_callback(partial(self._check_done, check))
 
-    def _checked(self, check: _Check, future: asyncio.Future[bool]) -> None:
+    def _check_done(self, check: _PasswordCheck, future: asyncio.Future[bool]) -> None:
         self._running -= 1
         if future.cancelled():
             check.done(None)
@@ -599,5 +601,5 @@ class PasswordChecks:
         self._start_checks()
 
 
-def _nobody(_right: bool | None) -> None:  # noqa: FBT001 - a Done
+def _ignore_result(_right: bool | None) -> None:  # noqa: FBT001 - a Done
     """Ignore the result of a withdrawn check."""

@@ -73,7 +73,7 @@ class Persistence(CommitClient[Batch]):
         """Longest duration of the last commits, in seconds."""
         return self._queue.expected_s
 
-    def figures(self) -> dict[str, int]:
+    def metric_values(self) -> dict[str, int]:
         """For the metrics: counters since the start, and current sizes."""
         return {
             "commits": self.commits,

@@ -317,7 +317,7 @@ class MqttServer(ServerLinkOwner):
             else:
                 outbound.end_read(unread=connection.unread)
             if link.unauthenticated and connection.session is not None:
-                self._known(link)
+                self._client_accepted(link)
             if broker.timers.sooner:
                 self._arm()
             if connection.holds and not link.reading_paused:
@@ -484,7 +484,7 @@ class MqttServer(ServerLinkOwner):
                 else:
                     link.write(data)
             if link.unauthenticated and connection.session is not None:
-                self._known(link)
+                self._client_accepted(link)
             if close:
                 link.close(linger=not connection.left)
             elif link.reading_paused and not connection.holds:
@@ -505,7 +505,7 @@ class MqttServer(ServerLinkOwner):
         )
         return self._broker.open(link.name, self.now(), origin=origin, access=settings.access)
 
-    def _known(self, link: ServerLink) -> None:
+    def _client_accepted(self, link: ServerLink) -> None:
         """Handle an accepted CONNECT."""
         link.unauthenticated = False
         logger.debug("%r connected", link.connection)
@@ -530,9 +530,9 @@ class MqttServer(ServerLinkOwner):
         if self._stalls is not None:
             self._stalls.look()
         if self._loop is not None:
-            after_reading(self._loop, self._judge)
+            after_reading(self._loop, self._check_deadlines)
 
-    def _judge(self) -> None:
+    def _check_deadlines(self) -> None:
         if self._timer is not None:  # an earlier deadline may have been armed meanwhile
             self._timer.cancel()
             self._timer = None

@@ -29,9 +29,9 @@ NO_ANSWER: Final = -1
 
 
 SHARED_TOPIC: Final = "answers are not sent to shared subscriptions, and no other subscription of the client matches"
-"""Reason of :meth:`Outlet.unheard`: only a shared subscription matches the response topic."""
+"""Reason of :meth:`Outlet.undelivered_reason`: only a shared subscription matches the response topic."""
 OTHERS_TOPIC: Final = "only other clients subscribe to the response topic, and responses go to the requester only"
-"""Reason of :meth:`Outlet.unheard`: only subscriptions of other clients match the response topic."""
+"""Reason of :meth:`Outlet.undelivered_reason`: only subscriptions of other clients match the response topic."""
 
 
 class Connection(Protocol):
@@ -47,7 +47,7 @@ class Connection(Protocol):
         """Whether CONNECT resumed a session: only then is a message with DUP a repetition."""
         ...
 
-    def end(self, reason_code: int, reason_string: str) -> None:
+    def disconnect_client(self, reason_code: int, reason_string: str) -> None:
         """Send DISCONNECT, stop reading and close. No effect on a closed connection."""
         ...
 
@@ -122,7 +122,7 @@ class Inbound:
         return self._connection
 
     @property
-    def again(self) -> bool:
+    def is_repetition(self) -> bool:
         """Whether the message is a repetition in the same session (DUP)."""
         return self.publish.dup and self._connection is not None and self._connection.resumed
 
@@ -133,7 +133,7 @@ class Inbound:
         has repeated this message (of QoS 2) there.
         """
         if self._connection is not None:
-            self._connection.end(reason_code, reason_string)
+            self._connection.disconnect_client(reason_code, reason_string)
         self.settle(NO_ANSWER, reason_string)
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
@@ -202,14 +202,14 @@ class Outlet:
         ``properties_wire`` is the encoded property block with its length; ``expiry_s`` the Message Expiry Interval in
         it, 0 if there is none. No Local does not apply, and shared subscriptions do not count. ``request`` is settled
         before the message is sent. False, and not settled, if the client has no session or no matching subscription;
-        see :meth:`unheard`.
+        see :meth:`undelivered_reason`.
 
         Raises:
             LocalProtocolError: the topic cannot be sent.
         """
         raise NotImplementedError
 
-    def unheard(self, client_id: str, topic: str) -> str:
+    def undelivered_reason(self, client_id: str, topic: str) -> str:
         """Return the reason why :meth:`respond` on ``topic`` did not reach the client."""
         raise NotImplementedError
 

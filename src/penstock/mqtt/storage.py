@@ -129,7 +129,7 @@ def encode_session(row: SessionRow, offset: int) -> bytes:
 
 def decode_session(number: int, stored: bytes, offset: int) -> SessionRow | None:
     """Decode a session; None if the checksum does not match."""
-    if not _sound(stored):
+    if not _is_intact(stored):
         return None
     try:
         expiry_s, ends_at, will_at, version, flags = _SESSION.unpack_from(stored, 4)
@@ -141,8 +141,8 @@ def decode_session(number: int, stored: bytes, offset: int) -> SessionRow | None
         if flags & 4:
             options = stored[at]
             topic, at = _text(stored, at + 1)
-            payload, at = _piece(stored, at)
-            properties, at = _piece(stored, at)
+            payload, at = _read_part(stored, at)
+            properties, at = _read_part(stored, at)
             start, end = _block(properties, 0)
             will = Will(topic, payload, options & 3, bool(options & 4), decode_properties(properties, start, end, WILL))
     except (error, IndexError, UnicodeDecodeError, RemoteProtocolError):
@@ -170,7 +170,7 @@ def encode_subscription(row: SubscriptionRow) -> bytes:
 
 def decode_subscription(stored: bytes) -> SubscriptionRow | None:
     """Decode a subscription; None if the checksum does not match."""
-    if not _sound(stored):
+    if not _is_intact(stored):
         return None
     try:
         session, options, size = _SUBSCRIPTION.unpack_from(stored, 4)
@@ -198,7 +198,7 @@ def encode_retained(message: Message, source: Source | None, offset: int) -> byt
 
 def decode_message(stored: bytes, offset: int, number: int = 0) -> MessageRow | None:
     """Decode a message; None if the checksum does not match."""
-    row = _decode_message(stored, 4, offset) if _sound(stored) else None
+    row = _decode_message(stored, 4, offset) if _is_intact(stored) else None
     return row._replace(number=number) if number and row is not None else row
 
 
@@ -223,7 +223,7 @@ def encode_delivery(
 
 def decode_delivery(number: int, stored: bytes, offset: int, shared: dict[int, MessageRow]) -> DeliveryRow | None:
     """Decode a delivery; None if the checksum does not match or its message is missing."""
-    if not _sound(stored):
+    if not _is_intact(stored):
         return None
     try:
         session, at_message, packet_id, flags, size, share_size = _DELIVERY.unpack_from(stored, 4)
@@ -251,7 +251,7 @@ def encode_progress(session: int, packet_id: int, stage: int) -> bytes:
 
 def decode_progress(number: int, stored: bytes) -> ProgressRow | None:
     """Decode the progress of a delivery; None if the checksum does not match."""
-    if len(stored) != 4 + _PROGRESS.size or not _sound(stored):
+    if len(stored) != 4 + _PROGRESS.size or not _is_intact(stored):
         return None
     return ProgressRow(number, *_PROGRESS.unpack_from(stored, 4))
 
@@ -297,7 +297,7 @@ def checked(body: bytes) -> bytes:
     return _CHECKSUM.pack(crc32(body)) + body
 
 
-def _sound(stored: bytes) -> bool:
+def _is_intact(stored: bytes) -> bool:
     return len(stored) > 4 and crc32(memoryview(stored)[4:]) == _CHECKSUM.unpack_from(stored)[0]
 
 
@@ -305,13 +305,13 @@ def _sized(raw: bytes) -> bytes:
     return _LENGTH.pack(len(raw)) + raw
 
 
-def _piece(stored: bytes, at: int) -> tuple[bytes, int]:
+def _read_part(stored: bytes, at: int) -> tuple[bytes, int]:
     end = at + 4 + int(_LENGTH.unpack_from(stored, at)[0])
     return stored[at + 4 : end], end
 
 
 def _text(stored: bytes, at: int) -> tuple[str, int]:
-    raw, end = _piece(stored, at)
+    raw, end = _read_part(stored, at)
     return raw.decode(), end
 
 

@@ -221,7 +221,7 @@ class ChangeCapture:
         """Number of changes that are not in the topic."""
         return len(self._backlog)
 
-    def figures(self) -> dict[str, int | float]:
+    def metric_values(self) -> dict[str, int | float]:
         """Values of the metrics; ``oldest_age_seconds`` is the age of the first waiting change."""
         first = self._backlog.first(1)
         age_ms = max(0, wall_clock_ms() - first[0].version.wall_ms) if first else 0

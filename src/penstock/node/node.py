@@ -60,7 +60,7 @@ from penstock.tube.admin.request import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.master.master import MasterConfig
-from penstock.tube.master.admin_token import kept_token
+from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.master.master import TubeMaster
 
 __all__ = ["Node", "Ready", "run_node", "serve"]
@@ -220,11 +220,11 @@ class Node:
         disk = self._disk
         self._parts.push_async_callback(disk.close)
         await disk.start()
-        add_metrics(self.metrics, "disk", disk.figures)
+        add_metrics(self.metrics, "disk", disk.metric_values)
         self._warnings.append(("disk", disk.warning))
         self.console.start()
         self._parts.callback(self.console.close)
-        self._token = token = config.tube.admin_token or kept_token(directory.admin_token)
+        self._token = token = config.tube.admin_token or load_or_create_token(directory.admin_token)
         identify = self.security.http_access(token, config.http)
         master = TubeMaster(
             directory.tube_master,
@@ -238,7 +238,7 @@ class Node:
         )
         names = names_of(config.http.bind, config.http.advertise)
         trail = AuditTrail(directory.audit)
-        add_metrics(self.metrics, "audit", trail.figures)
+        add_metrics(self.metrics, "audit", trail.metric_values)
         self._warnings.append(("audit", trail.warning))
         administer = audited(master.webapi, "master", trail, token, master_admin.is_protected)
         web = WebConsole()
@@ -274,12 +274,12 @@ class Node:
         )
         self._bound["tube-broker"] = tube_broker
         self.console.show_tube(master, broker)
-        master.on_change = broker.poke
+        master.on_change = broker.heartbeat_now
         await self._topics(master)
         mqtt = await self._mqtt(server, directory, master, broker)
         directory.keep([directory.mqtt, directory.statestore, directory.tube_master, broker.storage.meta.path])
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
-        add_metrics(self.metrics, "node", self._figures)
+        add_metrics(self.metrics, "node", self._metric_values)
         self._state = "ready"
         ready = Ready(
             version=penstock.__version__,
@@ -456,7 +456,7 @@ class Node:
         self._parts.push_async_callback(store.close)
         self._disk.add(Writer("state store writes that need space", store.refuse_growth, store.reusable_bytes))
         self._failures["statestore"] = lambda: store.failure or store.stalled
-        add_metrics(self.metrics, "statestore", lambda: _store_figures(store))
+        add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
         server.add_service(store)
         # Clock and entropy: unique after a clock step and for two starts in one millisecond.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
@@ -476,7 +476,7 @@ class Node:
             self._show(service)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
         persistence = Persistence(directory.mqtt, self.config.durability)
-        add_metrics(self.metrics, "mqtt_storage", persistence.figures)
+        add_metrics(self.metrics, "mqtt_storage", persistence.metric_values)
         self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
         # After the services, which may get wills of clients that died while the node was down.
         recall = self.security.recall if self.security.enforced else None
@@ -529,7 +529,7 @@ class Node:
         last = None if newest is None else version_of(*newest)
         later = asyncio.get_running_loop().call_later
         capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)
-        add_metrics(self.metrics, "capture", capture.figures, labels={"topic": topic})
+        add_metrics(self.metrics, "capture", capture.metric_values, labels={"topic": topic})
         self._warnings.append(("capture", capture.warning))
         return capture
 
@@ -590,7 +590,7 @@ class Node:
     def _stalled(self, _grace_ms: int) -> None:
         self._stalls += 1
 
-    def _figures(self) -> dict[str, float]:
+    def _metric_values(self) -> dict[str, float]:
         return {
             "ready": int(not self.problems()),
             "start_time_seconds": self._started,
@@ -640,11 +640,11 @@ def _rule(service: RuleService) -> Rule:
     )
 
 
-def _store_figures(store: StateStoreService) -> dict[str, int | float]:
+def _store_metrics(store: StateStoreService) -> dict[str, int | float]:
     return {
         **counters_of(store.stats),
         "keys": store.keys,
-        **store.quota_figures(),
+        **store.quota_metrics(),
         "failed": int(store.failure is not None),
         "version_lead_seconds": store.version_lead_ms / 1000,
     }

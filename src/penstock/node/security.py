@@ -73,7 +73,7 @@ __all__ = [
     "NodeSecurity",
     "StorePolicy",
     "expiring",
-    "expiry_figures",
+    "expiry_metrics",
     "may_administer",
     "rights_of",
     "signing_keys",
@@ -279,10 +279,10 @@ class NodeSecurity:
 
     def show(self, metrics: Metrics) -> None:
         """Add the metrics of access control and of each listener."""
-        add_metrics(metrics, "access", self._figures)
+        add_metrics(metrics, "access", self._metric_values)
         for listener in self.server.listeners:
             labels = {"listener": listener.name}
-            add_metrics(metrics, "mqtt_listener", partial(_listener_figures, listener), labels=labels)
+            add_metrics(metrics, "mqtt_listener", partial(_listener_metrics, listener), labels=labels)
         for name, server in self._web.items():
             if server.tls is not None:
                 add_metrics(metrics, "listener", partial(_web_expiry, server), labels={"listener": name})
@@ -403,9 +403,9 @@ class NodeSecurity:
         )
 
     def _tube_expiry(self) -> dict[str, int | float]:
-        return expiry_figures(self.tube_certificates.used)
+        return expiry_metrics(self.tube_certificates.used)
 
-    def _figures(self) -> dict[str, int | float]:
+    def _metric_values(self) -> dict[str, int | float]:
         checks = self.checks
         return {
             **counters_of(self.stats),
@@ -474,20 +474,20 @@ def _permissions(context: Context) -> Permissions | None:
     return client.permissions if isinstance(client, AuthenticatedClient) else None
 
 
-def _listener_figures(listener: Listener) -> dict[str, int | float]:
+def _listener_metrics(listener: Listener) -> dict[str, int | float]:
     found: dict[str, int | float] = {
         **counters_of(listener.stats),
         **counters_of(listener.connection_limit_stats),
         "unauthenticated": listener.connection_limiter.unauthenticated,
     }
-    return found | expiry_figures(listener.tls)
+    return found | expiry_metrics(listener.tls)
 
 
 def _web_expiry(server: HttpServer) -> dict[str, int | float]:
-    return expiry_figures(server.tls)
+    return expiry_metrics(server.tls)
 
 
-def expiry_figures(tls: ServerTls | None) -> dict[str, int | float]:
+def expiry_metrics(tls: ServerTls | None) -> dict[str, int | float]:
     """Expiry of the certificate and of the revocation lists of a listener, for the metrics."""
     if tls is None:
         return {}

@@ -22,7 +22,7 @@ from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeCertificates, TubeTls
 from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
-from penstock.node.security import expiring, expiry_figures, may_administer, rights_of, signing_keys
+from penstock.node.security import expiring, expiry_metrics, may_administer, rights_of, signing_keys
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.loop import freeze_memory, install_signal_handlers, run, run_until, tune_process
@@ -40,7 +40,7 @@ from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
-from penstock.tube.master.admin_token import kept_token
+from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.storage.lock import DirectoryLock
 
 __all__ = ["BrokerSettings", "ReadyBroker", "late_batches", "run_broker", "serve_broker"]
@@ -176,7 +176,7 @@ class _Security:
 
     def expiry(self) -> dict[str, int | float]:
         """Expiry of the certificates, for the metrics."""
-        return expiry_figures(self.certificates.used)
+        return expiry_metrics(self.certificates.used)
 
     def _read(self) -> None:
         passwords, policies = self._settings.passwords, self._settings.policies
@@ -247,7 +247,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         return found + [warning for warning in (space.warning(), trail.warning()) if warning is not None]
 
     # Before the broker, which reports the address of its administration to the master.
-    token = settings.admin_token or kept_token(settings.data_dir / "tube" / "admin-token")
+    token = settings.admin_token or load_or_create_token(settings.data_dir / "tube" / "admin-token")
     if security.users is None:
         found = [("--tube-broker", settings.bind, "--tube-broker-anonymous", settings.anonymous)]
         found.append(("--tube-broker-http", settings.http, "--tube-broker-http-anonymous", settings.http_anonymous))
@@ -290,8 +290,8 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     began = time.time()
     add_metrics(metrics, "node", lambda: {"ready": int(not problems()), "start_time_seconds": began})
     add_metrics(metrics, "tube", lambda: broker.stats)
-    add_metrics(metrics, "disk", space.figures)
-    add_metrics(metrics, "audit", trail.figures)
+    add_metrics(metrics, "disk", space.metric_values)
+    add_metrics(metrics, "audit", trail.metric_values)
     if tls is not None:
         add_metrics(metrics, "listener", security.expiry, labels={"listener": "tube_broker"})
     started.set()

@@ -29,7 +29,7 @@ from penstock.security.policy import (
 
 __all__ = [
     "BrokerResource",
-    "Known",
+    "IdentityAttributes",
     "PolicyFile",
     "PolicyRule",
     "Principals",
@@ -251,7 +251,7 @@ class PolicyRule(_PolicySection):
         return PolicyStatement(self.principals.subjects(), grants, self.name or unnamed)
 
 
-class Known(_PolicySection):
+class IdentityAttributes(_PolicySection):
     """Attributes of a user or a certificate."""
 
     groups: list[str] = Field(default_factory=list, description="groups it belongs to")
@@ -266,8 +266,8 @@ class PolicyFile(_PolicySection):
     """A policy file. An empty one denies everything."""
 
     rules: list[PolicyRule] = Field(default_factory=list, description="rules that grant permissions")
-    users: dict[str, Known] = Field(default_factory=dict, description="user name to groups and attributes")
-    certificates: dict[str, Known] = Field(
+    users: dict[str, IdentityAttributes] = Field(default_factory=dict, description="user name to groups and attributes")
+    certificates: dict[str, IdentityAttributes] = Field(
         default_factory=dict, description="name in a client certificate to groups and attributes"
     )
 

@@ -176,7 +176,7 @@ class Consumer(_BlockingClient[consumer.Consumer]):
         thread, client = self._opened()
         while (message := client.next_message()) is None:
             try:
-                if not thread.run(_within(client, timeout_s)):
+                if not thread.run(_fetch_within(client, timeout_s)):
                     return None
             except TimeoutError:
                 if client.blocked and timeout_s is not None:
@@ -208,6 +208,6 @@ class Consumer(_BlockingClient[consumer.Consumer]):
         return self._opened()[1].offsets
 
 
-async def _within(client: consumer.Consumer, timeout_s: float | None) -> bool:
+async def _fetch_within(client: consumer.Consumer, timeout_s: float | None) -> bool:
     async with asyncio.timeout(timeout_s):
         return await client.fetch()

@@ -42,9 +42,9 @@ from penstock.tube.engine.client.consumer_state import (
     LATEST_OFFSET,
     Bound,
     ClientBalance,
+    GroupStart,
     Membership,
     PartitionConsumer,
-    Start,
 )
 from penstock.tube.engine.sessions import LEAST_SESSION_MS
 
@@ -140,7 +140,7 @@ class Consumer:
         if start_offsets is None and bound is not None:
             start_offsets = bound.offsets
         settings = FetchSettings(
-            start=Start[start.upper()], timeout_s=request_timeout_s, most_wait_ms=most_wait_ms,
+            start=GroupStart[start.upper()], timeout_s=request_timeout_s, most_wait_ms=most_wait_ms,
             long_poll_ms=long_poll_ms, want_offsets=with_offsets, auto_confirm=auto_confirm,
             apply_s=min(request_timeout_s, (session_timeout_s or 30.0) / 3),
             start_offset=_start_offset(start_offsets), own_offsets=callable(start_offsets),
@@ -198,7 +198,7 @@ class Consumer:
         if self._heart is not None or self._closed:
             raise LocalProtocolError("tube: the consumer was started or closed before", do="create another one")
         await self._session.start(self._fetcher)
-        self._heart = asyncio.create_task(self._beat(), name=f"tube-consumer-heart-{self.client_id}")
+        self._heart = asyncio.create_task(self._heartbeat(), name=f"tube-consumer-heart-{self.client_id}")
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
@@ -272,7 +272,7 @@ class Consumer:
             self._handed_out[current.consumer] = current
             if current.handed_out:
                 self._current = None
-                self._pass_on(current)
+                self._keep_unconfirmed(current)
         confirmations = [batch.confirmation() for batch in self._handed_out.values()]
         if not wait:
             for confirmation in confirmations:
@@ -370,12 +370,12 @@ class Consumer:
             batch.confirm()
         elif not batch.settled.is_set():
             self._handed_out[batch.consumer] = batch
-            self._pass_on(batch)
+            self._keep_unconfirmed(batch)
 
-    def _pass_on(self, batch: FetchedBatch) -> None:
+    def _keep_unconfirmed(self, batch: FetchedBatch) -> None:
         """Handle a batch whose last message was delivered but not confirmed."""
         batch.finish()
-        if not batch.consumer.reads_on and batch.waiting_since is None:
+        if not batch.consumer.reads_ahead and batch.waiting_since is None:
             batch.waiting_since = asyncio.get_running_loop().time()
 
     def _waiting(self) -> list[FetchedBatch]:
@@ -411,7 +411,7 @@ class Consumer:
             )
         return self._self_balanced
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         """Send heartbeats to every broker, for the partitions registered there."""
         while True:
             await asyncio.sleep(self._heartbeat_s)

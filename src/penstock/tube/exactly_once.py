@@ -35,7 +35,7 @@ from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.tube.client.arguments import empty_record, too_large
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import BrokerInfo, Partition
@@ -183,7 +183,7 @@ class TransactionClient:
             left = deadline - time.monotonic()
             pause_s = backoff.failed()
             try:
-                answer = await self._once(broker, asked, left)
+                answer = await self._attempt(broker, asked, left)
             except RefusedError:
                 return None  # Apache's broker: it fails on a send without a message
             except UnavailableError as error:
@@ -206,14 +206,14 @@ class TransactionClient:
                     await self.producer.sign_again()  # the token expired: a heartbeat gets the next one
             await asyncio.sleep(pause_s)
 
-    async def _once(self, broker: BrokerInfo, asked: pb.Transaction, left: float) -> pb.SendMessageResponseB2P:
+    async def _attempt(self, broker: BrokerInfo, asked: pb.Transaction, left: float) -> pb.SendMessageResponseB2P:
         # The broker's address may have changed.
         broker = self.producer.brokers.get(broker.id, broker)
         connection = await self.producer.connections.connect((broker.host, broker.port), user=self)
         request = self.producer.stamped(asked)
         try:
             payload = await connection.exchange(
-                Service.BROKER_WRITE,
+                ServiceType.BROKER_WRITE,
                 MethodId.SEND_MESSAGE,
                 request.SerializeToString(),
                 timeout_s=max(min(left, self.producer.request_timeout_s), 0.1),

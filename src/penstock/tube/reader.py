@@ -28,16 +28,16 @@ from penstock.tube.client.arguments import Address, credentials, new_client_id, 
 from penstock.tube.client.connection import BlockingConnection, PendingResponse
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.range_columns import (
     Columns,
     Numbers,
+    decode_columns,
     messages_start,
     numbers_of,
     positions_of,
     records_start,
-    take_apart,
 )
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
@@ -273,7 +273,7 @@ class RangeResponse:
         ends = self.start + np.cumsum(sizes)
         columns = None
         if len(ends) and int(ends[-1]) == len(self.payload):
-            columns = take_apart(self.payload, ends - sizes, ends)
+            columns = decode_columns(self.payload, ends - sizes, ends)
         if columns is not None:
             return self._batch(offsets, times, columns)
         messages = self.whole().messages
@@ -392,18 +392,26 @@ def _ask_master(connection: BlockingConnection, routes: Routes, deadline: float)
         return max(0.001, deadline - time.monotonic())
 
     registered = connection.call(
-        Service.MASTER, MethodId.PRODUCER_REGISTER, routes.register(), master_pb2.RegisterResponseM2P, timeout_s=left()
+        ServiceType.MASTER,
+        MethodId.PRODUCER_REGISTER,
+        routes.register(),
+        master_pb2.RegisterResponseM2P,
+        timeout_s=left(),
     )
     _check_accepted(registered.errCode, registered.errMsg, connection.peer)
     routes.registered(registered)
     heard = connection.call(
-        Service.MASTER, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat(), master_pb2.HeartResponseM2P, timeout_s=left()
+        ServiceType.MASTER,
+        MethodId.PRODUCER_HEARTBEAT,
+        routes.heartbeat(),
+        master_pb2.HeartResponseM2P,
+        timeout_s=left(),
     )
     if heard.errCode != ErrCode.NOT_READY:
         _check_accepted(heard.errCode, heard.errMsg, connection.peer)
-    routes.heard(heard)
+    routes.heartbeat_answered(heard)
     connection.call(
-        Service.MASTER, MethodId.PRODUCER_CLOSE, routes.close(), master_pb2.CloseResponseM2P, timeout_s=left()
+        ServiceType.MASTER, MethodId.PRODUCER_CLOSE, routes.close(), master_pb2.CloseResponseM2P, timeout_s=left()
     )
     if heard.errCode == ErrCode.NOT_READY:
         names = ", ".join(map(repr, sorted(routes.topics)))
@@ -614,7 +622,7 @@ class RangeReader(BrokerReader):
                 if position < found.nextOffset < end:
                     # The broker reads the next batch while this one is decoded and used.
                     following = wanted(found.nextOffset)
-                    self._ask_ahead(topic, partition, following)
+                    self._request_ahead(topic, partition, following)
                 batch = response.stored() if response.has_records else response.batch(topic, partition)
                 if batch is None and response.has_records:
                     # Corrupted on disk or in transit: request messages instead, which the broker checks one by one.
@@ -645,9 +653,9 @@ class RangeReader(BrokerReader):
             # A reader has no token, because it does not register at a master. A signature is valid for seconds only.
             request.authInfo.visitAuthorizedToken = UNDEFINED
             request.authInfo.authAuthorizedToken = self._credentials.broker_token()
-        return self._connection.send(Service.BROKER_READ, MethodId.GET_MESSAGES, request, timeout_s=timeout_s)
+        return self._connection.send(ServiceType.BROKER_READ, MethodId.GET_MESSAGES, request, timeout_s=timeout_s)
 
-    def _ask_ahead(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
+    def _request_ahead(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
         """Send the next request of :meth:`_fetch` in advance; after a failure, :meth:`_fetch` sends it."""
         if self._connection.connected:
             try:

@@ -230,14 +230,14 @@ class ServerConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._full = True
         self._stalled = asyncio.get_running_loop().call_later(STALLED_S, self._cut)
-        self._steer()
+        self._update_reading()
 
     def resume_writing(self) -> None:
         self._full = False
         self._drained()
         if self._frames:
             self._defer()
-        self._steer()
+        self._update_reading()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -263,7 +263,7 @@ class ServerConnection(asyncio.Protocol):
             self._hold()
         if self._frames or len(data) >= LARGE_READ_BYTES:
             self._defer()
-        self._steer()
+        self._update_reading()
 
     # Responses
 
@@ -295,7 +295,7 @@ class ServerConnection(asyncio.Protocol):
         """Accept no more requests; responses are still sent."""
         self._stopped = True
         self._frames.clear()
-        self._steer()
+        self._update_reading()
 
     def close(self) -> None:
         """Close after the pending data was sent."""
@@ -335,14 +335,14 @@ class ServerConnection(asyncio.Protocol):
             return True  # also when nothing is left: a read would be its second share of this turn
         self._deferred = False
         if self._frames or not self._ending:
-            self._steer()
+            self._update_reading()
         elif self._transport is None:
             self._end()
         else:
             self.close()
         return False
 
-    def _steer(self) -> None:
+    def _update_reading(self) -> None:
         """Resume reading if the peer reads its responses, earlier requests are answered and the share is not used
         up."""
         transport = self._transport

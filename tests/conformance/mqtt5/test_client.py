@@ -33,13 +33,13 @@ def started(connect: Connect | None = None) -> ClientEngine:
 
 def accepted(properties: Properties | None = None) -> ClientEngine:
     engine = started()
-    engine.take()
+    engine.take_output()
     engine.receive(encode(ConnAck(properties=properties or Properties())), 0)
     return engine
 
 
 def sent(engine: ClientEngine) -> list[Packet]:
-    return Decoder().feed(engine.take())
+    return Decoder().feed(engine.take_output())
 
 
 def test_connect_is_sent_before_pending_packets() -> None:
@@ -54,7 +54,7 @@ def test_connect_is_sent_before_pending_packets() -> None:
 
 def test_a_session_that_we_do_not_have_ends_the_connection() -> None:
     engine = started()
-    engine.take()
+    engine.take_output()
     events = engine.receive(encode(ConnAck(session_present=True)), 0)
     assert isinstance(events[-1], Closed)
     assert engine.state is ClientState.OFFLINE
@@ -116,7 +116,7 @@ def test_messages_leave_again_in_their_order() -> None:
     first = [p.payload for p in sent(engine) if isinstance(p, Publish)]
     engine.lost()
     engine.begin(1)
-    engine.take()
+    engine.take_output()
     engine.receive(encode(ConnAck(session_present=True)), 1)
     again = [(p.payload, p.dup) for p in sent(engine) if isinstance(p, Publish)]
     assert again == [(payload, True) for payload in first]

@@ -23,11 +23,11 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.client.client import ClientEngine, ClientState
 from penstock.mqtt.engine.client.events import (
-    Answered,
     Closed,
     Connected,
+    ConnectRefused,
     Event,
-    Refused,
+    OperationDone,
     Unsubscribed,
 )
 from penstock.mqtt.engine.connections.connection import BrokerConnection
@@ -51,7 +51,7 @@ class Pair:
         self.engine.begin(self.bench.now)
 
     def to_broker(self) -> bool:
-        data = self.engine.take()
+        data = self.engine.take_output()
         if data and self.connection is not None:
             self.connection.receive(data, self.bench.now, 0)
             while self.connection.unread:
@@ -107,7 +107,7 @@ def test_every_message_arrives_at_least_once_and_first_copies_in_order(steps: li
             pair.cut()
             pair.connect()
     exchange(bench, publisher, subscriber)
-    answered = [event.token for event in publisher.events if isinstance(event, Answered)]
+    answered = [event.token for event in publisher.events if isinstance(event, OperationDone)]
     assert answered == list(range(1, sent + 1)), "each operation is answered once, in order"
     arrived = [int(event.payload) for event in subscriber.events if isinstance(event, Publish)]
     assert list(dict.fromkeys(arrived)) == list(range(1, sent + 1))
@@ -128,7 +128,7 @@ def test_a_lost_session_is_made_anew() -> None:
     exchange(bench, pair)
     connected = [e.packet.session_present for e in pair.events if isinstance(e, Connected)]
     assert connected == [False, False]
-    assert [e.token for e in pair.events if isinstance(e, Answered)] == ["s", "z", "p"]
+    assert [e.token for e in pair.events if isinstance(e, OperationDone)] == ["s", "z", "p"]
     (message,) = [e for e in pair.events if isinstance(e, Publish)]
     assert message.properties.subscription_identifiers == [4]
 
@@ -136,7 +136,7 @@ def test_a_lost_session_is_made_anew() -> None:
 def start(**connect: Any) -> ClientEngine:
     engine = ClientEngine(Connect("c", **connect))
     engine.begin(0)
-    engine.take()
+    engine.take_output()
     return engine
 
 
@@ -145,7 +145,7 @@ def test_keep_alive() -> None:
     engine.receive(encode(ConnAck(properties=Properties(server_keep_alive=10))), 0)
     assert engine.next_deadline() == 10_000
     assert engine.tick(10_000) == []
-    assert engine.take() == b"\xc0\x00"
+    assert engine.take_output() == b"\xc0\x00"
     assert engine.next_deadline() == 20_000
     engine.receive(b"\xd0\x00", 11_000)
     assert engine.next_deadline() == 20_000
@@ -159,7 +159,7 @@ def test_keep_alive() -> None:
 def test_refused() -> None:
     engine = start()
     (refused,) = engine.receive(encode(ConnAck(reason_code=0x87)), 0)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ConnectRefused)
     assert engine.state is ClientState.OFFLINE
 
 
@@ -169,12 +169,12 @@ def test_limits_that_the_server_announced() -> None:
     engine.receive(encode(ConnAck(properties=announced)), 0)
     engine.publish(Publish("a", b"", 1), "qos", 0)
     engine.publish(Publish("a", bytes(100), 1), "size", 0)
-    answers = [e for e in engine.take_events() if isinstance(e, Answered)]
+    answers = [e for e in engine.take_events() if isinstance(e, OperationDone)]
     assert [(e.token, type(e.error)) for e in answers] == [("qos", LocalProtocolError), ("size", LocalProtocolError)]
     for publish in (Publish("a", bytes(100)), Publish("a", b"", retain=True)):
         with pytest.raises(LocalProtocolError):
             engine.publish_qos0(publish, 0)
-    assert engine.take() == b""
+    assert engine.take_output() == b""
 
 
 def expiring(seconds: int) -> Publish:
@@ -182,7 +182,7 @@ def expiring(seconds: int) -> Publish:
 
 
 def sent_expiries(engine: ClientEngine) -> list[tuple[int | None, bool]]:
-    packets = Decoder().feed(engine.take())
+    packets = Decoder().feed(engine.take_output())
     return [(p.properties.message_expiry_interval, p.dup) for p in packets if isinstance(p, Publish)]
 
 
@@ -196,7 +196,7 @@ def test_a_message_is_sent_with_its_remaining_expiry() -> None:
     engine.lost()
     engine.connect.clean_start = False
     engine.begin(3_000)
-    engine.take()
+    engine.take_output()
     engine.receive(encode(ConnAck(session_present=True)), 3_001)
     assert sent_expiries(engine) == [(7, True), (6, False)], "of 10 s: 3.001 s and 4.501 s are over"
     engine.publish(expiring(0), "at once", 3_001)
@@ -209,18 +209,18 @@ def test_an_expired_message_is_given_up_and_says_what_is_known() -> None:
     engine.publish(expiring(5), "seen", 0)
     engine.publish(expiring(4), "unseen", 0)
     engine.publish(Publish("a", b"", 1), "lasting", 0)
-    engine.take()
+    engine.take_output()
     engine.lost()
     assert engine.next_deadline() == 4_000, "also without a connection"
     engine.begin(1_000)
     assert engine.tick(3_999) == []
     (unseen,) = engine.tick(4_000)
     assert engine.next_deadline() == 5_000
-    engine.take()
+    engine.take_output()
     events = engine.receive(encode(ConnAck()), 5_000)
-    (seen,) = [e for e in events if isinstance(e, Answered)]
+    (seen,) = [e for e in events if isinstance(e, OperationDone)]
     for answer, token, applied in ((unseen, "unseen", False), (seen, "seen", None)):
-        assert isinstance(answer, Answered)
+        assert isinstance(answer, OperationDone)
         assert isinstance(answer.error, UnavailableError)
         assert (answer.token, answer.error.applied) == (token, applied)
     assert sent_expiries(engine) == [(None, False)]
@@ -235,7 +235,7 @@ def test_withdrawn_operations_are_not_sent_unless_they_were() -> None:
     engine.withdraw("s")
     engine.withdraw("unknown")
     engine.receive(encode(ConnAck()), 0)
-    packets = Decoder().feed(engine.take())
+    packets = Decoder().feed(engine.take_output())
     assert [p.payload for p in packets if isinstance(p, Publish)] == [b"0", b"2"]
     assert len(packets) == 2
     engine.withdraw(0)
@@ -260,7 +260,7 @@ def test_a_subscription_that_is_not_restored_is_reported() -> None:
     engine.lost()
     engine.begin(0)
     engine.receive(encode(ConnAck()), 0)
-    ids = [p.packet_id for p in Decoder().feed(engine.take()) if isinstance(p, Subscribe)]
+    ids = [p.packet_id for p in Decoder().feed(engine.take_output()) if isinstance(p, Subscribe)]
     assert engine.receive(encode(SubAck(ids[0], [0x87])) + encode(SubAck(ids[1], [1])), 0) == [Unsubscribed("a", 0x87)]
     assert list(engine.subscriptions) == ["b"]
 
@@ -270,10 +270,10 @@ def test_a_server_that_is_silent_is_pinged_although_we_send() -> None:
     engine.receive(encode(ConnAck()), 0)
     for second in range(1, 10):
         engine.publish_qos0(Publish("a"), second * 1000)
-    engine.take()
+    engine.take_output()
     assert engine.next_deadline() == 10_000
     engine.tick(10_000)
-    assert engine.take() == b"\xc0\x00"
+    assert engine.take_output() == b"\xc0\x00"
 
 
 def test_a_message_seen_in_a_lost_session_may_have_been_applied() -> None:
@@ -282,7 +282,7 @@ def test_a_message_seen_in_a_lost_session_may_have_been_applied() -> None:
     engine.publish(Publish("a", b"", 1), "one", 0)
     engine.lost()
     engine.begin(0)
-    engine.take()
+    engine.take_output()
     engine.writable = False
     engine.receive(encode(ConnAck()), 0)
     assert sent_expiries(engine) == []
@@ -294,11 +294,11 @@ def test_receive_maximum_of_the_server() -> None:
     engine.receive(encode(ConnAck(properties=Properties(receive_maximum=2))), 0)
     for n in range(4):
         engine.publish(Publish("a", str(n).encode(), 1), n, 0)
-    assert engine.take().count(b"\x00\x01a") == 2
+    assert engine.take_output().count(b"\x00\x01a") == 2
     (answer,) = engine.receive(b"\x40\x02\x00\x02", 0)
-    assert isinstance(answer, Answered)
+    assert isinstance(answer, OperationDone)
     assert answer.token == 1
-    assert engine.take().count(b"\x00\x01a") == 1
+    assert engine.take_output().count(b"\x00\x01a") == 1
 
 
 def test_a_server_that_breaks_the_protocol() -> None:
@@ -314,11 +314,11 @@ def test_a_server_that_breaks_the_protocol() -> None:
         if accepted:
             engine.receive(encode(ConnAck()), 0)
         engine.subscribe([Subscription("a"), Subscription("b")], Properties(), "s", 0)
-        engine.take()
+        engine.take_output()
         events = engine.receive(data, 0)
         assert isinstance(events[-1], Closed), name
         assert events[-1].reason_code >= 0x81, name
-        assert (engine.take()[:1] == b"\xe0") is accepted, name
+        assert (engine.take_output()[:1] == b"\xe0") is accepted, name
         assert engine.receive(b"\xd0\x00", 0) == [], "nothing is handled after the end"
 
 

@@ -232,7 +232,7 @@ def client_run(seed: int) -> None:
     now = 0
     for _ in range(4):
         engine.begin(now)
-        engine.take()
+        engine.take_output()
         engine.receive(accepted(rng, authenticated=method is not None), now)
         for _ in range(rng.randrange(50)):
             now += rng.choice((0, 0, 1_000, 3_000))
@@ -246,7 +246,7 @@ def client_run(seed: int) -> None:
                     if isinstance(event, Publish) and rng.random() < 0.7:
                         engine.acknowledge(event, now, rng.choice((0, 0, 0x97)))
             decoder = Decoder(role=Role.SERVER)
-            sent: list[Packet] = decoder.feed(engine.take())
+            sent: list[Packet] = decoder.feed(engine.take_output())
             assert decoder.error is None, sent
             if engine.state is ClientState.OFFLINE:
                 break

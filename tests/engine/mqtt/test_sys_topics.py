@@ -10,7 +10,7 @@ from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer
 
 
-def figures(peer: Peer) -> dict[str, str]:
+def metric_values(peer: Peer) -> dict[str, str]:
     return {p.topic: p.payload.decode() for p in peer.publishes()}
 
 
@@ -20,7 +20,7 @@ def test_a_subscriber_gets_the_current_metrics_and_then_their_changes() -> None:
     bench.advance(5_000)
     peer = bench.connect("s")
     peer.subscribe(Subscription("$SYS/broker/#", 0))
-    first = figures(peer)
+    first = metric_values(peer)
     assert first["$SYS/broker/version"] == f"penstock {penstock.__version__}"
     assert first["$SYS/broker/uptime"] == "5 seconds"
     assert first["$SYS/broker/clients/connected"] == "2"
@@ -29,7 +29,7 @@ def test_a_subscriber_gets_the_current_metrics_and_then_their_changes() -> None:
     assert peer.take() == []
     bench.connect("third")
     bench.advance(1)
-    changed = figures(peer)
+    changed = metric_values(peer)
     assert changed["$SYS/broker/clients/connected"] == "3"
     assert changed["$SYS/broker/uptime"] == "15 seconds"
     assert "$SYS/broker/version" not in changed

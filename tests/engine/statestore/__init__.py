@@ -94,7 +94,7 @@ class FakeOutlet(Outlet):
         self.deliveries.append(Delivery(None, message, client_id))
         return True
 
-    def unheard(self, client_id: str, topic: str) -> str:
+    def undelivered_reason(self, client_id: str, topic: str) -> str:
         return f"{client_id} does not hear {topic}"
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
@@ -121,7 +121,7 @@ class FakeConnection:
         self.closing = False
         self.resumed = True
 
-    def end(self, reason_code: int, reason_string: str) -> None:
+    def disconnect_client(self, reason_code: int, reason_string: str) -> None:
         self.outlet.disconnects.append((reason_code, reason_string))
 
     def hold(self) -> None: ...

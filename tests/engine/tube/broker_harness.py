@@ -68,7 +68,7 @@ class Talk:
         """What the shell does at the end of a turn."""
         for store in list(self.engine.dirty_stores):
             assert isinstance(store, Store)
-            work = store.take()
+            work = store.take_unwritten()
             store.write(work)
             store.sync(work)
             store.written(work)

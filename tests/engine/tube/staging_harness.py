@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from penstock.tube.codec.envelope import Request, decode_response
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
@@ -17,8 +17,8 @@ from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.handler import Publication
 from penstock.tube.engine.transactions.staging import Staging, StagingLimits
 from penstock.tube.storage.notes import decode_sequences, encode_sequences, read_sequences, sequences_note
-from penstock.tube.storage.staging_store import StagedWork, StagingDirectory, write_staged
-from penstock.tube.storage.store import Store, Work
+from penstock.tube.storage.staging_store import StagedWrite, StagingDirectory, write_staged
+from penstock.tube.storage.store import LogWrite, Store
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 
 NOW = 1_700_000_000_000
@@ -30,10 +30,10 @@ class Turn:
     """What one commit makes durable."""
 
     def __init__(self) -> None:
-        self.works: list[tuple[Store, Work]] = []
+        self.works: list[tuple[Store, LogWrite]] = []
         self.notes: dict[str, bytes | None] = {}
         self.early: dict[str, bytes | None] = {}
-        self.staged: list[StagedWork] = []
+        self.staged: list[StagedWrite] = []
         self.removed: list[Path] = []
         self.decided: list[Publication] = []
         self.answers: dict[int, bytes] = {}
@@ -95,7 +95,7 @@ class StagingTalk:
         )  # fmt: skip
         self.serial += 1
         payload = request.SerializeToString()
-        asked = Request(self.serial, Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload)
+        asked = Request(self.serial, ServiceType.BROKER_WRITE, MethodId.SEND_MESSAGE, payload)
         answer = self.engine.receive(asked, RequestContext(self.now, "", "task", self.serial), self.now)
         if answer is not None:
             self.answers[self.serial] = answer.body
@@ -140,7 +140,7 @@ class StagingTalk:
         turn = Turn()
         transactions, producers = self.engine.transactions, self.engine.produce.producers
         transactions.publish(self.now)
-        turn.staged, turn.removed = self.shelf.take()
+        turn.staged, turn.removed = self.shelf.take_unwritten()
         turn.notes, self.staging.notes = self.staging.notes, {}
         turn.decided = transactions.take_decided()
         for topic, number in producers.changed:
@@ -150,7 +150,7 @@ class StagingTalk:
         producers.changed.clear()
         for store in self.engine.dirty_stores:
             assert isinstance(store, Store)
-            turn.works.append((store, store.take()))
+            turn.works.append((store, store.take_unwritten()))
         self.engine.dirty_stores.clear()
         turn.answers = {serial: body for _, serial, body in transactions.answered}
         transactions.answered.clear()

@@ -60,7 +60,7 @@ class Client:
             self.contact, self.lease_ms = now, SESSION
         if lost:
             return True
-        orders = self.member.heard(request, answer)
+        orders = self.member.heartbeat_answered(request, answer)
         if orders.register:
             self.register(engine, now)
             return True
@@ -283,14 +283,14 @@ def test_random_events_keep_the_invariants_for_longer() -> None:
 
 
 def test_the_model_sees_a_partition_given_before_it_was_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_away = Group._take_away
+    take_away = Group._revoke
 
     def too_early(group: Group, partition: Partition, member: Member) -> int:
         orders = take_away(group, partition, member)
         group.owned.pop(partition, None)
         return orders
 
-    monkeypatch.setattr(Group, "_take_away", too_early)
+    monkeypatch.setattr(Group, "_revoke", too_early)
     with pytest.raises(AssertionError, match="seed"):
         run(range(300))
 

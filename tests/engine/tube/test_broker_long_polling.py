@@ -36,7 +36,7 @@ def test_a_get_waits_until_a_message_is_committed() -> None:
     talk.commit()
     ((who, serial, found),) = ready(talk)
     assert (who is address, serial, texts(found)) == (True, 5, [b"x"])
-    assert talk.engine.fetch.parked == 0
+    assert talk.engine.fetch.waiting_count == 0
 
 
 def test_available_messages_are_returned_at_once_and_only_connections_can_wait() -> None:
@@ -71,7 +71,7 @@ def test_a_get_does_not_wait_for_a_slow_commit() -> None:
     talk.engine.tick(talk.now)
     assert [(serial, found.errCode) for _, serial, found in ready(talk)] == [(5, 404), (6, 404)]
     talk.commit()
-    assert (ready(talk), talk.engine.fetch.parked) == ([], 0)
+    assert (ready(talk), talk.engine.fetch.waiting_count) == ([], 0)
     assert texts(ask(talk, address, maxWaitMs=0)) == [b"x"]
 
 
@@ -110,7 +110,7 @@ def test_messages_of_other_partitions_do_not_end_the_wait() -> None:
     talk.register()
     assert ask(talk, object()) is None
     talk.fill(b"other", partition=1)
-    assert (ready(talk), talk.engine.fetch.parked) == ([], 1)
+    assert (ready(talk), talk.engine.fetch.waiting_count) == ([], 1)
     talk.fill(b"own")
     assert [texts(found) for _, _, found in ready(talk)] == [[b"own"]]
 
@@ -155,7 +155,7 @@ def test_a_get_of_an_earlier_registration_takes_nothing() -> None:
             talk.fill(b"x")
         # What came meanwhile is for the present registration.
         assert texts(ask(talk, address, 6)) == [b"x"]
-        assert talk.engine.fetch.parked == 0
+        assert talk.engine.fetch.waiting_count == 0
 
 
 def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
@@ -165,7 +165,7 @@ def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
     assert ask(talk, gone) is None
     assert ask(talk, there, partitionId=1) is None
     talk.engine.connection_closed(gone)
-    assert talk.engine.fetch.parked == 1
+    assert talk.engine.fetch.waiting_count == 1
     talk.engine.remove_topic("demo", NOW)
     assert [(who is there, found.errCode) for who, _, found in ready(talk)] == [(True, 411)]
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.message import check_sum
-from penstock.tube.codec.methods import METHODS, MethodId, Role
+from penstock.tube.codec.methods import METHODS, MethodId, PeerRole
 from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_harness import NOW, Talk, texts
 
@@ -174,7 +174,7 @@ def test_many_message_types_do_not_fill_memory() -> None:
 
 def test_the_method_table_agrees_with_the_handlers() -> None:
     assert set(Talk().engine._handlers) | {MethodId.GET_MESSAGES} == {
-        row.id for row in METHODS.values() if row.answers is Role.BROKER
+        row.id for row in METHODS.values() if row.answers is PeerRole.BROKER
     }
 
 

@@ -36,7 +36,7 @@ def beat(engine: MasterEngine, member: Membership, now: int = NOW) -> Any:
     """One heartbeat; orders are carried out at once and reported with the next."""
     request = member.heartbeat()
     answer = ask(engine, MethodId.CONSUMER_HEARTBEAT, request, now)
-    orders = member.heard(request, answer)
+    orders = member.heartbeat_answered(request, answer)
     member.held |= set(orders.take)
     member.held -= set(orders.release)
     member.finished()
@@ -57,7 +57,7 @@ def test_producer_learns_brokers_then_partitions() -> None:
     answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat())
     assert list(answer.topicInfos) == ["demo#1:3:2#"]
     assert not answer.brokerInfos
-    routes.heard(answer)
+    routes.heartbeat_answered(answer)
     assert [p.id for p in routes.partitions("demo")] == [0, 1, 2, 10000, 10001, 10002]
 
 
@@ -70,7 +70,7 @@ def test_a_producer_keeps_its_routes_while_the_brokers_are_unavailable() -> None
     def beat() -> int:
         answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat())
         assert answer.success
-        routes.heard(answer)
+        routes.heartbeat_answered(answer)
         return int(answer.errCode)
 
     assert beat() == 201
@@ -342,7 +342,7 @@ def test_members_keep_their_partitions_after_a_restart_of_the_master() -> None:
     new = master()
     for member in members:
         request = member.heartbeat()
-        orders = member.heard(request, ask(new, MethodId.CONSUMER_HEARTBEAT, request))
+        orders = member.heartbeat_answered(request, ask(new, MethodId.CONSUMER_HEARTBEAT, request))
         assert orders.register
         ask(new, MethodId.CONSUMER_REGISTER, member.register())
         beat(new, member)

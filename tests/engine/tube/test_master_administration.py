@@ -220,7 +220,7 @@ def follow(engine: MasterEngine, member: Membership) -> None:
     """One heartbeat of a consumer, which carries out what it is told and reports that at once."""
     while True:
         request = member.heartbeat()
-        orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+        orders = member.heartbeat_answered(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
         member.held.update(orders.take)
         member.held.difference_update(orders.release)
         if not (orders.take or orders.release):
@@ -243,17 +243,17 @@ def test_one_heartbeat_is_enough_for_a_partition_that_was_occupied() -> None:
     member = Membership("c1", "h", "lake", ["demo"], {}, NOW)
     member.registered(ask(engine, MethodId.CONSUMER_REGISTER, member.register()))
     request = member.heartbeat()
-    orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+    orders = member.heartbeat_answered(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
     member.held.update(orders.take[:2])
     member.lost(orders.take[2])
     request = member.heartbeat()  # it reports, and is still trying
     assert request.reportSubscribeInfo
     assert not request.HasField("event")
-    orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+    orders = member.heartbeat_answered(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
     assert len(set(orders.take) - member.held) == 1
     member.finished()
     request = member.heartbeat()  # it says that it is done, without the partition
-    orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+    orders = member.heartbeat_answered(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
     assert len(set(orders.take) - member.held) == 1
 
 

@@ -294,7 +294,7 @@ def test_a_producer_without_partitions_gets_the_cause() -> None:
         beat = Routes("p", "h")
         beat.topics.update(topics)
         answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, beat.heartbeat())
-        beat.heard(answer)
+        beat.heartbeat_answered(answer)
         return [beat.unavailable.get(topic, "") for topic in topics]
 
     assert why("demo", "closed", "deleted", "none") == [
@@ -338,6 +338,6 @@ def test_a_reader_without_a_group_is_notified_of_partitions_that_accept_no_recor
         routes = Routes("p", "h", reads=reads)
         routes.topics.update(["demo", "gone"])
         routes.registered(ask(engine, MethodId.PRODUCER_REGISTER, routes.register()))
-        routes.heard(ask(engine, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat()))
+        routes.heartbeat_answered(ask(engine, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat()))
         assert {partition.broker.id for partition in routes.partitions("demo")} == brokers
         assert routes.partitions("gone") == []

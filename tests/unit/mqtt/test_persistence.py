@@ -118,7 +118,7 @@ async def test_a_session_outlives_the_server(tmp_path: Path, durability: Durabil
         assert [await writer.next(), await writer.next()] == [PubAck(3), PubAck(4)]
     async with served(tmp_path, durability) as place:
         assert (place.server.stats.sessions, place.server.stats.queued, place.server.stats.retained) == (1, 2, 1)
-        assert place.persistence.figures()["recovered_sessions"] == 1
+        assert place.persistence.metric_values()["recovered_sessions"] == 1
         wire, answer = await place.kept()
         assert answer.session_present
         assert [(await wire.next()).topic for _ in range(2)] == ["a", "b"]  # type: ignore[union-attr]
@@ -165,7 +165,7 @@ async def test_a_failed_commit_acknowledges_nothing_and_disconnects_waiting_clie
         assert goodbye.reason_code == 0x83
         assert await writer.next() is None
         assert place.persistence.failure is not None
-        assert place.persistence.figures()["failed"] == 1
+        assert place.persistence.metric_values()["failed"] == 1
         # A second time: nothing is tried again and forgotten.
         disk.error = None
         writer = await place.plain("writer")
@@ -193,7 +193,7 @@ async def test_in_memory_only_those_wait_that_ask(tmp_path: Path, monkeypatch: p
         disk.may_go.set()
         assert await writer.next() == PubAck(2)
         assert len(disk.batches) == 1
-        assert place.persistence.figures()["changes"] == disk.batches[0]
+        assert place.persistence.metric_values()["changes"] == disk.batches[0]
 
 
 async def test_changes_without_a_waiting_client_are_written_behind(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_whether_the_end_of_the_connection_can_still_tell_the_client() -> None:
         closing = False
         resumed = False
 
-        def end(self, reason_code: int, reason_string: str) -> None:
+        def disconnect_client(self, reason_code: int, reason_string: str) -> None:
             ended.append((reason_code, reason_string))
 
         def hold(self) -> None: ...

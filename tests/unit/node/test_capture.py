@@ -190,7 +190,7 @@ def test_changes_beyond_the_memory_limit_wait_in_the_log() -> None:
     for number in range(1, 8):
         outbox.changes.append(change(number))
         capture.append(outbox.changes[-1:])
-    figures = capture.figures()
+    figures = capture.metric_values()
     assert (figures["waiting"], figures["waiting_memory_bytes"]) == (7, 2 * size)
     assert figures["oldest_age_seconds"] > 1e9  # these are of 1970
     log.take()  # the first alone, which was offered before the others came
@@ -210,7 +210,7 @@ def test_changes_beyond_the_memory_limit_wait_in_the_log() -> None:
     log.take()
     log.take()
     assert log.ids == list(range(1, 11))
-    assert (capture.waiting, capture.figures()["waiting_memory_bytes"], outbox.asked) == (0, 0, [])
+    assert (capture.waiting, capture.metric_values()["waiting_memory_bytes"], outbox.asked) == (0, 0, [])
 
 
 def test_a_change_that_a_page_brings_before_it_is_announced_is_taken_once() -> None:
@@ -337,7 +337,7 @@ class CaptureMachine(RuleBasedStateMachine):
     @invariant()
     def every_change_is_there_once_and_in_order(self) -> None:
         assert self.topic == list(range(1, len(self.topic) + 1))
-        figures = self.capture.figures()
+        figures = self.capture.metric_values()
         # What was announced, and what a page brought before it was.
         assert self.told - len(self.topic) <= figures["waiting"] <= self.number - len(self.topic)
         page = self.outbox.page
@@ -476,7 +476,7 @@ async def test_a_tube_that_takes_nothing_for_a_while_gets_everything_then(
 
     peer = await node.start()
     await changes(peer, range(300))
-    assert node.capture.figures()["waiting_memory_bytes"] < 12_000
+    assert node.capture.metric_values()["waiting_memory_bytes"] < 12_000
     await node.close()
     peer = await node.start()
     await changes(peer, range(300, 600))

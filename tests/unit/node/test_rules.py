@@ -57,7 +57,7 @@ class Connection:
     def release(self) -> None:
         self.holds -= 1
 
-    def end(self, reason_code: int, reason_string: str) -> None:
+    def disconnect_client(self, reason_code: int, reason_string: str) -> None:
         if not self.closing:
             self.closing = True
             self.ends.append((reason_code, reason_string))

@@ -49,4 +49,4 @@ def test_a_failure_is_reported_until_a_row_is_written(tmp_path: Path) -> None:
     assert "cannot be written" in (trail.warning() or "")
     (tmp_path / "audit").unlink()
     trail.append({})
-    assert (trail.warning(), trail.figures()) == (None, {"rows": 1, "refused_requests": 0, "failed_writes": 1})
+    assert (trail.warning(), trail.metric_values()) == (None, {"rows": 1, "refused_requests": 0, "failed_writes": 1})

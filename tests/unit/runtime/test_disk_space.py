@@ -43,7 +43,7 @@ async def test_below_the_floor_writes_are_refused_until_there_is_a_tenth_more(
         for disk.free in (1000, 999, 0, 1000, 1099, 1100, 1000):
             await space.check()
             assert part.told[-1] in ("", REFUSAL)
-            assert bool(part.told[-1]) == bool(space.warning()) == bool(space.figures()["out_of_space"])
+            assert bool(part.told[-1]) == bool(space.warning()) == bool(space.metric_values()["out_of_space"])
             refused.append(bool(part.told[-1]))
     assert refused == [False, True, True, True, True, False, False]
     begun, ended = (record.getMessage() for record in caplog.records)
@@ -66,7 +66,7 @@ async def test_beyond_the_limit_writes_are_refused_until_files_were_deleted(tmp_
     await space.check()
     assert part.told[-1] == REFUSAL
     assert f"data directory {tmp_path} has {space.used_bytes} bytes, disk.max_bytes is 1048576" in space.reason
-    assert space.figures()["used_bytes"] >= 1 << 20
+    assert space.metric_values()["used_bytes"] >= 1 << 20
     late = Part()
     space.add(late.writer())
     assert late.told == [REFUSAL]

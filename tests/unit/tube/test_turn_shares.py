@@ -11,7 +11,7 @@ from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES
 from penstock.tube.broker.broker import TubeBroker, TubeBrokerConnection
 from penstock.tube.codec.envelope import Request, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.rpc import REQUEST_WORK, TURN_WORK, AnsweringProtocol, Peers, ServerConnection
@@ -92,7 +92,7 @@ class Server:
 
 def requests(count: int, payload: bytes = b"x") -> bytes:
     return b"".join(
-        encode_frame(n, encode_request(Request(n, Service.MASTER, 1, payload, timeout=None))) for n in range(count)
+        encode_frame(n, encode_request(Request(n, ServiceType.MASTER, 1, payload, timeout=None))) for n in range(count)
     )
 
 
@@ -193,7 +193,7 @@ async def test_sends_of_one_message_share_a_turn(tmp_path: Path) -> None:
         message = pb.SendMessageRequestP2B(
             clientId="p", topicName="demo", partitionId=0, data=b"x", flag=0, checkSum=-1, sentAddr=0
         ).SerializeToString()
-        request = encode_request(Request(1, Service.BROKER_WRITE, MethodId.SEND_MESSAGE, message, timeout=10_000))
+        request = encode_request(Request(1, ServiceType.BROKER_WRITE, MethodId.SEND_MESSAGE, message, timeout=10_000))
         wire.send(encode_frame(1, request))
         assert wire.answers() == 1
         wire.send(encode_frame(1, request) * 4 * TURN_WORK)

@@ -20,7 +20,7 @@ from penstock.mqtt.client.link import ClientLink, ClientLinkOwner
 from penstock.mqtt.codec.packets import ConnAck, Publish
 from penstock.mqtt.codec.reasons import reason_name
 from penstock.mqtt.engine.client.client import ClientEngine, ClientState
-from penstock.mqtt.engine.client.events import Answered, Closed, Connected, Event, Refused, Unsubscribed
+from penstock.mqtt.engine.client.events import Closed, Connected, ConnectRefused, Event, OperationDone, Unsubscribed
 from penstock.mqtt.url import BrokerUrl
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import after_reading
@@ -166,12 +166,12 @@ class Driver:
     # Operations
 
     @contextmanager
-    def operation(self) -> Iterator[asyncio.Future[Answered]]:
+    def operation(self) -> Iterator[asyncio.Future[OperationDone]]:
         """Create the future of an operation; if the operation is cancelled, it is withdrawn.
 
         The network is read while an operation waits for its answer, even if reading is paused.
         """
-        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[OperationDone] = asyncio.get_running_loop().create_future()
         if self._paused:
             self._apply_reading(paused=False)
         try:
@@ -197,7 +197,7 @@ class Driver:
             self._perform(events)
         link = self._link
         if link is not None and link.open:
-            data = self.engine.take()
+            data = self.engine.take_output()
             if data:
                 link.write(data)
         if self._timer is None or self.engine.state is not ClientState.CONNECTED:
@@ -337,8 +337,8 @@ class Driver:
         for event in events:
             if type(event) is Publish:
                 self.on_message(event)
-            elif isinstance(event, Answered):
-                future = cast("asyncio.Future[Answered]", event.token)
+            elif isinstance(event, OperationDone):
+                future = cast("asyncio.Future[OperationDone]", event.token)
                 if future.done():
                     continue
                 if event.error is not None:
@@ -347,7 +347,7 @@ class Driver:
                     future.set_result(event)
             elif isinstance(event, Connected):
                 self._accept(event.packet)
-            elif isinstance(event, Refused):
+            elif isinstance(event, ConnectRefused):
                 self._close(errors.connect_refused(self.url, event.packet))
             elif isinstance(event, Closed):
                 self._close(errors.closed(self.url, event, self.engine.connect.client_id))
@@ -432,7 +432,7 @@ class Driver:
         if self._first is not None and not self._first.done():
             self._first.cancel()
         for token, sent in self.engine.abandon():
-            future = cast("asyncio.Future[Answered]", token)
+            future = cast("asyncio.Future[OperationDone]", token)
             if not future.done():
                 future.set_exception(errors.abandoned(self.failure, sent=sent))
 

@@ -35,7 +35,7 @@ FIRST_IDENTIFIER: Final = 1_000_001
 MessageListener = Callable[[Publish], None]
 
 
-class _SetReading(Protocol):
+class _PauseReading(Protocol):
     def __call__(self, *, paused: bool) -> None: ...
 
 
@@ -143,7 +143,7 @@ class Inbox:
     def __init__(
         self,
         on_message: MessageListener | None,
-        set_reading: _SetReading,
+        set_reading: _PauseReading,
         acknowledge: Callable[[Publish], None],
         *,
         manual: bool = False,

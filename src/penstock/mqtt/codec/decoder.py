@@ -253,13 +253,13 @@ class Decoder:
                 self._data = b""
                 return 0
             if self._types[data[position]] == 0:
-                raise _not_accepted(data[position])
+                raise _unexpected_packet(data[position])
             return self._keep(position, 2)
         first: i64 = data[position]
         length: i64 = data[position + 1]
         packet_type: i64 = self._types[first]
         if packet_type == 0:
-            raise _not_accepted(first)
+            raise _unexpected_packet(first)
         if length > 127:
             more: i64 = 0
             if start < size:
@@ -490,7 +490,7 @@ _ACCEPTED: Final[dict[Role, bytes]] = {
 """The packet type table of each role: 0 also for packets that only the role itself sends."""
 
 
-def _not_accepted(first: int) -> RemoteProtocolError:
+def _unexpected_packet(first: int) -> RemoteProtocolError:
     packet_type = _TYPES[first]
     if packet_type == 0:
         return malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")

@@ -57,9 +57,9 @@ class BrokerOutlet(Outlet):
             now = self._collecting_since or self._now()
         return broker.respond(client_id, topic, payload, properties_wire, expiry_s, now, request)
 
-    def unheard(self, client_id: str, topic: str) -> str:
+    def undelivered_reason(self, client_id: str, topic: str) -> str:
         """Return the reason why :meth:`respond` did not reach the client."""
-        return self._broker.unheard(client_id, topic)
+        return self._broker.undelivered_reason(client_id, topic)
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
         """Deliver a notification to the client's session, exactly once, subscribed or not [Outlet.deliver].

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from mypy_extensions import mypyc_attr
 
-from penstock.mqtt.engine.connections.output import Sink
+from penstock.mqtt.engine.connections.output import OutputTransport
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter
 from penstock.mqtt.transport.listener_state import ListenerState
@@ -77,7 +77,7 @@ class ServerLinkOwner:
         raise NotImplementedError
 
 
-class ServerLink(Sink):
+class ServerLink(OutputTransport):
     """One TCP or TLS connection. ``address`` is the peer's, without its port.
 
     It has the methods of ``asyncio.Protocol`` without being one: a compiled class has only compiled base classes.

@@ -32,7 +32,7 @@ __all__ = [
     "ProgressMonitor",
     "RunningBatch",
     "SinkProgress",
-    "figures",
+    "metric_values",
     "now_text",
     "of_spark",
     "render",
@@ -95,7 +95,7 @@ MEANINGS: Final = {
 """Help text of each metric."""
 
 
-def figures(sink: SinkProgress) -> dict[str, int | float]:
+def metric_values(sink: SinkProgress) -> dict[str, int | float]:
     """Return the metrics of ``sink`` by name, without unknown values; the suffix ``_s`` becomes ``_seconds``."""
     named = {name.removesuffix("_s") + "_seconds" if _is_seconds(name) else name: v for name, v in asdict(sink).items()}
     return {name.replace("rows_per_s", "rows_per_second"): v for name, v in named.items() if v is not None}
@@ -220,7 +220,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for sink, progress in self._read().items():
-            for name, value in figures(progress).items():
+            for name, value in metric_values(progress).items():
                 full = f"penstock_pipeline_{name}"
                 if full not in families:
                     kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily

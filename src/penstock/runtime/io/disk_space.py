@@ -112,7 +112,7 @@ class DiskSpace:
             task.cancel()
             await asyncio.wait([task])
 
-    def figures(self) -> dict[str, int]:
+    def metric_values(self) -> dict[str, int]:
         """Values of the metrics."""
         return {
             "used_bytes": self.used_bytes,

@@ -61,7 +61,7 @@ class AuditTrail:
             self.failure = None
             self.rows += 1
 
-    def figures(self) -> dict[str, int | float]:
+    def metric_values(self) -> dict[str, int | float]:
         """Counters for ``/metrics``."""
         return {"rows": self.rows, "refused_requests": self.refused, "failed_writes": self.failures}
 

@@ -57,7 +57,7 @@ _CLIENTS: Final = "clients/"
 class AttachmentStats:
     """Counters since the start."""
 
-    __slots__ = ("dropped", "forgotten", "merged", "unanswered", "unheard")
+    __slots__ = ("dropped", "forgotten", "merged", "unanswered", "undelivered_reason")
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -68,7 +68,7 @@ class AttachmentStats:
         """Clients whose observations ended because they sent no request for ``lease_s``."""
         self.unanswered = 0
         """Responses without subscribers."""
-        self.unheard = 0
+        self.undelivered_reason = 0
         """Notifications without subscribers; they end the observations of their client."""
 
 
@@ -199,7 +199,7 @@ class Attachment(Outlet):
         self._send(response(topic, payload, properties_wire), "")
         return True
 
-    def unheard(self, _client_id: str, _topic: str) -> str:
+    def undelivered_reason(self, _client_id: str, _topic: str) -> str:
         """Return an empty text: only the PUBACK tells whether there are subscribers."""
         return ""
 
@@ -325,7 +325,7 @@ class Attachment(Outlet):
             if total := self._unanswered_log.admit(monotonic_ms()):
                 _log.warning("responses without receiver count=%d last topic=%r: no subscribers", total, message.topic)
         else:
-            self.stats.unheard += 1
+            self.stats.undelivered_reason += 1
             _log.info("observations end, no subscribers to the notifications of client=%r", observer)
             self._forget(observer)
 
@@ -394,7 +394,7 @@ class _RemoteConnection:
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
 
-    def end(self, reason_code: int, reason_string: str) -> None:
+    def disconnect_client(self, reason_code: int, reason_string: str) -> None:
         """Log why a request was not executed."""
         _log.warning("not executed client=%r reason=0x%02x: %s", self._client_id, reason_code, reason_string)
 

@@ -107,7 +107,7 @@ class ResponseSender:
         """Count and log a response without receiver; return the reason."""
         stats = self._stats
         stats.unanswered += 1
-        why = "" if self.outlet is None else self.outlet.unheard(client_id, topic)
+        why = "" if self.outlet is None else self.outlet.undelivered_reason(client_id, topic)
         stats.unanswered_shared += why == SHARED_TOPIC
         stats.unanswered_other_client += why == OTHERS_TOPIC
         if total := self._unanswered_log.admit(monotonic_ms()):

@@ -222,7 +222,7 @@ class StateStoreService(Service):
         """Number of requests that wait for a commit."""
         return self._writer.waiting
 
-    def quota_figures(self) -> dict[str, int]:
+    def quota_metrics(self) -> dict[str, int]:
         """Usage of the quotas and number of refused writes, for the metrics."""
         engine = self._engine
         keys, size = engine.quotas.largest
@@ -405,7 +405,7 @@ class StateStoreService(Service):
         context = ask
         if policy is not None:
             context.owner = policy.owner(context)
-        if message.again and self._recent.has(context.client_id, ask.correlation, context.timestamp):
+        if message.is_repetition and self._recent.has(context.client_id, ask.correlation, context.timestamp):
             self.stats.repeated += 1
             self._answer(message, _REPEATED, None, 0, steady_ms)
             return
@@ -421,7 +421,7 @@ class StateStoreService(Service):
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0, steady_ms)
             return
         if command.spec.checks_fence:  # it writes
-            if message.again and self._is_in_doubt(ask, command):
+            if message.is_repetition and self._is_in_doubt(ask, command):
                 self._refuse(message, _in_doubt(ask, steady_ms), steady_ms)
                 return
             self._recent.note(context.client_id, ask.correlation, context.timestamp)

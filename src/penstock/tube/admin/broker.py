@@ -19,7 +19,7 @@ from penstock.tube.codec.message import INDEX_RECORD_BYTES, MSG_TIME, MSG_TYPE, 
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, partition_ids
 from penstock.tube.engine.broker.group_offsets import Key
-from penstock.tube.engine.broker.offset_history import history_place
+from penstock.tube.engine.broker.offset_history import history_partition
 from penstock.tube.engine.broker.topics import (
     Topic,
 )
@@ -60,7 +60,7 @@ class BrokerAdmin(NamedTuple):
         """Wire ids of the partitions of ``topic`` on this broker."""
         return list(partition_ids(topic.config.partitions or 1, topic.config.stores or 1))
 
-    def place(self, params: Params) -> tuple[Key, LogStore]:
+    def partition_of(self, params: Params) -> tuple[Key, LogStore]:
         """The group and partition of the three parameters, and its store. Raises BadParameter."""
         topic = self.topic(params.required("topicName"))
         group = params.required("groupName")
@@ -184,7 +184,7 @@ def _pubinfo(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 def _group_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Offset of one group in one partition; ``zkOffset`` is the committed offset, -1 for none."""
-    key, store = admin.place(params)
+    key, store = admin.partition_of(params)
     offsets = admin.engine.offsets
     committed = offsets.committed(key)
     here = store.min_offset if committed is None else committed
@@ -334,7 +334,7 @@ def _history(admin: BrokerAdmin, params: Params) -> list[Answer]:
     most = params.number("msgCount", default=1, least=1, most=MAX_SNAPSHOT)
     rows = []
     for group in params.items("groupName") or [params.required("groupName")]:
-        partition, kind = history_place(group)
+        partition, kind = history_partition(group)
         store = admin.engine.topics.store(topic, partition)
         start = store.offset_at(params.time_ms("recordTime")) if params.text("recordTime") else store.min_offset
         read = store.read(partition, start, keys=frozenset([filter_key(kind)]), max_messages=most)
@@ -347,7 +347,7 @@ def _history(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 def _set_current(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Set a group's offset in one partition to the record that contains ``manualOffset``."""
-    key, store = admin.place(params)
+    key, store = admin.partition_of(params)
     wanted = params.number("manualOffset")
     if not store.min_offset <= wanted <= store.durable_end:
         raise BadParameter(f"manualOffset {wanted}: {store.min_offset} to {store.durable_end} are possible")
@@ -444,14 +444,14 @@ def _remove_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
         if key[0] not in groups or (topics and key[1] not in topics):
             continue
         if admin.engine.registrations.get(key) is not None:
-            rows.append({**_named(key), "success": False, "errInfo": "a consumer holds the partition"})
+            rows.append({**_partition_row(key), "success": False, "errInfo": "a consumer holds the partition"})
         else:
             admin.engine.offsets.remove(key)
-            rows.append({**_named(key), "success": True, "oldOffset": offset})
+            rows.append({**_partition_row(key), "success": True, "oldOffset": offset})
     return rows
 
 
-def _named(key: Key) -> Answer:
+def _partition_row(key: Key) -> Answer:
     return {"groupName": key[0], "topicName": key[1], "partitionId": key[2]}
 
 

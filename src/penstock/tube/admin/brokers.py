@@ -24,19 +24,19 @@ from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import (
     BrokerSeen,
     BrokerSetting,
+    BrokerStatus,
     Removal,
     Setting,
-    Status,
     TopicDefaults,
     TopicSetting,
 )
 
 __all__ = [
     "add",
+    "all_brokers",
     "configured",
     "defaults_on",
     "delete",
-    "known",
     "offline",
     "online",
     "read_or_write",
@@ -45,8 +45,8 @@ __all__ = [
     "update",
 ]
 
-_READABLE = {Status.ONLINE, Status.ONLY_READ}
-_WRITABLE = {Status.ONLINE, Status.ONLY_WRITE}
+_READABLE = {BrokerStatus.ONLINE, BrokerStatus.ONLY_READ}
+_WRITABLE = {BrokerStatus.ONLINE, BrokerStatus.ONLY_WRITE}
 SYNCHRONISING = 3
 """stepOp: the broker has not yet reported its new configuration."""
 
@@ -78,7 +78,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         port,
         params.number("brokerTLSPort", default=cluster.broker_tls_port, least=1, most=65535),
         params.number("brokerWebPort", default=cluster.broker_web_port, least=1, most=65535),
-        _status(params, Status.DRAFT),
+        _status(params, BrokerStatus.DRAFT),
         topic_defaults(params, TopicDefaults()),
     )
     configured = engine.controls.brokers
@@ -98,9 +98,11 @@ def _status(params: Params, present: int) -> int:
     text = params.text("manageStatus", "mSts")
     if not text:
         return present
-    found = next((status for status in Status if text in {status.text, str(status.value)}), None)
+    found = next((status for status in BrokerStatus if text in {status.text, str(status.value)}), None)
     if found is None:
-        raise BadParameter(f"manageStatus {text!r}: {', '.join(f'{s.value} {s.text}' for s in Status)} are possible")
+        raise BadParameter(
+            f"manageStatus {text!r}: {', '.join(f'{s.value} {s.text}' for s in BrokerStatus)} are possible"
+        )
     return found
 
 
@@ -132,7 +134,7 @@ def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | 
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
     rows = []
-    brokers = known(engine)
+    brokers = all_brokers(engine)
     for number in _ids(params):
         old = brokers.get(number)
         if old is None:
@@ -147,7 +149,7 @@ def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | 
     return SettingChange(changed, success(rows))
 
 
-def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
+def all_brokers(engine: MasterEngine) -> dict[int, BrokerSetting]:
     """Brokers by id: configured ones, and registered ones without configuration, which are online."""
     cluster = engine.controls.cluster
     found = {
@@ -157,7 +159,7 @@ def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
             broker.info.port,
             broker.tls_port or cluster.broker_tls_port,
             cluster.broker_web_port,
-            Status.ONLINE,
+            BrokerStatus.ONLINE,
         )
         for number, broker in engine.cluster.brokers.items()
     }
@@ -168,23 +170,23 @@ def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
 def defaults_on(engine: MasterEngine, number: int | None = None) -> TopicDefaults:
     """Defaults of topics that are created on this broker; None: on a broker that is unknown yet."""
     config = DEFAULTS
-    cluster = engine.controls.cluster.topic_defaults.over(
+    cluster = engine.controls.cluster.topic_defaults.with_fallback(
         TopicDefaults(
             config.partitions, config.stores, config.delete_policy, accept_publish=True, accept_subscribe=True
         )
     )
     setting = engine.controls.brokers.get(number) if number is not None else None
-    return cluster if setting is None else setting.topic_defaults.over(cluster)
+    return cluster if setting is None else setting.topic_defaults.with_fallback(cluster)
 
 
 def online(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Let brokers register, and allow reading and writing."""
-    return _switch(engine, params, lambda _: Status.ONLINE)
+    return _switch(engine, params, lambda _: BrokerStatus.ONLINE)
 
 
 def offline(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Stop reading and writing on brokers."""
-    return _switch(engine, params, lambda _: Status.OFFLINE)
+    return _switch(engine, params, lambda _: BrokerStatus.OFFLINE)
 
 
 def read_or_write(engine: MasterEngine, params: Params, now: int) -> SettingChange:
@@ -195,13 +197,13 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> SettingChan
         raise BadParameter("acceptPublish or acceptSubscribe is required")
 
     def wanted(present: int) -> int | None:
-        if present == Status.DRAFT:
+        if present == BrokerStatus.DRAFT:
             return None  # online first: that releases the configuration as a whole
         reads = present in _READABLE if read is None else read
         writes = present in _WRITABLE if write is None else write
         if reads:
-            return Status.ONLINE if writes else Status.ONLY_READ
-        return Status.ONLY_WRITE if writes else Status.OFFLINE
+            return BrokerStatus.ONLINE if writes else BrokerStatus.ONLY_READ
+        return BrokerStatus.ONLY_WRITE if writes else BrokerStatus.OFFLINE
 
     return _switch(engine, params, wanted)
 
@@ -235,9 +237,9 @@ def delete(engine: MasterEngine, params: Params, now: int) -> SettingChange:
             rows.append(item(401, f"broker {number} is not known", brokerId=number))
         elif old is None and broker is not None and broker.online:
             rows.append(item(406, f"broker {number} is running: stop it first", brokerId=number))
-        elif old is not None and old.status not in {Status.DRAFT, Status.OFFLINE}:
+        elif old is not None and old.status not in {BrokerStatus.DRAFT, BrokerStatus.OFFLINE}:
             rows.append(
-                item(406, f"broker {number} is {Status(old.status).text}: set it offline first", brokerId=number)
+                item(406, f"broker {number} is {BrokerStatus(old.status).text}: set it offline first", brokerId=number)
             )
         elif named and not reserved:
             rows.append(item(404, f"remove its topics first: {', '.join(named)}", brokerId=number))
@@ -267,7 +269,7 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
             "brokerPort": setting.port,
             "brokerTLSPort": setting.tls_port,
             "brokerWebPort": setting.web_port,
-            "manageStatus": Status(setting.status).text,
+            "manageStatus": BrokerStatus(setting.status).text,
             "isConfChanged": behind,
             "isConfLoaded": not behind,
             "regionId": 0,
@@ -288,7 +290,7 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[int, BrokerSettin
     numbers, hosts = set(params.numbers("brokerId")), set(params.items("brokerIp"))
     return [
         (number, setting)
-        for number, setting in known(engine).items()
+        for number, setting in all_brokers(engine).items()
         if (not numbers or number in numbers) and (not hosts or setting.host in hosts)
     ]
 
@@ -315,7 +317,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
     rows: list[Answer] = []
     for number, setting in _asked(engine, params):
         broker = engine.cluster.brokers.get(number)
-        running = _not_there(setting) if broker is None else _running(broker)
+        running = _unregistered_status(setting) if broker is None else _running(broker)
         broken = broker is not None and (not broker.online or broker.read_status < 0 or broker.write_status < 0)
         # This master never forbids a broker by itself, so onlyAutoForbidden selects none.
         if (only_abnormal and not broken) or only_forbidden or (only_tls and running["enableTLS"] is not True):
@@ -326,7 +328,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "brokerIp": setting.host,
                 "brokerPort": setting.port,
                 "brokerTLSPort": setting.tls_port,
-                "manageStatus": Status(setting.status).text,
+                "manageStatus": BrokerStatus(setting.status).text,
                 "isAutoForbidden": False,
                 "brokerVersion": "-",
                 **running,
@@ -337,13 +339,13 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success(rows)
 
 
-def _not_there(setting: BrokerSetting) -> Answer:
+def _unregistered_status(setting: BrokerSetting) -> Answer:
     """Status of a configured broker that has not registered."""
     names = ("subStatus", "isConfChanged", "isConfLoaded", "isBrokerOnline", "acceptPublish", "acceptSubscribe")
     return {
         "enableTLS": "-",
         "isRepAbnormal": False,
-        "runStatus": "-" if setting.status == Status.DRAFT else "unRegister",
+        "runStatus": "-" if setting.status == BrokerStatus.DRAFT else "unRegister",
         **dict.fromkeys(names, "-"),
     }
 

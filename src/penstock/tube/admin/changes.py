@@ -211,7 +211,7 @@ def topic_defaults(params: Params, present: TopicDefaults) -> TopicDefaults:
         params.given_flag("acceptPublish", "accPub"),
         params.given_flag("acceptSubscribe", "accSub"),
     )
-    return given.over(present)
+    return given.with_fallback(present)
 
 
 MAX_OBJECTS = 1000

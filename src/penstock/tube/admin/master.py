@@ -17,7 +17,7 @@ from penstock.tube.admin.request import UNAUTHORIZED, UNKNOWN, BadParameter, Cal
 from penstock.tube.engine.master.balance import Group
 from penstock.tube.engine.master.clients import ClientGroup
 from penstock.tube.engine.master.master import MasterEngine
-from penstock.tube.engine.master.settings import Authorship, Removal, Setting, Status, TopicDeployment, key_of
+from penstock.tube.engine.master.settings import Authorship, BrokerStatus, Removal, Setting, TopicDeployment, key_of
 
 __all__ = ["METHODS", "BadParameter", "MasterMethod", "SettingChange", "authors", "failure", "handle", "is_protected"]
 
@@ -53,7 +53,7 @@ def _loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "brokerId": number,
                 "brokerIp": broker.info.host,
                 "brokerPort": broker.info.port,
-                "manageStatus": "online" if setting is None else Status(setting.status).text,
+                "manageStatus": "online" if setting is None else BrokerStatus(setting.status).text,
                 "acceptPublish": not broker.stop_write,
                 "acceptSubscribe": not broker.stop_read,
                 "nodeRunInfo": "running" if broker.online else "notRegister",
@@ -164,12 +164,12 @@ def _groups_by_topic(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success(rows)
 
 
-def _booked_resources(engine: MasterEngine, params: Params, now: int) -> Answer:
+def _groups_with_resources(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Names of the groups with their own resources."""
     return success(sorted(engine.controls.groups))
 
 
-def _booked_consume(engine: MasterEngine, params: Params, now: int) -> Answer:
+def _groups_with_rules(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Names of the groups with access rules."""
     return success(sorted({group for group, _ in engine.controls.consume}))
 
@@ -326,7 +326,9 @@ def _change(run: Callable[[MasterEngine, Params, int], SettingChange], *names: s
     return dict.fromkeys(names, MasterMethod(run, changes=True))
 
 
-def _order(run: Callable[[MasterEngine, Params, int], SettingChange], name: str, *only: str) -> dict[str, MasterMethod]:
+def _immediate_change(
+    run: Callable[[MasterEngine, Params, int], SettingChange], name: str, *only: str
+) -> dict[str, MasterMethod]:
     """A change that takes effect at once and is not stored."""
     return {name: MasterMethod(run, changes=True, only=frozenset(only))}
 
@@ -350,7 +352,7 @@ _GROUP = ("groupName", "group", "consumeGroup")
 METHODS: dict[str, MasterMethod] = {
     **_query(topics.info, "admin_query_topic_info"),
     **_query(topics.deployed, "admin_query_topic_deploy_info"),
-    **_query(topics.places, "admin_query_topic_deploy_configure"),
+    **_query(topics.topic_rows, "admin_query_topic_deploy_configure"),
     **_query(_topics_of_brokers, "admin_query_deployed_topics"),
     **_query(_loads_of_brokers, "admin_query_broker_topic_config_info"),
     **_query(_brokers_of_topics, "admin_query_deployed_broker_ids"),
@@ -368,12 +370,12 @@ METHODS: dict[str, MasterMethod] = {
     **_change(brokers.delete, "admin_delete_broker_configure"),
     **_change(brokers.online, "admin_online_broker_configure"),
     **_change(brokers.offline, "admin_offline_broker_configure"),
-    **_order(brokers.reload, "admin_reload_broker_configure", "brokerId"),
+    **_immediate_change(brokers.reload, "admin_reload_broker_configure", "brokerId"),
     **_change(brokers.read_or_write, "admin_set_broker_read_or_write"),
     **_query(groups.sub_info, "admin_query_sub_info"),
     **_query(groups.detail, "admin_query_consume_group_detail"),
-    **_order(groups.rebalance, "admin_rebalance_group_allocate", *_GROUP, "consumerId", "reJoinWait"),
-    **_order(groups.consume_from_max, "admin_set_client_balance_group_consume_from_max", *_GROUP),
+    **_immediate_change(groups.rebalance, "admin_rebalance_group_allocate", *_GROUP, "consumerId", "reJoinWait"),
+    **_immediate_change(groups.consume_from_max, "admin_set_client_balance_group_consume_from_max", *_GROUP),
     **_query(groups.topic_controls, "admin_query_topic_control_info"),
     **_query(groups.topic_authorization, "admin_query_topic_authorize_control"),
     **_change(
@@ -451,11 +453,11 @@ METHODS: dict[str, MasterMethod] = {
     **_query(groups.cluster_rules, "admin_query_def_flow_control_rule"),
     **_change(groups.set_cluster_rules, "admin_set_def_flow_control_rule", "admin_upd_def_flow_control_rule"),
     **_change(groups.reset_cluster_rules, "admin_rmv_def_flow_control_rule"),
-    **_query(_booked_resources, "admin_query_booked_resctrl_groups"),
-    **_query(_booked_consume, "admin_query_booked_csmctrl_groups"),
+    **_query(_groups_with_resources, "admin_query_booked_resctrl_groups"),
+    **_query(_groups_with_rules, "admin_query_booked_csmctrl_groups"),
     **_query(_groups_by_topic, "admin_query_group_info_by_topic"),
     **_query(_self_balancing, "admin_query_client_balance_group_set"),
-    **_order(_release, "admin_release_broker_autoforbidden_status", "brokerId", "relReason"),
+    **_immediate_change(_release, "admin_release_broker_autoforbidden_status", "brokerId", "relReason"),
     **_query(_statistics_on, "admin_enable_stats"),
     **_query(_statistics_off, "admin_disable_stats", "admin_disable_all_stats"),
     **_query(_transfer, "admin_transfer_current_master"),

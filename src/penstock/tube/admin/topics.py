@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from penstock.errors import RefusedError
-from penstock.tube.admin.brokers import defaults_on, known
+from penstock.tube.admin.brokers import all_brokers, defaults_on
 from penstock.tube.admin.changes import (
     MAX_PARTITIONS,
     MAX_STORES,
@@ -30,13 +30,13 @@ from penstock.tube.engine.master.settings import (
     TOPIC_DELETED,
     TOPIC_KIND,
     TOPIC_REMOVED,
-    Status,
+    BrokerStatus,
     TopicDefaults,
     TopicDeployment,
     TopicSetting,
 )
 
-__all__ = ["add", "delete", "deployed", "info", "modify", "places", "redo", "remove"]
+__all__ = ["add", "delete", "deployed", "info", "modify", "redo", "remove", "topic_rows"]
 
 
 OK = 200
@@ -56,7 +56,7 @@ def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, tex
     return [item(code, text, brokerId=broker_id, topicName=name) for broker_id in ids]
 
 
-def _present(engine: MasterEngine, params: Params, name: str) -> TopicSetting | None:
+def _current_topic(engine: MasterEngine, params: Params, name: str) -> TopicSetting | None:
     """The topic, including changes by earlier objects of the same batch; None if it does not exist."""
     changed = params.before.get((TOPIC_KIND, name))
     if isinstance(changed, TopicSetting):
@@ -65,7 +65,7 @@ def _present(engine: MasterEngine, params: Params, name: str) -> TopicSetting | 
     return engine.cluster.topics.get(name) if name not in engine.storing else None
 
 
-def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> TopicDeployment:
+def _new_topic(params: Params, default: TopicDefaults, engine: MasterEngine) -> TopicDeployment:
     """A new topic with the requested properties, on a broker with these defaults."""
     policy = delete_policy(params) or default.delete_policy
     return TopicDeployment(
@@ -82,17 +82,19 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     params.required("createUser", "cur")
     refuse_unchangeable(params)
     names, broker_ids, size = _names(params), params.numbers("brokerId"), message_bytes(params)
-    common = _made(params, defaults_on(engine), engine)
-    own = {number: _made(params, defaults_on(engine, number), engine) for number in broker_ids or known(engine)}
+    common = _new_topic(params, defaults_on(engine), engine)
+    own = {
+        number: _new_topic(params, defaults_on(engine, number), engine) for number in broker_ids or all_brokers(engine)
+    }
     topics: list[TopicSetting] = []
     rows: list[Answer] = []
     for name in names:
-        topic = _present(engine, params, name)
+        topic = _current_topic(engine, params, name)
         # Without broker ids an existing topic is not extended: check_new_topic reports 402.
         if topic is None or not broker_ids:
             brokers = tuple(sorted(broker_ids)) or None
             wanted = TopicSetting(name, brokers=brokers, max_message_bytes=size).changed(own, common)
-            code, text = _judged(partial(engine.check_new_topic, wanted))
+            code, text = _error_of(partial(engine.check_new_topic, wanted))
             topics += [wanted] if code == OK else []
             rows += _rows(engine, broker_ids, name, code, text)
             continue
@@ -101,14 +103,14 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
             if topic.on(number):
                 code, text = 402, f"topic {name} is on broker {number}"
             else:
-                code, text = _judged(partial(engine.check_topic, name, own[number]))
+                code, text = _error_of(partial(engine.check_topic, name, own[number]))
                 topic = topic.joined(number, own[number]) if code == OK else topic
             rows += _rows(engine, [number], name, code, text)
         topics += [topic] if topic != before else []
     return SettingChange([*topics], success(rows))
 
 
-def _judged(check: Callable[[], None]) -> tuple[int, str]:
+def _error_of(check: Callable[[], None]) -> tuple[int, str]:
     try:
         check()
     except RefusedError as error:
@@ -128,7 +130,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
     changed: list[TopicSetting] = []
     rows: list[Answer] = []
     for name in _names(params):
-        topic = _present(engine, params, name)
+        topic = _current_topic(engine, params, name)
         if topic is None:
             storing = 512, f"topic {name} is being changed by another request: try again"
             refusal = storing if name in engine.storing else (401, f"topic {name} does not exist")
@@ -136,7 +138,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
             continue
         sized = topic._replace(max_message_bytes=size or topic.max_message_bytes)
         # Offline brokers have the topic too, and apply the change when they return.
-        ids = {*known(engine), *engine.controls.seen, *(topic.brokers or dict(topic.own))}
+        ids = {*all_brokers(engine), *engine.controls.seen, *(topic.brokers or dict(topic.own))}
         there = sorted(number for number in ids if topic.on(number))
         outcomes = {number: edit(topic.at(number)) for number in there if not broker_ids or number in broker_ids}
         left_out = [n for n in there if n not in outcomes and topic.at(n).status < TOPIC_REMOVED]
@@ -145,7 +147,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
         if not broker_ids or (outcomes and not left_out):
             common, code, text = edit(topic.common)
             rows += [] if there else _rows(engine, [0], name, code, text)
-            common = _agreed([outcomes[n][0] if n in outcomes else topic.at(n) for n in there], common)
+            common = _common_deployment([outcomes[n][0] if n in outcomes else topic.at(n) for n in there], common)
         for number in broker_ids or there:
             _, code, text = outcomes.get(number, (None, 401, f"topic {name} is not on broker {number}"))
             # The size belongs to the topic as a whole, so a broker without other changes reports success, too.
@@ -156,7 +158,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
     return SettingChange([*changed], success(rows))
 
 
-def _agreed(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeployment:
+def _common_deployment(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeployment:
     """Properties of new brokers: the properties that all brokers share, otherwise ``common``."""
     columns = zip(common, *there, strict=True)
     return TopicDeployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
@@ -227,9 +229,9 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:
         # The reference names this flag differently here than in the response of the other method.
         del control["topicName"]
         control["enableAuthControl"] = control.pop("isEnable")
-        sums, places = _sums(engine, topic, numbers), _places(engine, topic, numbers)
-        status = min((row["topicStatusId"] for row in places), default=topic.status)
-        rows.append({**sums, "topicStatusId": status, "topicInfo": places, "authData": control})
+        sums, topic_rows = _sums(engine, topic, numbers), _broker_rows(engine, topic, numbers)
+        status = min((row["topicStatusId"] for row in topic_rows), default=topic.status)
+        rows.append({**sums, "topicStatusId": status, "topicInfo": topic_rows, "authData": control})
     return success(rows)
 
 
@@ -241,16 +243,16 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
                 **_sums(engine, topic, numbers),
                 "topicNameId": UNDEFINED,
                 **modification(engine, TopicSetting, topic.name),
-                "deployInfo": _places(engine, topic, numbers),
+                "deployInfo": _broker_rows(engine, topic, numbers),
             }
             for topic, numbers in _asked(engine, params)
         ]
     )
 
 
-def places(engine: MasterEngine, params: Params, now: int) -> Answer:
+def topic_rows(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics as configured, one row per broker."""
-    rows = [row for topic, numbers in _asked(engine, params) for row in _places(engine, topic, numbers)]
+    rows = [row for topic, numbers in _asked(engine, params) for row in _broker_rows(engine, topic, numbers)]
     return success([{name: value for name, value in row.items() if name != "runInfo"} for row in rows])
 
 
@@ -262,7 +264,7 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, lis
     for name, topic in sorted(engine.cluster.topics.items()):
         if wanted and name not in wanted:
             continue
-        on = [number for number in known(engine) if topic.on(number)]
+        on = [number for number in all_brokers(engine) if topic.on(number)]
         there = [
             number
             for number in on
@@ -277,11 +279,11 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, lis
     return found
 
 
-def _places(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> list[Answer]:
+def _broker_rows(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> list[Answer]:
     """One row for each of these brokers, from its configuration."""
     cluster = engine.cluster
     rows: list[Answer] = []
-    brokers = known(engine)
+    brokers = all_brokers(engine)
     for broker_id in numbers:
         broker = cluster.brokers.get(broker_id)
         config = None if broker is None else broker.serving.get(topic.name)
@@ -294,7 +296,7 @@ def _places(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int])
                 "acceptSubscribe": bool(config.accept_subscribe),
                 "numPartitions": config.partitions or 1,
                 "numTopicStores": config.stores or 1,
-                "brokerManageStatus": Status(brokers[broker_id].status).text,
+                "brokerManageStatus": BrokerStatus(brokers[broker_id].status).text,
             }
         rows.append(
             {

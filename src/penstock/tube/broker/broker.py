@@ -25,7 +25,7 @@ from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.request import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits
-from penstock.tube.broker.maintenance import DurabilityOf, Maintenance, Opened, newest, open_logs
+from penstock.tube.broker.maintenance import DurabilityOf, Maintenance, OpenedLogs, newest, open_logs
 from penstock.tube.broker.master_connection import MasterCommands, MasterConnection
 from penstock.tube.broker.timers import BrokerTimers
 from penstock.tube.codec import exceptions
@@ -121,7 +121,7 @@ class TubeBroker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._maintenance: Maintenance | None = None
         self._timers: BrokerTimers | None = None
-        self.look: Callable[[], None] = _nothing
+        self.look: Callable[[], None] = _noop
         """Called before requests are answered, to detect that the process did not run for a while."""
 
     @property
@@ -195,7 +195,7 @@ class TubeBroker:
             "produced_duplicates": engine.produce.duplicates,
             "fetched_messages": engine.fetch.messages,
             "gets": engine.gets,
-            "waiting_gets": engine.fetch.parked,
+            "waiting_gets": engine.fetch.waiting_count,
             **self.maintenance.staged_stats(),
             "refused": engine.checks.refused,
             "dropped_late": engine.dropped_late,
@@ -226,7 +226,7 @@ class TubeBroker:
         opened = await loop.run_in_executor(None, lambda: self._open(durability))
         self._storage = opened.storage
         try:
-            offsets, config = self._take_over(opened)
+            offsets, config = self._create_engine(opened)
             self._report_recovery(self._storage)
             tls_place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
             bound = await self._listeners.start(host, port, tls, tls_place)
@@ -251,7 +251,7 @@ class TubeBroker:
             self._join(bound, config)
         return bound
 
-    def _take_over(self, opened: Opened) -> tuple[GroupOffsets, BrokerConfig]:
+    def _create_engine(self, opened: OpenedLogs) -> tuple[GroupOffsets, BrokerConfig]:
         """Create engine and maintenance from the opened logs; returns group offsets and the stored configuration."""
         storage = opened.storage
         offsets = GroupOffsets(
@@ -400,10 +400,10 @@ class TubeBroker:
         self.engine.topics.apply(self.engine.topics.default, [config])
         self.commits.schedule()
 
-    def poke(self) -> None:
+    def heartbeat_now(self) -> None:
         """Send a heartbeat to the master now, for example because a topic was created there."""
         if self._member is not None:
-            self._member.poke()
+            self._member.heartbeat_now()
 
     def durability_of(self, topic: str) -> Durability:
         """Durability of acknowledged messages of ``topic``."""
@@ -411,7 +411,7 @@ class TubeBroker:
 
     # Opening
 
-    def _open(self, durability: DurabilityOf) -> Opened:
+    def _open(self, durability: DurabilityOf) -> OpenedLogs:
         return open_logs(
             self._directory,
             durability,
@@ -456,7 +456,7 @@ class TubeBroker:
         _log.error("tube broker does not store messages any more", extra={"fields": fields})
         if self.on_failure is not None:
             self.on_failure(error)
-        self.poke()
+        self.heartbeat_now()
 
     # Time
 
@@ -469,7 +469,7 @@ class TubeBroker:
         self._running.retain(now_ms)
 
 
-def _nothing() -> None:
+def _noop() -> None:
     """Default before the start: does nothing."""
 
 
@@ -541,7 +541,7 @@ class TubeBrokerConnection(ServerConnection):
         return self.arrived_ms + timeout if timeout else 0
 
     def answer_collected(self) -> None:
-        runs = self._sends.take()
+        runs = self._sends.drain()
         if not runs:
             return
         broker = self._broker

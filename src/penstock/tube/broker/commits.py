@@ -42,7 +42,7 @@ OFFSETS_S: Final = 0.2
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
 
-class _Response(NamedTuple):
+class _WaitingResponse(NamedTuple):
     """Responses of one kind to a connection; dropped after the instant ``expires_ms``, 0 = never."""
 
     connection: ServerConnection
@@ -57,7 +57,7 @@ class _PendingCommit:
 
     __slots__ = ("commit", "decided", "responses")
 
-    def __init__(self, commit: StorageCommit, responses: list[_Response]) -> None:
+    def __init__(self, commit: StorageCommit, responses: list[_WaitingResponse]) -> None:
         self.commit = commit
         self.responses = responses
         self.decided: list[Publication] = []
@@ -73,7 +73,7 @@ class _PendingCommit:
         return len(commit.offsets) <= _INLINE_OFFSETS and commit.only_appends
 
 
-class _Appended(CommitWaiter):
+class _NodeAppend(CommitWaiter):
     """An append by the node itself that waits for its commit."""
 
     __slots__ = ("_done", "_result")
@@ -86,7 +86,7 @@ class _Appended(CommitWaiter):
         self._done(self._result if failure is None else failure)
 
 
-class _Durable(CommitWaiter):
+class _DurabilityWaiter(CommitWaiter):
     """A task that waits for a commit."""
 
     __slots__ = ("future",)
@@ -133,7 +133,7 @@ class Commits(CommitClient[_PendingCommit]):
         self._clock = clock
         self._failed = failed
         self._lost = lost
-        self._responses: list[_Response] = []
+        self._responses: list[_WaitingResponse] = []
         self._shown = False
         self._offsets: asyncio.TimerHandle | None = None
         self._offsets_due = False
@@ -163,14 +163,14 @@ class Commits(CommitClient[_PendingCommit]):
         expires_ms: int,
     ) -> None:
         """Send ``bodies`` after the next commit, unless ``expires_ms`` has passed by then (0: no limit)."""
-        self._responses.append(_Response(connection, serials, method, bodies, expires_ms))
+        self._responses.append(_WaitingResponse(connection, serials, method, bodies, expires_ms))
         if method != MethodId.SEND_MESSAGE:
             self._offsets_due = True
         self.schedule()
 
     def call_after_commit(self, done: AppendDone, result: AppendResult) -> None:
         """Call ``done`` with ``result``, or the error, after the next commit."""
-        self.queue.wait(self.queue.number, _Appended(done, result))
+        self.queue.wait(self.queue.number, _NodeAppend(done, result))
 
     async def committed(self) -> None:
         """Return when all changes so far are durable. Raises StorageError after a failed commit."""
@@ -179,7 +179,7 @@ class Commits(CommitClient[_PendingCommit]):
         if self._closed:
             raise StorageError("tube: the broker is closed")
         future: asyncio.Future[None] = self._loop.create_future()
-        self.queue.wait(self.queue.number, _Durable(future))
+        self.queue.wait(self.queue.number, _DurabilityWaiter(future))
         self._offsets_due = True
         self.schedule()
         await future
@@ -206,7 +206,7 @@ class Commits(CommitClient[_PendingCommit]):
                     break
             else:
                 self.queue.request_within(WRITE_BEHIND_S)
-        if engine.fetch.parked and dirty and not self._shown:
+        if engine.fetch.waiting_count and dirty and not self._shown:
             self._shown = True
             self._loop.call_soon(self._show_immediate)
 
@@ -243,7 +243,7 @@ class Commits(CommitClient[_PendingCommit]):
         """Make messages readable that need no commit, at the end of a loop turn."""
         self._shown = False
         if not self._closed:
-            self._show([store for store in self._engine.dirty_stores if store.immediate])
+            self._make_readable([store for store in self._engine.dirty_stores if store.immediate])
 
     def begin_commit(self) -> _PendingCommit:
         """Take all changes so far, and the responses that wait for them [CommitClient]."""
@@ -260,7 +260,7 @@ class Commits(CommitClient[_PendingCommit]):
         # A dict has the order of first use, so a repeated run writes in the same order.
         for store in engine.dirty_stores:
             assert isinstance(store, Store)
-            commit.works.append((store, store.take(), store.synced))
+            commit.works.append((store, store.take_unwritten(), store.synced))
         engine.dirty_stores.clear()
         if self.snapshot_due:
             self.snapshot_due = False
@@ -271,7 +271,7 @@ class Commits(CommitClient[_PendingCommit]):
         self._answer_published(pending.responses)
         immediate = [store for store, _, _ in commit.works if store.immediate]
         if immediate:
-            self._show(immediate)
+            self._make_readable(immediate)
         return pending
 
     def write_commit(self, pending: _PendingCommit) -> None:
@@ -282,7 +282,7 @@ class Commits(CommitClient[_PendingCommit]):
         """Whether the commit only appends few bytes and can run in the loop [CommitClient]."""
         return pending.only_appends_little() and not (pending.commit.offsets and self._disk.meta.may_wait())
 
-    def _show(self, stores: Sequence[LogStore]) -> None:
+    def _make_readable(self, stores: Sequence[LogStore]) -> None:
         """Make new messages in ``stores`` readable, and respond to waiting fetches."""
         self._engine.readable(stores, self._clock())
         touched: dict[ServerConnection, None] = {}
@@ -298,12 +298,12 @@ class Commits(CommitClient[_PendingCommit]):
             what = f"tube: staged rows cannot be read: {error.strerror}"
             self.commits_failed(StorageError(what, path=str(error.filename or self._disk.directory)))
 
-    def _answer_published(self, responses: list[_Response]) -> None:
+    def _answer_published(self, responses: list[_WaitingResponse]) -> None:
         """Send responses to commits of staged rows with the commit of their last rows."""
         transactions = self._engine.transactions
         for address, serial, body in transactions.answered:
             if isinstance(address, ServerConnection):
-                responses.append(_Response(address, [serial], MethodId.SEND_MESSAGE, [body], 0))
+                responses.append(_WaitingResponse(address, [serial], MethodId.SEND_MESSAGE, [body], 0))
         transactions.answered.clear()
         publishing = transactions.publishing
         if publishing is not None and publishing.lost:

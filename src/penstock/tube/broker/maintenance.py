@@ -43,7 +43,7 @@ from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention, parse_policy
 from penstock.tube.storage.store import Store, StoreLimits
 
-__all__ = ["DurabilityOf", "Maintenance", "Opened", "newest", "open_logs"]
+__all__ = ["DurabilityOf", "Maintenance", "OpenedLogs", "newest", "open_logs"]
 
 _log = logging.getLogger("penstock.tube.broker.broker")
 
@@ -69,7 +69,7 @@ class DurabilityOf:
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedLogs:
     """An opened directory, with recovered producer sequences, epochs and staged rows."""
 
     storage: BrokerStorage
@@ -108,7 +108,7 @@ def open_logs(
     staging_limits: StagingLimits,
     on_loss: Callable[[object], None],
     open_meta: Callable[[Path], MetaStore] | None = None,
-) -> Opened:
+) -> OpenedLogs:
     """Open the directory and every store in it. Blocks: reads the newest segment of each store.
 
     Raises StorageError when the directory is in use or cannot be read.
@@ -121,7 +121,7 @@ def open_logs(
     try:
         producers = []
         notes: dict[str, bytes | None] = {}
-        for topic, number in storage.present():
+        for topic, number in storage.existing_stores():
             store = storage.open_store(topic, number)
             name = epochs_note(topic, number)
             if name in storage.notes:
@@ -148,7 +148,7 @@ def open_logs(
     except BaseException:
         storage.close(clean=False)
         raise
-    return Opened(storage, producers, staging)
+    return OpenedLogs(storage, producers, staging)
 
 
 def _cut(storage: BrokerStorage, topic: str) -> bool:
@@ -212,7 +212,7 @@ class Maintenance:
         staging = transactions.staging
         assert staging is not None, "a broker has one"
         if self._storage.staging_files.dirty:
-            commit.staged, commit.unstaged = self._storage.staging_files.take()
+            commit.staged, commit.unstaged = self._storage.staging_files.take_unwritten()
         if staging.notes:
             commit.notes.update(staging.notes)
             staging.notes = {}
@@ -231,7 +231,7 @@ class Maintenance:
         transactions = self._engine.transactions
         assert transactions.staging is not None, "a broker has one"
         transactions.staging.tick(now_ms)
-        for late in self.undecided.look(transactions.staging.queries.values(), now_ms):
+        for late in self.undecided.check(transactions.staging.queries.values(), now_ms):
             about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
             _log.warning("tube transaction undecided", extra={"fields": {**about, "do": UNDECIDED}})
         return transactions.dirty or self._storage.staging_files.dirty

@@ -20,7 +20,7 @@ from penstock.tube.broker.commits import Commits
 from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.client.arguments import credentials
 from penstock.tube.client.connection import ClientConnection
-from penstock.tube.codec.methods import Service
+from penstock.tube.codec.methods import ServiceType
 from penstock.tube.codec.proto.shared_pb2 import MasterCertificateInfo
 from penstock.tube.engine.broker.flow_control import parse_rules
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
@@ -78,7 +78,7 @@ class MasterConnection:
         """Start the connection in the background; ``registered`` is set after the first registration."""
         self._task = asyncio.create_task(self._run(), name=f"tube broker {self.membership.broker_id} membership")
 
-    def poke(self) -> None:
+    def heartbeat_now(self) -> None:
         """Send a heartbeat now."""
         self._wake.set()
 
@@ -93,7 +93,9 @@ class MasterConnection:
             return
         if self.membership.registered:
             with suppress(PenstockError):
-                await connection.exchange(Service.MASTER, *self.membership.close_request(self._signed()), timeout_s=1)
+                await connection.exchange(
+                    ServiceType.MASTER, *self.membership.close_request(self._signed()), timeout_s=1
+                )
         connection.abort()
 
     def _signed(self) -> MasterCertificateInfo | None:
@@ -134,7 +136,9 @@ class MasterConnection:
         self._connection = await ClientConnection.connect((host, port), tls=self._tls)
         while True:
             method, payload = self.membership.next_request(*self._status(), signed=self._signed())
-            update = self.membership.receive(method, await self._connection.exchange(Service.MASTER, method, payload))
+            update = self.membership.receive(
+                method, await self._connection.exchange(ServiceType.MASTER, method, payload)
+            )
             self._apply(update)
             self.heartbeats += 1
             if self.membership.registered and not self.registered.is_set():

@@ -60,9 +60,9 @@ class BrokerTimers:
     def _tick(self) -> None:
         """Handle a deadline, after reading requests that arrived before it."""
         self._stalls.look()
-        after_reading(self._loop, self._judge)
+        after_reading(self._loop, self._check_deadlines)
 
-    def _judge(self) -> None:
+    def _check_deadlines(self) -> None:
         if self._stopped:
             return
         self._timer = None

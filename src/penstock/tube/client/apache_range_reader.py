@@ -24,13 +24,13 @@ from penstock.tube.client.arguments import new_client_id
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.encoded_messages import decode_get
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.codec.range_columns import Numbers, ids_of, sums_of, take_apart
+from penstock.tube.codec.range_columns import Numbers, decode_columns, ids_of, sums_of
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.client.apache_range_reader import (
     Answer,
-    Fetched,
+    FetchedMessages,
     GetResult,
     PartitionRef,
     Pause,
@@ -113,7 +113,7 @@ class DirectConsumer(BrokerClient):
         for _ in self._drive(commit_offset(session, PartitionRef(topic, partition), offset)):
             raise AssertionError("nothing is read")
 
-    def _drive(self, steps: RangeSteps) -> Iterator[Fetched]:
+    def _drive(self, steps: RangeSteps) -> Iterator[FetchedMessages]:
         answer: Answer | None = None
         waiting_since: float | None = None
         while True:
@@ -149,7 +149,9 @@ class DirectConsumer(BrokerClient):
             if self._credentials is not None:
                 request.authInfo.authAuthorizedToken = self._credentials.broker_token()
         try:
-            payload = self._connection.exchange(Service.BROKER_READ, step.method, request, timeout_s=self._timeout_s)
+            payload = self._connection.exchange(
+                ServiceType.BROKER_READ, step.method, request, timeout_s=self._timeout_s
+            )
             if step.method is MethodId.GET_MESSAGES:
                 return GetResult(*decode_get(payload))
             return decode(_ANSWERS[step.method], payload)
@@ -265,19 +267,19 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
                 do="increase the topic's retention, or start from the earliest offset and accept the gap",
             )
 
-    def _batch(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch | None:
+    def _batch(self, fetched: FetchedMessages, ref: PartitionRef) -> MessageBatch | None:
         encoded = fetched.messages
         if not len(encoded):
             return None
         edges = np.asarray(encoded.edges, np.int64)
-        columns = take_apart(encoded.answer, edges[:-1], edges[1:])
+        columns = decode_columns(encoded.answer, edges[:-1], edges[1:])
         if columns is None:
-            return self._one_by_one(fetched, ref)
+            return self._decode_each(fetched, ref)
         spans = Spans(encoded.answer, columns.starts, columns.ends)
         self._check(ref, spans, sums_of(encoded.answer, columns))
         return _batch_of(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
 
-    def _one_by_one(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch:
+    def _decode_each(self, fetched: FetchedMessages, ref: PartitionRef) -> MessageBatch:
         """Create the batch of messages in another encoding than servers write."""
         parsed = fetched.messages.parsed()
         spans = Spans.from_payloads([message.payLoadData for message in parsed])
@@ -307,7 +309,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         return web.call_broker(self.http, method, parameters, option=_OPTION, timeout_s=self._timeout_s)
 
 
-def _batch_of(fetched: Fetched, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> MessageBatch:
+def _batch_of(fetched: FetchedMessages, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> MessageBatch:
     """The protocol has neither offsets nor append times: each message has the offset at which its get began."""
     offsets = np.full(len(flags), fetched.start, np.int64)
     return MessageBatch(offsets, np.empty(0, np.int64), flags, spans, reached=fetched.end, message_ids=ids)

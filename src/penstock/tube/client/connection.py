@@ -188,7 +188,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _lost(self, *, applied: bool | None) -> UnavailableError:
         why, do = tls_alert_failure(self._error, certificate_file(self._tls)) or (
-            no_response(tls=self._tls is not None) if not self._session.heard else (None, None)
+            no_response(tls=self._tls is not None) if not self._session.has_received else (None, None)
         )
         return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied, why=why, do=do)
 
@@ -386,7 +386,7 @@ class BlockingConnection:
             except OSError as error:
                 raise self._broken(error) from None
             if not count:
-                why, do = no_response(tls=self._tls is not None) if not session.heard else (None, None)
+                why, do = no_response(tls=self._tls is not None) if not session.has_received else (None, None)
                 raise UnavailableError(f"tube: {self.peer} closed the connection", why=why, do=do)
             for answered, outcome in session.buffer_filled(count):
                 answered.outcome = outcome

@@ -27,17 +27,23 @@ from penstock.tube.codec import message as codec
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import payload_of
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition, parse_failure
-from penstock.tube.engine.client.consumer_state import FetchStep, GroupMember, Orders, PartitionConsumer, Start
+from penstock.tube.engine.client.consumer_state import (
+    FetchStep,
+    GroupMember,
+    GroupStart,
+    PartitionConsumer,
+    PartitionOrders,
+)
 from penstock.tube.engine.client.request_session import Outcome
 from penstock.tube.record import Record
 
 __all__ = ["Confirmation", "FetchSettings", "FetchedBatch", "Fetcher", "Message", "decode_messages"]
 
-READ = Service.BROKER_READ
+READ = ServiceType.BROKER_READ
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.5  # before a broker that does not answer is tried again
 # If a broker is unreachable for this time, the partition is reported to the master as released, which reassigns it.
 UNREACHABLE_S = 10.0
@@ -200,7 +206,7 @@ def _msg_type(data: bytes, flag: int) -> str | None:
 class FetchSettings:
     """Options of a consumer; see :class:`penstock.tube.consumer.Consumer`."""
 
-    start: Start
+    start: GroupStart
     timeout_s: float
     most_wait_ms: int
     long_poll_ms: int
@@ -238,7 +244,7 @@ class Fetcher:
         self._unconfirmed: dict[Partition, FetchedBatch] = {}  # last batch of partitions that are read further
         self._to_commit: dict[PartitionConsumer, Confirmation] = {}
         self._committing: dict[PartitionConsumer, asyncio.Task[None]] = {}
-        self._beating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
+        self._heartbeating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
         self._registered: dict[Partition, asyncio.Event] = {}
         # Gets without a response of released partitions: a partition is not registered again before the response has
         # arrived. Otherwise the broker would count its messages as delivered, and the next get would commit them.
@@ -249,7 +255,7 @@ class Fetcher:
         """Partitions that are currently read."""
         return [consumer for consumer, _ in self._consumers.values()]
 
-    async def apply(self, orders: Orders) -> None:
+    async def apply(self, orders: PartitionOrders) -> None:
         """Release and assign partitions; return when each registration succeeded or failed for now."""
         settings = self._settings
         wait_s = min(RELEASE_WAIT_S, settings.apply_s)
@@ -320,7 +326,7 @@ class Fetcher:
 
     async def release_all(self) -> None:
         """Release all partitions."""
-        for task in list(self._beating.values()):
+        for task in list(self._heartbeating.values()):
             task.cancel()
         await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._consumers)))
 
@@ -348,7 +354,7 @@ class Fetcher:
             groupName=self._member.group,
             lastPackConsumed=True,
         )
-        if count < batch.count or consumer.reads_on:
+        if count < batch.count or consumer.reads_ahead:
             offset = await self._planned_end(batch, count) if offset is None else offset
             if offset is None:
                 return
@@ -422,17 +428,17 @@ class Fetcher:
                 by_broker.setdefault((partition.broker.host, partition.broker.port), []).append(consumer)
         for address, consumers in by_broker.items():
             connection = self._connections.find(address)
-            if connection is not None and address not in self._beating:
-                self._beating[address] = asyncio.create_task(self._beat_once(address, connection, consumers))
+            if connection is not None and address not in self._heartbeating:
+                self._heartbeating[address] = asyncio.create_task(self._heartbeat_once(address, connection, consumers))
 
-    async def _beat_once(
+    async def _heartbeat_once(
         self, address: Address, connection: ClientConnection, consumers: list[PartitionConsumer]
     ) -> None:
         try:
             with contextlib.suppress(PenstockError):  # the partitions' tasks get the same error and handle it
-                await self._beat(connection, consumers)
+                await self._heartbeat(connection, consumers)
         finally:
-            del self._beating[address]
+            del self._heartbeating[address]
 
     # --- a partition ---
 
@@ -512,7 +518,7 @@ class Fetcher:
                 return FetchStep.GET
             batch = self._in_hand[partition] = FetchedBatch(consumer, messages)
             self._deliver(batch)
-            await (batch.finished if consumer.reads_on else batch.settled).wait()
+            await (batch.finished if consumer.reads_ahead else batch.settled).wait()
             if self._in_hand.get(partition) is batch:
                 del self._in_hand[partition]
                 if not batch.settled.is_set():
@@ -591,7 +597,7 @@ class Fetcher:
         )
         return answer.range if answer.HasField("range") else None
 
-    async def _beat(self, connection: ClientConnection, consumers: list[PartitionConsumer]) -> None:
+    async def _heartbeat(self, connection: ClientConnection, consumers: list[PartitionConsumer]) -> None:
         request = self._member.partition_heartbeat(consumer.partition for consumer in consumers)
         answer = await connection.call(
             READ,

@@ -18,10 +18,10 @@ from penstock.tube.client.arguments import Address
 from penstock.tube.client.connection import REQUEST_TIMEOUT_S, ClientConnection
 from penstock.tube.client.fetcher import Fetcher
 from penstock.tube.codec.codes import ErrCode, remedy
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.client.consumer_state import ClientBalance, Membership, Orders
+from penstock.tube.engine.client.consumer_state import ClientBalance, Membership, PartitionOrders
 from penstock.tube.engine.client.producer_state import Routes
 
 __all__ = ["MasterClient", "MemberSession", "ProducerSession"]
@@ -55,10 +55,10 @@ class MasterClient:
             connection = None
             try:
                 connection = await self._connected()
-                return await connection.call(Service.MASTER, method, message, kind, timeout_s=timeout_s)
+                return await connection.call(ServiceType.MASTER, method, message, kind, timeout_s=timeout_s)
             except UnavailableError as error:
                 last = error
-                self._leave(connection)
+                self._switch_master(connection)
         assert last is not None
         raise last
 
@@ -74,7 +74,7 @@ class MasterClient:
                 self._connection = await ClientConnection.connect(self._masters[self._current], tls=self._tls)
             return self._connection
 
-    def _leave(self, connection: ClientConnection | None) -> None:
+    def _switch_master(self, connection: ClientConnection | None) -> None:
         if connection is self._connection:  # otherwise another call has switched already
             self._current = (self._current + 1) % len(self._masters)
             if connection is not None:
@@ -107,7 +107,7 @@ class ProducerSession:
         self._heard = heard
         self._settled = settled
         self._master = MasterClient(masters, tls)
-        self._beating = asyncio.Lock()
+        self._heartbeating = asyncio.Lock()
         self._publishing: dict[str, asyncio.Task[None]] = {}
         self._heart: asyncio.Task[None] | None = None
 
@@ -122,7 +122,7 @@ class ProducerSession:
         except BaseException:
             await self._master.close()
             raise
-        self._heart = asyncio.create_task(self._beat(), name=f"tube-producer-{self._routes.client_id}")
+        self._heart = asyncio.create_task(self._heartbeat(), name=f"tube-producer-{self._routes.client_id}")
 
     async def stop(self) -> None:
         """Stop heartbeats and publishing."""
@@ -141,7 +141,7 @@ class ProducerSession:
 
     async def heartbeat(self) -> None:
         """Send the published topics, receive their partitions. Raises PenstockError."""
-        async with self._beating:
+        async with self._heartbeating:
             answer = await self._master.call(
                 MethodId.PRODUCER_HEARTBEAT, self._routes.heartbeat(), master_pb2.HeartResponseM2P,
                 timeout_s=self._request_timeout_s,
@@ -155,7 +155,7 @@ class ProducerSession:
                 return
             if answer.errCode != ErrCode.NOT_READY:
                 _check_accepted(answer.errCode, answer.errMsg, "the master refuses this producer's heartbeat")
-            self._routes.heard(answer)
+            self._routes.heartbeat_answered(answer)
         for topic in self._routes.topics:
             self._heard(self._routes.partitions(topic))
 
@@ -191,7 +191,7 @@ class ProducerSession:
         _check_accepted(answer.errCode, answer.errMsg, "the master refuses this producer")
         self._routes.registered(answer)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             with contextlib.suppress(PenstockError):  # the next heartbeat retries; known partitions stay in use
@@ -273,7 +273,7 @@ class MemberSession:
         """Send a heartbeat now, because there is something to report or the member chooses its partitions again."""
         self._wake.set()
 
-    async def ask_metadata(self, member: ClientBalance) -> Orders:
+    async def ask_metadata(self, member: ClientBalance) -> PartitionOrders:
         """Request the existing partitions. Raises PenstockError."""
         answer = await self._master.call(
             MethodId.GET_PARTITION_META, member.metadata_request(), master_pb2.GetPartMetaResponseM2C,
@@ -320,7 +320,7 @@ class MemberSession:
                 answer = await self._master.call(
                     MethodId.CONSUMER_HEARTBEAT, request, master_pb2.HeartResponseM2C, timeout_s=self._timeout_s
                 )
-                orders = member.heard(request, answer)
+                orders = member.heartbeat_answered(request, answer)
                 if orders.register:
                     await self._register()
                     continue
@@ -349,7 +349,7 @@ class MemberSession:
                         MethodId.CONSUMER_HEARTBEAT_V2, member.heartbeat(), master_pb2.HeartResponseM2CV2,
                         timeout_s=self._timeout_s,
                     )  # fmt: skip
-                    orders = member.heard(answer, wall_clock_ms())
+                    orders = member.heartbeat_answered(answer, wall_clock_ms())
                 if orders.register:
                     await self._register()
                     continue

@@ -26,7 +26,7 @@ from penstock.tube.client.connection import ClientConnection, ConnectionPool
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.envelope import payload_of
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition
@@ -267,7 +267,7 @@ class Sender:
         if len(messages) == 1:
             payload = self._writer.one(target, first.data, first.flag, first.msg_type, first.msg_time, token)
         else:
-            payload = self._writer.many(
+            payload = self._writer.encode_batch(
                 target, [m.data for m in messages], [m.flag for m in messages], [m.msg_type for m in messages], token
             )
         if queue.producer_id:
@@ -278,7 +278,7 @@ class Sender:
         self._used[target.broker.id] = now = self._loop.time()
         self._count_request(target.broker.id, now)
         answered = partial(self._answered, connection, queue, number)
-        connection.submit(Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload, answered, timeout_s=timeout_s)
+        connection.submit(ServiceType.BROKER_WRITE, MethodId.SEND_MESSAGE, payload, answered, timeout_s=timeout_s)
 
     def _answered(
         self, connection: ClientConnection, queue: PartitionQueue[PendingRecord], number: int, outcome: Outcome
@@ -318,7 +318,7 @@ class Sender:
             )
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
-                self._routes.avoid(target.broker.id, monotonic_ms() + AVOID_MS)
+                self._routes.exclude(target.broker.id, monotonic_ms() + AVOID_MS)
             if answer.errCode == ErrCode.FORBIDDEN:
                 self._reroute_soon(target, queue.refused(number), error)
                 self._continue(queue)
@@ -376,7 +376,7 @@ class Sender:
 
     def _continue(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Continue after an outcome: send, or retry the failed records once all requests in flight have an outcome."""
-        outcome = queue.again()
+        outcome = queue.retries()
         if outcome is None:
             if not queue.scheduled:
                 queue.scheduled = True
@@ -425,7 +425,7 @@ class Sender:
     def _move_elsewhere(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Move records without a fixed partition away from a broker that is avoided."""
         now = monotonic_ms()
-        avoided = self._routes.avoided
+        avoided = self._routes.excluded
         if not avoided(queue.target.broker.id, now):
             return
         for message in queue.remove_waiting(lambda message: not message.fixed):
@@ -479,8 +479,8 @@ class Sender:
 
     def _avoid(self, broker_id: int) -> None:
         """Avoid the broker until it answers: records without a fixed partition go to others."""
-        if not self._routes.avoided(broker_id, monotonic_ms()):
-            self._routes.avoid(broker_id, UNTIL_RESTORED)
+        if not self._routes.excluded(broker_id, monotonic_ms()):
+            self._routes.exclude(broker_id, UNTIL_RESTORED)
         for queue in self._queues_to(broker_id):
             self._move_elsewhere(queue)
 
@@ -529,7 +529,7 @@ class Sender:
         question = self._writer.probe(target, (self._routes.token, self._routes.broker_token()))
         try:
             payload = await connection.exchange(
-                Service.BROKER_WRITE, MethodId.SEND_MESSAGE, question, timeout_s=self._settings.request_timeout_s
+                ServiceType.BROKER_WRITE, MethodId.SEND_MESSAGE, question, timeout_s=self._settings.request_timeout_s
             )
             answer = decode(broker_pb2.SendMessageResponseB2P, payload)
         except UnavailableError:

@@ -129,7 +129,7 @@ def _ask(
         failure = ConnectionFailure("the response is not HTTP")
         if isinstance(error, OSError):
             failure = connection_failure(error, host, tls=scheme == "https")
-        raise _absent(
+        raise _not_administration(
             server,
             address,
             option,
@@ -146,7 +146,7 @@ def _ask(
         ok: bool = answer["result"]
     except (ValueError, KeyError, AttributeError) as error:
         why = f"the server at this address has no such administration (HTTP status {response.status})"
-        raise _absent(server, address, option, why) from error
+        raise _not_administration(server, address, option, why) from error
     if not ok:
         raise _refusal(server, address, option, int(answer.get("errCode", 0)), str(answer.get("errMsg", "")))
     for row in rows:
@@ -155,7 +155,7 @@ def _ask(
     return rows
 
 
-def _absent(
+def _not_administration(
     server: str, address: str, option: str, why: str | None, *, do: str | None = None, applied: bool | None = None
 ) -> UnavailableError:
     return UnavailableError(

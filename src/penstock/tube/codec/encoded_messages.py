@@ -32,7 +32,7 @@ class EncodedMessages:
         for start, end in pairwise(self.edges):
             yield self.answer[start:end]
 
-    def until(self, count: int) -> EncodedMessages:
+    def first_messages(self, count: int) -> EncodedMessages:
         """The first ``count`` messages."""
         return EncodedMessages(self.answer, self.edges[: count + 1])
 
@@ -54,7 +54,7 @@ def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, Encoded
         RemoteProtocolError: not a get response. Of its messages only the lengths are checked.
     """
     start = messages_start(answer)
-    edges = _edges(answer, start)
+    edges = _message_bounds(answer, start)
     if edges is not None:
         rest = decode(broker_pb2.GetMessageResponseB2C, answer[:start] + answer[edges[-1] :])
         if not rest.messages:
@@ -72,7 +72,7 @@ def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, Encoded
     return whole, EncodedMessages(b"".join(parts), edges)
 
 
-def _edges(answer: bytes, start: int) -> list[int] | None:
+def _message_bounds(answer: bytes, start: int) -> list[int] | None:
     """Offsets of the consecutive messages from ``start`` on, and the end of the last; None: one is incomplete."""
     edges = [start]
     position, end = start, len(answer)

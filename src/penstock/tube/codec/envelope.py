@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from penstock.errors import RefusedError, RemoteProtocolError, UnavailableError
 from penstock.tube.codec.exceptions import is_standby, kind_of, name_for
-from penstock.tube.codec.methods import METHODS, Role
+from penstock.tube.codec.methods import METHODS, PeerRole
 from penstock.tube.codec.proto import envelope_pb2 as pb
 from penstock.tube.codec.schema import check
 from penstock.tube.codec.varint import decode_varint, encode_varint
@@ -223,7 +223,7 @@ def payload_of(response: Response, method: int, peer: str) -> bytes:
         text = response.text or ""
         if is_standby(response.exception):
             raise UnavailableError(f"tube: {peer} is not the active master", applied=False, why=text)
-        if METHODS[method].answers is Role.MASTER:
+        if METHODS[method].answers is PeerRole.MASTER:
             raise RefusedError(
                 f"tube: {peer} does not answer as a master",
                 text=text,

@@ -13,10 +13,10 @@ from google.protobuf.message import Message
 from penstock.tube.codec.proto import broker_pb2 as broker
 from penstock.tube.codec.proto import master_pb2 as master
 
-__all__ = ["METHODS", "RESERVED", "Method", "MethodId", "Role", "Service"]
+__all__ = ["METHODS", "RESERVED", "Method", "MethodId", "PeerRole", "ServiceType"]
 
 
-class Service(IntEnum):
+class ServiceType(IntEnum):
     """RequestHeader.serviceType. 4 and 5 exist and have no methods."""
 
     MASTER = 1
@@ -26,7 +26,7 @@ class Service(IntEnum):
     MASTER_ADMIN = 5
 
 
-class Role(IntEnum):
+class PeerRole(IntEnum):
     """Participants of a method."""
 
     PRODUCER = 1
@@ -62,52 +62,52 @@ class Method(NamedTuple):
 
     id: MethodId
     name: str
-    services: tuple[Service, ...]
+    services: tuple[ServiceType, ...]
     request: type[Message]
     response: type[Message]
-    asks: Role
-    answers: Role
+    asks: PeerRole
+    answers: PeerRole
 
 
-_M = Service.MASTER
-_R = Service.BROKER_READ
-_W = Service.BROKER_WRITE
+_M = ServiceType.MASTER
+_R = ServiceType.BROKER_READ
+_W = ServiceType.BROKER_WRITE
 _ROWS = [
     Method(MethodId.PRODUCER_REGISTER, "producerRegisterP2M", (_M,), master.RegisterRequestP2M,
-           master.RegisterResponseM2P, Role.PRODUCER, Role.MASTER),
+           master.RegisterResponseM2P, PeerRole.PRODUCER, PeerRole.MASTER),
     Method(MethodId.PRODUCER_HEARTBEAT, "producerHeartbeatP2M", (_M,), master.HeartRequestP2M,
-           master.HeartResponseM2P, Role.PRODUCER, Role.MASTER),
+           master.HeartResponseM2P, PeerRole.PRODUCER, PeerRole.MASTER),
     Method(MethodId.PRODUCER_CLOSE, "producerCloseClientP2M", (_M,), master.CloseRequestP2M,
-           master.CloseResponseM2P, Role.PRODUCER, Role.MASTER),
+           master.CloseResponseM2P, PeerRole.PRODUCER, PeerRole.MASTER),
     Method(MethodId.CONSUMER_REGISTER, "consumerRegisterC2M", (_M,), master.RegisterRequestC2M,
-           master.RegisterResponseM2C, Role.CONSUMER, Role.MASTER),
+           master.RegisterResponseM2C, PeerRole.CONSUMER, PeerRole.MASTER),
     Method(MethodId.CONSUMER_HEARTBEAT, "consumerHeartbeatC2M", (_M,), master.HeartRequestC2M,
-           master.HeartResponseM2C, Role.CONSUMER, Role.MASTER),
+           master.HeartResponseM2C, PeerRole.CONSUMER, PeerRole.MASTER),
     Method(MethodId.CONSUMER_CLOSE, "consumerCloseClientC2M", (_M,), master.CloseRequestC2M,
-           master.CloseResponseM2C, Role.CONSUMER, Role.MASTER),
+           master.CloseResponseM2C, PeerRole.CONSUMER, PeerRole.MASTER),
     Method(MethodId.BROKER_REGISTER, "brokerRegisterB2M", (_M,), master.RegisterRequestB2M,
-           master.RegisterResponseM2B, Role.BROKER, Role.MASTER),
+           master.RegisterResponseM2B, PeerRole.BROKER, PeerRole.MASTER),
     Method(MethodId.BROKER_HEARTBEAT, "brokerHeartbeatB2M", (_M,), master.HeartRequestB2M,
-           master.HeartResponseM2B, Role.BROKER, Role.MASTER),
+           master.HeartResponseM2B, PeerRole.BROKER, PeerRole.MASTER),
     Method(MethodId.BROKER_CLOSE, "brokerCloseClientB2M", (_M,), master.CloseRequestB2M,
-           master.CloseResponseM2B, Role.BROKER, Role.MASTER),
+           master.CloseResponseM2B, PeerRole.BROKER, PeerRole.MASTER),
     # The Go client sends messages under the read service.
     Method(MethodId.SEND_MESSAGE, "sendMessageP2B", (_W, _R), broker.SendMessageRequestP2B,
-           broker.SendMessageResponseB2P, Role.PRODUCER, Role.BROKER),
+           broker.SendMessageResponseB2P, PeerRole.PRODUCER, PeerRole.BROKER),
     Method(MethodId.PARTITION_REGISTER, "consumerRegisterC2B", (_R,), broker.RegisterRequestC2B,
-           broker.RegisterResponseB2C, Role.CONSUMER, Role.BROKER),
+           broker.RegisterResponseB2C, PeerRole.CONSUMER, PeerRole.BROKER),
     Method(MethodId.PARTITION_HEARTBEAT, "consumerHeartbeatC2B", (_R,), broker.HeartBeatRequestC2B,
-           broker.HeartBeatResponseB2C, Role.CONSUMER, Role.BROKER),
+           broker.HeartBeatResponseB2C, PeerRole.CONSUMER, PeerRole.BROKER),
     Method(MethodId.GET_MESSAGES, "getMessagesC2B", (_R,), broker.GetMessageRequestC2B,
-           broker.GetMessageResponseB2C, Role.CONSUMER, Role.BROKER),
+           broker.GetMessageResponseB2C, PeerRole.CONSUMER, PeerRole.BROKER),
     Method(MethodId.COMMIT_OFFSET, "consumerCommitC2B", (_R,), broker.CommitOffsetRequestC2B,
-           broker.CommitOffsetResponseB2C, Role.CONSUMER, Role.BROKER),
+           broker.CommitOffsetResponseB2C, PeerRole.CONSUMER, PeerRole.BROKER),
     Method(MethodId.CONSUMER_REGISTER_V2, "consumerRegisterC2MV2", (_M,), master.RegisterRequestC2MV2,
-           master.RegisterResponseM2CV2, Role.CONSUMER, Role.MASTER),
+           master.RegisterResponseM2CV2, PeerRole.CONSUMER, PeerRole.MASTER),
     Method(MethodId.CONSUMER_HEARTBEAT_V2, "consumerHeartbeatC2MV2", (_M,), master.HeartRequestC2MV2,
-           master.HeartResponseM2CV2, Role.CONSUMER, Role.MASTER),
+           master.HeartResponseM2CV2, PeerRole.CONSUMER, PeerRole.MASTER),
     Method(MethodId.GET_PARTITION_META, "consumerGetPartMetaInfoC2M", (_M,), master.GetPartMetaRequestC2M,
-           master.GetPartMetaResponseM2C, Role.CONSUMER, Role.MASTER),
+           master.GetPartMetaResponseM2C, PeerRole.CONSUMER, PeerRole.MASTER),
 ]  # fmt: skip
 
 METHODS: dict[int, Method] = {row.id: row for row in _ROWS}

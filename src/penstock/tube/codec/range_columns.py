@@ -31,6 +31,7 @@ __all__ = [
     "Columns",
     "MessageDecoder",
     "Numbers",
+    "decode_columns",
     "describe",
     "describe_records",
     "ids_of",
@@ -40,7 +41,6 @@ __all__ = [
     "records_head",
     "records_start",
     "sums_of",
-    "take_apart",
 ]
 
 COMPILED: Final = not __file__.endswith(".py")
@@ -170,13 +170,13 @@ def messages_start(answer: bytes) -> int:
     return end
 
 
-def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
+def decode_columns(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
     """Decode messages at ``[begins[k], ends[k])`` of a get response, in ascending order; None if they have another
     form."""
     if not len(begins) or int((ends - begins).min()) < LEAST_BYTES or int(ends[-1]) > len(answer):
         return None
     if COMPILED:
-        return _take_apart_bytewise(answer, begins.astype("<i8").tobytes(), ends.astype("<i8").tobytes())
+        return _decode_columns_bytewise(answer, begins.astype("<i8").tobytes(), ends.astype("<i8").tobytes())
     data = np.frombuffer(answer, np.uint8)
     start = begins[0]
     inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
@@ -202,7 +202,7 @@ def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
 
 
 class MessageDecoder:
-    """Decodes messages one by one, by a loop over bytes; interpreted, :func:`take_apart` does the same with numpy."""
+    """Decodes messages one by one, with a loop over bytes; interpreted, :func:`decode_columns` uses numpy."""
 
     __slots__ = ("_ends", "_flags", "_ids", "_starts", "_sums")
 
@@ -249,8 +249,8 @@ class MessageDecoder:
         )
 
 
-def _take_apart_bytewise(answer: bytes, begins: bytes, ends: bytes) -> Columns | None:
-    """As :func:`take_apart`; the positions are encoded."""
+def _decode_columns_bytewise(answer: bytes, begins: bytes, ends: bytes) -> Columns | None:
+    """As :func:`decode_columns`; the positions are encoded."""
     decoder = MessageDecoder()
     count: i64 = len(begins)
     at: i64 = 0
@@ -289,12 +289,12 @@ def _after_varint(answer: bytes, at: i64, end: i64) -> i64:
 
 
 def sums_of(answer: bytes, columns: Columns) -> Numbers:
-    """Decode the checksums of the messages that :func:`take_apart` found in ``answer``."""
+    """Decode the checksums of the messages that :func:`decode_columns` found in ``answer``."""
     return _varint(answer, columns.sums, _SUM_BYTES)[0]
 
 
 def ids_of(answer: bytes, columns: Columns) -> list[int]:
-    """Decode the ids of the messages that :func:`take_apart` found in ``answer``, one by one, because few clients need
+    """Decode the ids of the messages that :func:`decode_columns` found in ``answer``; slow, because few clients need
     them."""
     found = (decode_varint(answer, position)[0] for position in columns.ids.tolist())
     return [number - (1 << 64) if number >> 63 else number for number in found]

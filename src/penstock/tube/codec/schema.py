@@ -23,7 +23,7 @@ MAX_ITEMS = 20_000
 decoding."""
 
 
-class _Text(NamedTuple):
+class _TextField(NamedTuple):
     """A field that is a string or a message with strings."""
 
     name: str
@@ -83,18 +83,18 @@ def _check_texts(message: Message, descriptor: Any) -> None:
             raise RemoteProtocolError(f"tube: {descriptor.name}.{name} is not UTF-8") from None
 
 
-_CACHE: dict[str, list[_Text]] = {}
+_CACHE: dict[str, list[_TextField]] = {}
 
 
-def _texts(descriptor: Any) -> list[_Text]:
+def _texts(descriptor: Any) -> list[_TextField]:
     """Fields of ``descriptor`` to check. No message of this protocol contains itself."""
     found = _CACHE.get(descriptor.full_name)
     if found is None:
         found = []
         for field in descriptor.fields:
             if field.type == FieldDescriptor.TYPE_STRING:
-                found.append(_Text(field.name, field.is_repeated, nested=False))
+                found.append(_TextField(field.name, field.is_repeated, nested=False))
             elif field.message_type is not None and _texts(field.message_type):
-                found.append(_Text(field.name, field.is_repeated, nested=True))
+                found.append(_TextField(field.name, field.is_repeated, nested=True))
         _CACHE[descriptor.full_name] = found
     return found

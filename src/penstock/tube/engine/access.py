@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.tube.codec.proto import shared_pb2
 
-__all__ = ["ClientAccess", "Passed", "RightsOf", "TopicRights", "sign"]
+__all__ = ["AuthenticationResult", "ClientAccess", "RightsOf", "TopicRights", "sign"]
 
 _REMEMBERED = 4096
 _SIGNED_PIECES = 4  # user, timestamp, nonce, signature: what a Java client sends to brokers
@@ -56,7 +56,7 @@ def sign(user: str, key: str, timestamp_ms: int, nonce: int) -> str:
     return text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
 
 
-class Passed(NamedTuple):
+class AuthenticationResult(NamedTuple):
     """An accepted client. ``token``: a new token for it, or blank; ``renew``: it should sign again soon."""
 
     user: str
@@ -116,7 +116,7 @@ class ClientAccess:
         rights = self._of(user)
         return rights is None or rights.may_administer()
 
-    def keeps(self, user: str, topic: str, group: str) -> bool:
+    def still_accepts(self, user: str, topic: str, group: str) -> bool:
         """Whether a consumer that was accepted as ``user`` is still accepted after :meth:`change`."""
         return (not user or user in self._users) and self.may_consume(user, topic, group)
 
@@ -134,21 +134,23 @@ class ClientAccess:
             self._rights[user] = self._rights_of(user)
         return self._rights[user]
 
-    def admit(self, info: shared_pb2.MasterCertificateInfo, peer: str, group: str | None, now: int) -> Passed | None:
+    def admit(
+        self, info: shared_pb2.MasterCertificateInfo, peer: str, group: str | None, now: int
+    ) -> AuthenticationResult | None:
         """Authenticate a client of the master; None: it is rejected (415)."""
         signed = info.authInfo
         if info.HasField("authInfo") and signed.userName:
             text = f"{signed.userName} {signed.timestamp} {signed.nonce} {signed.signature}"
             user = self._signer(text.split(" "), now)
-            return None if user is None else Passed(user, self._token(user, now + self._token_ms))
+            return None if user is None else AuthenticationResult(user, self._token(user, now + self._token_ms))
         if info.authorizedToken:
             known = self._holder(info.authorizedToken, now)
             if known is not None:
                 user, end = known
-                return Passed(user, renew=end - now < self._token_ms // 4)
+                return AuthenticationResult(user, renew=end - now < self._token_ms // 4)
         elif self._anonymous:
-            return Passed("")
-        return Passed("") if self._exempt(peer, group) else None
+            return AuthenticationResult("")
+        return AuthenticationResult("") if self._exempt(peer, group) else None
 
     def admit_token(self, token: str, peer: str, group: str | None, now: int) -> str | None:
         """Return the user of a broker's client, from its ``authAuthorizedToken``; None: the client is rejected."""

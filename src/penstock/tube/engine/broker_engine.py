@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable
 from penstock.errors import PenstockError, RemoteProtocolError
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, encode_error
-from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Service
+from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, PeerRole, ServiceType
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker.fetch_handler import DelayedAnswer, FetchHandler
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.produce_handler import AppendResult, ProduceHandler
 from penstock.tube.engine.broker.registrations import Registrations
 from penstock.tube.engine.broker.request_checks import LATER, BrokerResponse, RequestChecks
-from penstock.tube.engine.broker.send_decoder import Send
+from penstock.tube.engine.broker.send_decoder import SendFields
 from penstock.tube.engine.broker.topics import (
     Topics,
 )
@@ -119,7 +119,7 @@ class BrokerEngine:
             return BrokerResponse(encode_error(exceptions.EXCEPTION, str(error), version=request.version))
         return None if answer is LATER else answer
 
-    def send_of(self, request: Request, body: bytes) -> tuple[Send, bytes] | None:
+    def send_of(self, request: Request, body: bytes) -> tuple[SendFields, bytes] | None:
         """Fields and data of the message that ``request``, decoded from ``body``, sends.
 
         None unless it sends one message that `receive_sends` can store.
@@ -132,7 +132,9 @@ class BrokerEngine:
             return None  # `receive` reports the error
         return None if isinstance(found, pb.SendMessageRequestP2B) else found
 
-    def receive_sends(self, sends: list[Send], datas: list[bytes], context: RequestContext) -> tuple[list[bytes], bool]:
+    def receive_sends(
+        self, sends: list[SendFields], datas: list[bytes], context: RequestContext
+    ) -> tuple[list[bytes], bool]:
         """Store the messages of requests for one partition (`send_of`), in order.
 
         Returns the responses, and whether they wait for the commit of all earlier changes. It takes a third of the time
@@ -152,9 +154,9 @@ class BrokerEngine:
             # The C++ client sends method 0 when it closes; the connection stays open.
             text = f"method {request.method} does not exist"
             return BrokerResponse(encode_error(exceptions.UNKNOWN_PROTOCOL, text, version=request.version, fatal=True))
-        if request.service not in set(Service):
+        if request.service not in set(ServiceType):
             text = f"service type {request.service} does not exist"
-        elif method is not None and method.answers is Role.BROKER:
+        elif method is not None and method.answers is PeerRole.BROKER:
             text = f"{method.name} is not a method of service type {request.service}"
         elif method is not None:
             text = f"{method.name} is answered by a master, this is a broker"
@@ -175,14 +177,14 @@ class BrokerEngine:
 
     def readable(self, stores: Iterable[LogStore], now_ms: int) -> None:
         """Answer the gets that wait for messages of ``stores``, which have new readable messages."""
-        if self.fetch.parked:
+        if self.fetch.waiting_count:
             for store in stores:
                 self.fetch.wake(store, now_ms)
 
     def connection_closed(self, connection: object) -> None:
         """Handle the end of a connection. Its sessions continue until they expire, so that clients can reconnect."""
-        self.checks.origins.end(connection)
-        if self.fetch.parked:
+        self.checks.origins.connection_closed(connection)
+        if self.fetch.waiting_count:
             self.fetch.forget(connection)
 
     def remove_topic(self, name: str, now_ms: int = 0) -> list[LogStore]:

@@ -59,7 +59,7 @@ class SessionOrigin:
         self.host = host
         self.ended = False
 
-    def passes_to(self, other: SessionOrigin) -> bool:
+    def may_be_continued_by(self, other: SessionOrigin) -> bool:
         """Whether ``other`` may continue the sessions of this connection."""
         return self is other or (self.ended and self.host == other.host)
 
@@ -82,7 +82,7 @@ class SessionOrigins:
             found = self._open[connection] = SessionOrigin(context.peer)
         return found
 
-    def end(self, connection: object) -> None:
+    def connection_closed(self, connection: object) -> None:
         """Mark a connection as closed."""
         found = self._open.pop(connection, None)
         if found is not None:

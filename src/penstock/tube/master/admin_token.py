@@ -9,13 +9,13 @@ from pathlib import Path
 from penstock.errors import StorageError
 from penstock.runtime.io.files import DirectFiles
 
-__all__ = ["KNOWN_TOKENS", "kept_token", "read_token"]
+__all__ = ["KNOWN_TOKENS", "load_or_create_token", "read_token"]
 
 KNOWN_TOKENS = frozenset({"abc", "ASDFGHJKL"})
 """Tokens in the reference's code and sample configuration: they are public, so they are rejected."""
 
 
-def kept_token(path: Path) -> str:
+def load_or_create_token(path: Path) -> str:
     """Return the token in ``path``; a missing file is created with a random token and mode 0600.
 
     Raises:

@@ -164,11 +164,11 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             StorageError: it could not be made durable.
         """
         topic = self.engine.cluster.topics[name]
-        await self._persist([topic.everywhere(lambda deployment: deployment._replace(delete_policy=delete_policy))])
+        await self._persist([topic.with_change(lambda deployment: deployment._replace(delete_policy=delete_policy))])
 
     async def wait_topic(self, name: str, timeout_s: float) -> None:
         """Return when a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""
-        if not await self._until(lambda: self.engine.cluster.topic_info(name) is not None, timeout_s):
+        if not await self._wait_for_reports(lambda: self.engine.cluster.topic_info(name) is not None, timeout_s):
             raise UnavailableError(
                 f"tube: no broker serves topic {name!r} after {timeout_s:g} s",
                 why="brokers learn of a topic by their heartbeats to the master, and none has reported it",
@@ -178,9 +178,9 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
     async def wait_taken_up(self, names: Iterable[str]) -> bool:
         """Wait until every online penstock broker serves its topics of ``names``; return False after the timeout."""
         wanted = list(names)
-        return await self._until(lambda: all(map(self.engine.cluster.taken_up, wanted)), TAKEN_UP_S)
+        return await self._wait_for_reports(lambda: all(map(self.engine.cluster.taken_up, wanted)), TAKEN_UP_S)
 
-    async def _until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+    async def _wait_for_reports(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until ``reached()`` is true, which depends on reports of brokers; return False after the timeout."""
         if reached():
             return True
@@ -259,11 +259,11 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
 
     def _answer(self, request: Request, context: RequestContext) -> bytes:
         body = self.engine.answer(request, context)
-        self._store_news()
+        self._store_broker_changes()
         if self._timer is None:
             self._arm()
         elif request.method in _STARTS:
-            self._look_by(self._clock() + self.engine.shortest_session_ms)
+            self._set_timer_by(self._clock() + self.engine.shortest_session_ms)
         if self._waiters:
             self._wake()
         return body
@@ -271,7 +271,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
     def _lost(self, connection: str) -> None:
         self.engine.disconnected(connection)
 
-    def _store_news(self) -> None:
+    def _store_broker_changes(self) -> None:
         """Store new brokers, and remove topics from disk whose data brokers have removed."""
         # After a failed commit nothing is stored; requests are answered from memory.
         if self._queue is None or self._queue.failure is not None:
@@ -290,26 +290,26 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             self._timer = None
             return
         # Heartbeats only postpone the deadline, so a timer that runs early checks again.
-        self._look_at(deadline)
+        self._set_timer(deadline)
 
-    def _look_at(self, deadline: int) -> None:
+    def _set_timer(self, deadline: int) -> None:
         self._timer_at = deadline
         delay = max(deadline - self._clock(), 50) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
-    def _look_by(self, deadline: int) -> None:
+    def _set_timer_by(self, deadline: int) -> None:
         """Set the timer to ``deadline``, the earliest end of a new session, if it is set later."""
         if self._timer is not None and deadline < self._timer_at:
             self._timer.cancel()
-            self._look_at(deadline)
+            self._set_timer(deadline)
 
     def _tick(self) -> None:
         """Handle a deadline, after reading requests that arrived before it."""
         if self._stalls is not None:
             self._stalls.look()
-        after_reading(asyncio.get_running_loop(), self._judge)
+        after_reading(asyncio.get_running_loop(), self._check_deadlines)
 
-    def _judge(self) -> None:
+    def _check_deadlines(self) -> None:
         if self._timer is not None:  # not closed in the meantime
             self._timer.cancel()
             self.engine.tick(self._clock())

@@ -20,8 +20,8 @@ from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
-from penstock.tube.storage.staging_store import StagedWork, StagingDirectory, write_staged
-from penstock.tube.storage.store import Store, StoreLimits, Work
+from penstock.tube.storage.staging_store import StagedWrite, StagingDirectory, write_staged
+from penstock.tube.storage.store import LogWrite, Store, StoreLimits
 
 __all__ = ["RUNNING", "BrokerStorage", "StorageCommit"]
 
@@ -50,14 +50,14 @@ class StorageCommit:
         self.early_notes: dict[str, bytes | None] = {}
         """Notes that must be durable before the log is written."""
         self.notes: dict[str, bytes | None] = {}
-        self.works: list[tuple[Store, Work, bool]] = []
+        self.works: list[tuple[Store, LogWrite, bool]] = []
         """Store, work to write, and whether it must be synced (durability "durable")."""
         self.offsets: list[GroupOffset] = []
         self.config: bytes | None = None
         self.expired: list[tuple[Store, list[Segment]]] = []
         self.removed_topics: list[tuple[str, list[Store]]] = []
         """Topic and its stores, from `BrokerStorage.forget`."""
-        self.staged: list[StagedWork] = []
+        self.staged: list[StagedWrite] = []
         """Staged rows; durable before the notes."""
         self.unstaged: list[Path] = []
         """Files of staged rows that are removed once the notes are durable."""
@@ -111,7 +111,7 @@ class BrokerStorage:
             self._lock = DirectoryLock(directory)
         noted = open_meta is not None or (directory / "meta").is_dir()
         try:
-            if not noted and not without_meta and self.present():
+            if not noted and not without_meta and self.existing_stores():
                 raise StorageError(
                     f"tube: {directory} has lost its directory meta",
                     path=str(directory / "meta"),
@@ -131,14 +131,14 @@ class BrokerStorage:
             self._clean = noted and self.unclean is None
             for name in [name for name in self.notes if name.startswith(_REMOVING)]:
                 # The removal of a topic was interrupted.
-                self._destroy(name.removeprefix(_REMOVING))
+                self._remove_files(name.removeprefix(_REMOVING))
                 self.meta.commit([], notes={name: None})
         except BaseException:
             self.meta.close()
             self._unlock()
             raise
 
-    def present(self) -> list[tuple[str, int]]:
+    def existing_stores(self) -> list[tuple[str, int]]:
         """Topic and number of every store that has a directory."""
         matches = map(_STORE_NAME.fullmatch, self.files.names(self._log))
         return [(match[1], int(match[2])) for match in matches if match]
@@ -179,7 +179,7 @@ class BrokerStorage:
         """
         if any(commit.early_notes for commit in commits):
             self.meta.commit([], notes=_merged(commit.early_notes for commit in commits))
-        last: dict[Store, Work] = {}
+        last: dict[Store, LogWrite] = {}
         appends = True
         for commit in commits:
             appends = appends and commit.only_appends and not commit.offsets
@@ -212,12 +212,12 @@ class BrokerStorage:
             for topic, stores in commit.removed_topics:
                 for store in stores:
                     store.abandon()
-                self._destroy(topic)
+                self._remove_files(topic)
                 self.meta.commit([], notes={_REMOVING + topic: None})
                 self._removing.discard(topic)
 
-    def _destroy(self, topic: str) -> None:
-        for name, number in self.present():
+    def _remove_files(self, topic: str) -> None:
+        for name, number in self.existing_stores():
             if name == topic:
                 directory = self._log / f"{name}-{number}"
                 for entry in self.files.names(directory):

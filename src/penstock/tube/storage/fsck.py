@@ -93,7 +93,7 @@ def repair(directory: Path) -> Report:
     before = check(directory)
     disk = BrokerStorage(directory, without_meta=True)
     try:
-        for topic, number in disk.present():
+        for topic, number in disk.existing_stores():
             disk.open_store(topic, number, deep=True)
         report = Report(before.stores, before.segments, before.messages, before.bytes, before.positions)
         for loss in disk.recovery.losses:

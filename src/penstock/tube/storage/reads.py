@@ -18,10 +18,10 @@ from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES
 from penstock.tube.storage.recovery import Loss, Recovery, check_segment
 from penstock.tube.storage.segment import PartitionPart, Segment
 
-__all__ = ["Chosen", "LogReads", "StoredMessages", "choose"]
+__all__ = ["LogReads", "MessageSelection", "StoredMessages", "choose"]
 
 
-class Chosen:
+class MessageSelection:
     """Indexes of messages in a partition part, ascending. ``full``: a limit stopped the selection at ``reached``."""
 
     __slots__ = ("full", "places", "reached")
@@ -43,7 +43,7 @@ def choose(
     room: int,
     most: int,
     started: bool,  # noqa: FBT001 - positional on the hot path
-) -> tuple[Chosen, int]:
+) -> tuple[MessageSelection, int]:
     """Select messages with indexes in ``[first, stop)``: the matching ones, up to ``room`` bytes and ``most`` messages.
 
     The first message of a read (``started`` false) is selected regardless of its size.
@@ -56,12 +56,12 @@ def choose(
             last = first + 1
         taken = ends[last - 1] - before if last > first else 0
         reached = part.ordinals[last - 1] + 1 if last > first else part.ordinals[first]
-        return Chosen(range(first, last), reached, full=last < stop), taken
+        return MessageSelection(range(first, last), reached, full=last < stop), taken
     window = np.frombuffer(part.keys, np.int32, stop - first, first * 4)
     matching = np.flatnonzero(np.isin(window, list(keys))) + first
     del window
     if not len(matching):
-        return Chosen([], 0, full=False), 0
+        return MessageSelection([], 0, full=False), 0
     all_ends = np.frombuffer(part.ends, np.uint64)
     sizes = all_ends[matching].astype(np.int64) - np.where(matching > 0, all_ends[matching - 1].astype(np.int64), 0)
     del all_ends
@@ -71,7 +71,7 @@ def choose(
         count = 1
     places: list[int] = matching[:count].tolist()
     reached = part.ordinals[places[-1]] + 1 if places else part.ordinals[first]
-    return Chosen(places, reached, full=count < len(matching)), int(sums[count - 1]) if count else 0
+    return MessageSelection(places, reached, full=count < len(matching)), int(sums[count - 1]) if count else 0
 
 
 # A filtered read examines no more messages of its partition than this, so that a filter without matches cannot block
@@ -128,7 +128,7 @@ class LogReads(LogStore):
         self._starts: list[int] = []
         self._recent: deque[Segment] = deque()
 
-    def _keep_index(self, segment: Segment) -> None:
+    def _touch_index(self, segment: Segment) -> None:
         """Note the use of a closed segment's index, and drop the least recently used indexes."""
         recent = self._recent
         if recent and recent[-1] is segment:
@@ -145,7 +145,7 @@ class LogReads(LogStore):
                 oldest.close()
                 oldest.unload()
 
-    def _use(self, segment: Segment) -> bool:
+    def _load_index(self, segment: Segment) -> bool:
         """Load the index of ``segment`` if necessary; return whether the segment is the active one."""
         if segment is self._segments[-1]:
             return True
@@ -155,7 +155,7 @@ class LogReads(LogStore):
             self.recovery.rebuilt_indexes += found.rebuilt_indexes
             for loss in found.losses:
                 self._on_loss(loss)
-        self._keep_index(segment)
+        self._touch_index(segment)
         return False
 
     def _from(self, offset: int) -> int:
@@ -182,7 +182,7 @@ class LogReads(LogStore):
             if segment.start >= limit:
                 break
             place += 1
-            growing = self._use(segment)
+            growing = self._load_index(segment)
             part = segment.part(partition_id, growing=growing)
             if part is None:
                 continue
@@ -209,7 +209,7 @@ class LogReads(LogStore):
         segment = self._segments[place] if place < len(self._segments) else None
         if segment is None or segment.start >= limit:
             return None
-        part = segment.part(partition_id, growing=self._use(segment))
+        part = segment.part(partition_id, growing=self._load_index(segment))
         if part is None:
             return None
         first = bisect_left(part.ordinals, max(start - segment.start, 0) // INDEX_RECORD_BYTES)
@@ -242,10 +242,10 @@ class LogReads(LogStore):
         segment = self._segments[self._from(offset)]
         if offset >= segment.end:
             return segment.data_end
-        self._use(segment)
+        self._load_index(segment)
         return int(segment.index()["position"][max(offset - segment.start, 0) // INDEX_RECORD_BYTES])
 
-    def _gather(self, segment: Segment, part: PartitionPart, chosen: Chosen, read: StoredMessages) -> None:
+    def _gather(self, segment: Segment, part: PartitionPart, chosen: MessageSelection, read: StoredMessages) -> None:
         """Append the selected messages of one segment to ``read``, from memory or, if they are older, from disk."""
         base, places, wire_from = segment.start, chosen.places, part.wire_from
         cold = bisect_left(places, wire_from)
@@ -296,7 +296,7 @@ class LogReads(LogStore):
         for segment in self._segments[self._from(start) :]:
             if segment.start >= end:
                 break
-            fillers = segment.part(FILLER, growing=self._use(segment))
+            fillers = segment.part(FILLER, growing=self._load_index(segment))
             if fillers is None:
                 continue
             ordinals = fillers.ordinals
@@ -314,7 +314,7 @@ class LogReads(LogStore):
         done = 0
         while done < len(offsets):
             segment = self._segments[self._from(offsets[done])]
-            self._use(segment)
+            self._load_index(segment)
             stop = bisect_left(offsets, segment.end, done)
             ordinals = (np.asarray(offsets[done:stop], dtype=np.int64) - segment.start) // INDEX_RECORD_BYTES
             out += segment.index()["time"][ordinals].tolist()
@@ -327,7 +327,7 @@ class LogReads(LogStore):
         for segment in self._segments[self._from(start) :]:
             if segment.start >= limit:
                 break
-            growing = self._use(segment)
+            growing = self._load_index(segment)
             part = segment.part(partition_id, growing=growing)
             if part is None:
                 continue
@@ -371,7 +371,7 @@ class LogReads(LogStore):
         Damaged messages are skipped. Raises OSError if the disk fails.
         """
         for segment in self._segments[self._from(start) :]:
-            self._use(segment)
+            self._load_index(segment)
             first = max(start - segment.start, 0) // INDEX_RECORD_BYTES
             for begin in range(first, segment.count, _SCAN_RECORDS):
                 ordinals = range(begin, min(begin + _SCAN_RECORDS, segment.count))
@@ -387,7 +387,7 @@ class LogReads(LogStore):
     def offset_at(self, time_ms: int) -> int:
         for segment in self._segments:
             if segment.count and segment.last_time >= time_ms:
-                self._use(segment)
+                self._load_index(segment)
                 ordinal = int(np.searchsorted(segment.index()["time"], time_ms))
                 return min(segment.start + ordinal * INDEX_RECORD_BYTES, self.durable_end)
         return self.durable_end

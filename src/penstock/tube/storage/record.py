@@ -39,7 +39,7 @@ import numpy.typing as npt
 from librt.strings import read_i32_be, read_i64_le
 from mypy_extensions import i64
 
-from penstock.tube.codec.range_columns import LEAST_BYTES, Columns, MessageDecoder, take_apart
+from penstock.tube.codec.range_columns import LEAST_BYTES, Columns, MessageDecoder, decode_columns
 from penstock.tube.codec.strings import PARTITIONS_PER_STORE
 from penstock.tube.codec.varint import RisingVarints, encode_varint
 
@@ -47,7 +47,7 @@ __all__ = [
     "HEADER_BYTES",
     "REFERENCE_OVERHEAD",
     "Run",
-    "Stored",
+    "StoredRecord",
     "decode_records",
     "decode_records_bytewise",
     "encode_run",
@@ -314,7 +314,7 @@ def _shift_of(size: i64) -> i64:
     return product
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """A complete record found in a segment file."""
 
     position: int
@@ -330,7 +330,7 @@ class Stored(NamedTuple):
     """Ordinal below which messages were acknowledged when this record was written."""
 
 
-def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
+def find_record(buffer: bytes, position: int, data_start: int) -> StoredRecord | None:
     """The record at ``position`` of a segment that starts at data offset ``data_start``; None if it is incomplete."""
     if position + _MIN_SIZE > len(buffer):
         return None
@@ -345,10 +345,10 @@ def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
             return None
     acknowledged = ordinal + 1 - (1 << (high >> _TIME_BITS))
     time_ms = (high & _TIME_MASK) << 32 | low
-    return Stored(position, size, ordinal, partition, key_code, time_ms, message_end, acknowledged)
+    return StoredRecord(position, size, ordinal, partition, key_code, time_ms, message_end, acknowledged)
 
 
-class _Heads(NamedTuple):
+class _Headers(NamedTuple):
     """Headers of records, and whether they are plausible."""
 
     starts: Numbers
@@ -359,7 +359,7 @@ class _Heads(NamedTuple):
     can_be: npt.NDArray[np.bool_]
 
 
-def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Heads:
+def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Headers:
     """The headers of the records at ``positions``, read at once. The buffer has room for a record at each."""
     readable = positions + _MIN_SIZE <= len(buffer)
     at = np.where(readable, positions, 0)
@@ -369,7 +369,7 @@ def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Heads:
     sizes = lengths & _SIZE_MASK
     ends = at + sizes - (lengths >> _SIZE_BITS)
     can_be = readable & (sizes >= _MIN_SIZE) & (at + sizes <= len(buffer)) & (ends > at + HEADER_BYTES)
-    return _Heads(at, ends, heads["sum"].astype(np.int64), heads["ordinal"].astype(np.int64), can_be)
+    return _Headers(at, ends, heads["sum"].astype(np.int64), heads["ordinal"].astype(np.int64), can_be)
 
 
 def messages_at(buffer: bytes, positions: Numbers, ordinals: Sequence[int], places: Numbers) -> list[bytes | None]:
@@ -461,19 +461,19 @@ def messages_joined(buffer: bytes, positions: list[int], ordinals: list[int], se
                 return None
             first, crc = start, 0
         if start != end or size != alike_size or message_end != alike_end:
-            _add_alike(parts, view, alike_start, alike_size, alike_end, alike)
+            _add_equal_sized(parts, view, alike_start, alike_size, alike_end, alike)
             alike, alike_start, alike_size, alike_end = 0, start, size, message_end
             shift = _shift_of(message_end - 4)
         alike += 1
         end = start + size
-        crc = _sum_behind(crc, _number(buffer, start), seeds[at], shift, size - message_end)
+        crc = _append_sum(crc, _number(buffer, start), seeds[at], shift, size - message_end)
     if end >= 0 and crc32(view[first:end]) != crc:
         return None
-    _add_alike(parts, view, alike_start, alike_size, alike_end, alike)
+    _add_equal_sized(parts, view, alike_start, alike_size, alike_end, alike)
     return b"".join(parts)
 
 
-def _add_alike(
+def _add_equal_sized(
     parts: list[bytes | memoryview], view: memoryview, start: i64, size: i64, message_end: i64, count: i64
 ) -> None:
     """Add the messages of ``count`` adjacent records of ``size`` bytes, each of which ends at ``message_end``."""
@@ -486,7 +486,7 @@ def _add_alike(
         parts.append(rows[:, HEADER_BYTES:message_end].tobytes())
 
 
-def _sum_behind(crc: i64, record_sum: i64, seed: i64, shift: i64, padding: i64) -> i64:
+def _append_sum(crc: i64, record_sum: i64, seed: i64, shift: i64, padding: i64) -> i64:
     """Return the CRC-32 of bytes with sum ``crc`` followed by a complete record with sum ``record_sum``.
 
     ``record_sum`` started with ``seed``; ``shift`` is `_shift_of` of the bytes that it covers, which ``padding`` zeros
@@ -511,7 +511,7 @@ def _number(data: bytes, at: i64) -> i64:
 def decode_records(answer: bytes, start: int, sizes: Numbers, places: Numbers) -> Columns | None:
     """Decode the messages of the adjacent records in ``answer`` from ``start``.
 
-    None if a record is not intact, or a message has another form than that of :func:`take_apart`. ``sizes`` and
+    None if a record is not intact, or a message has another form than that of :func:`decode_columns`. ``sizes`` and
     ``places`` are sizes and data offsets of the records: a complete record of another data offset is not accepted.
     """
     if not len(sizes) or int(sizes.min()) < _MIN_SIZE or int(sizes.sum()) != len(answer) - start:
@@ -528,13 +528,13 @@ def decode_records(answer: bytes, start: int, sizes: Numbers, places: Numbers) -
     columns = ((heads.starts + 4).tolist(), heads.ends.tolist(), (places & 0xFFFFFFFF).tolist())
     if heads.sums.tolist() != [crc32(view[begin:end], seed) for begin, end, seed in zip(*columns, strict=True)]:
         return None
-    return take_apart(answer, heads.starts + HEADER_BYTES, heads.ends)
+    return decode_columns(answer, heads.starts + HEADER_BYTES, heads.ends)
 
 
 def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: bytes) -> Columns | None:
     """As :func:`decode_records`, with a loop over bytes; also None if padding is not zero.
 
-    One CRC-32 of all bytes is compared with the combination of the records' sums; see `_sum_behind`. ``sizes`` (52 or
+    One CRC-32 of all bytes is compared with the combination of the records' sums; see `_append_sum`. ``sizes`` (52 or
     more, up to the end of ``answer``) and ``places`` are encoded.
     """
     view = memoryview(answer)
@@ -561,7 +561,7 @@ def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: byt
         if message_end != last:
             last, shift = message_end, _shift_of(message_end - 4)
         seed = read_i64_le(places, place) & 0xFFFFFFFF
-        crc = _sum_behind(crc, _number(answer, at), seed, shift, size - message_end)
+        crc = _append_sum(crc, _number(answer, at), seed, shift, size - message_end)
         if not decoder.add(answer, at + HEADER_BYTES, at + message_end):
             return None
         at += size
@@ -569,7 +569,7 @@ def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: byt
     return decoder.columns() if crc == whole else None
 
 
-def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:
+def scan(buffer: bytes, data_start: int) -> Iterator[StoredRecord]:
     """Find every complete record of a segment file, in order.
 
     After damage it continues with the next complete record, which leaves a gap in positions and ordinals.
@@ -587,7 +587,7 @@ def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:
         expected = found.ordinal + 1
 
 
-def _next_whole(buffer: bytes, position: int, data_start: int, expected: int) -> Stored | None:
+def _next_whole(buffer: bytes, position: int, data_start: int, expected: int) -> StoredRecord | None:
     # A message starts with tag 0x22, a length of one to four bytes and tag 0x08: the regular expression engine finds
     # that quickly, and the CRC decides. Runs of zeros (a tail filled in advance) contain none.
     for match in _MESSAGE_START.finditer(buffer, position + HEADER_BYTES):

@@ -62,7 +62,7 @@ class Recovery:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _SegmentScan:
     index: bytearray
     end: int
     """Position after the last complete record."""
@@ -97,8 +97,8 @@ def recover(
             _open_closed(files, segment, count, segments[place + 1].data_start, store_id, report, deep=deep)
         else:
             _open_newest(files, segment, store_id, report, clean=clean)
-    if segments and report.losses and segments[-1].count and _lost_in(report, segments[-1]):
-        segments.append(_begin_behind(files, segments[-1]))
+    if segments and report.losses and segments[-1].count and _has_losses(report, segments[-1]):
+        segments.append(_start_new_segment(files, segments[-1]))
     report.records = sum(segment.count for segment in segments)
     return segments, report
 
@@ -147,7 +147,7 @@ def _open_closed(
         reading = _read_records(data, segment, store_id, count)
         lost_before = as_array(index)["partition"].tolist().count(-1) if fits else 0
         if reading.holes and sum(hole[3] - hole[2] for hole in reading.holes) != lost_before:
-            _set_aside(files, segment, data, reading, report)
+            _quarantine(files, segment, data, reading, report)
         if bytes(reading.index) != index:
             index = bytes(reading.index)
             _rewrite_index(files, segment, index, report)
@@ -191,14 +191,14 @@ def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery
         data_file.truncate(reading.end)
         data_file.sync()
     if reading.holes:
-        _set_aside(files, segment, data, reading, report)
+        _quarantine(files, segment, data, reading, report)
     index = bytes(reading.index)
     segment.data_file = data_file
     segment.index_file = _agreeing_index(files, segment, index, report)
     segment.adopt(index, reading.end, growing=True)
 
 
-def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> _Reading:
+def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> _SegmentScan:
     """Read a cleanly closed store: its files are complete, with at least ``indexed`` messages."""
     reading = _read_records(data, segment, store_id, None)
     there = len(reading.index) // INDEX_RECORD_BYTES
@@ -210,7 +210,7 @@ def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> 
     return reading
 
 
-def _read_records(data: bytes, segment: Segment, store_id: int, count: int | None) -> _Reading:
+def _read_records(data: bytes, segment: Segment, store_id: int, count: int | None) -> _SegmentScan:
     """Return the index records of all complete records in ``data``, with fillers for gaps, up to ``count`` records if
     given."""
     index = bytearray()
@@ -234,10 +234,10 @@ def _read_records(data: bytes, segment: Segment, store_id: int, count: int | Non
     if count is not None and ordinal < count:
         holes.append((end, len(data), ordinal, count))
         index += filler(segment.data_start + end, last_time) * (count - ordinal)
-    return _Reading(index, end, holes, acknowledged)
+    return _SegmentScan(index, end, holes, acknowledged)
 
 
-def _set_aside(files: Files, segment: Segment, data: bytes, reading: _Reading, report: Recovery) -> None:
+def _quarantine(files: Files, segment: Segment, data: bytes, reading: _SegmentScan, report: Recovery) -> None:
     for begin, end, first, stop in reading.holes:
         damaged = data[begin:end]
         kept: Path | None = None
@@ -281,11 +281,11 @@ def _rewrite_index(files: Files, segment: Segment, index: bytes, report: Recover
     files.sync_dir(segment.directory)
 
 
-def _lost_in(report: Recovery, segment: Segment) -> bool:
+def _has_losses(report: Recovery, segment: Segment) -> bool:
     return any(loss.start >= segment.start for loss in report.losses)
 
 
-def _begin_behind(files: Files, damaged: Segment) -> Segment:
+def _start_new_segment(files: Files, damaged: Segment) -> Segment:
     """Close the damaged newest segment, so that it is not scanned and reported at every start, and start a new one."""
     assert damaged.data_file is not None
     assert damaged.index_file is not None

@@ -24,7 +24,7 @@ from penstock.errors import StorageError
 from penstock.runtime.io.files import File, Files
 from penstock.tube.engine.interfaces import LeftoverFile, StagedFile, StagingStore
 
-__all__ = ["AttemptFile", "StagedWork", "StagingDirectory", "write_staged"]
+__all__ = ["AttemptFile", "StagedWrite", "StagingDirectory", "write_staged"]
 
 _HEAD = struct.Struct(">III")
 _REST = struct.Struct(">II")
@@ -50,7 +50,7 @@ class AttemptFile(StagedFile):
     def append(self, body: bytes, rows: int) -> None:
         """Add a record in memory.
 
-        It is durable after the next `StagingDirectory.take`, `write_staged` and `StagingDirectory.written`.
+        It is durable after the next `StagingDirectory.take_unwritten`, `write_staged` and `StagingDirectory.written`.
         """
         rest = _REST.pack(len(body), rows)
         crc = crc32(body, crc32(rest, _seed(self.number, self.size)))
@@ -66,9 +66,9 @@ class AttemptFile(StagedFile):
     def remove(self) -> None:
         self._store.remove(self)
 
-    def take(self) -> StagedWork:
+    def take_unwritten(self) -> StagedWrite:
         """Return rows appended since the last call, for the committing thread."""
-        work = StagedWork(self, self._written, b"".join(self._pending), self.rows)
+        work = StagedWrite(self, self._written, b"".join(self._pending), self.rows)
         self._pending = []
         self._written = self.size
         return work
@@ -79,7 +79,7 @@ class AttemptFile(StagedFile):
         self.rows = self.durable_rows = rows
 
 
-class StagedWork(NamedTuple):
+class StagedWrite(NamedTuple):
     """Bytes of a file that a commit writes at ``position``; the file then has ``rows`` rows."""
 
     file: AttemptFile
@@ -152,22 +152,22 @@ class StagingDirectory(StagingStore):
         """Implements `AttemptFile.remove`."""
         if staged in self._dirty:
             del self._dirty[staged]
-            self.unwritten_bytes -= len(staged.take().data)
+            self.unwritten_bytes -= len(staged.take_unwritten().data)
         self._removed.append(staged)
 
-    def take(self) -> tuple[list[StagedWork], list[Path]]:
+    def take_unwritten(self) -> tuple[list[StagedWrite], list[Path]]:
         """Return the writes of the next commit, and the files to remove after its notes."""
-        works = [staged.take() for staged in self._dirty]
+        works = [staged.take_unwritten() for staged in self._dirty]
         self._dirty.clear()
         removed, self._removed = [staged.path for staged in self._removed], []
         return works, removed
 
     @property
     def dirty(self) -> bool:
-        """Whether `take` has work to return."""
+        """Whether `take_unwritten` has work to return."""
         return bool(self._dirty or self._removed)
 
-    def written(self, works: Iterable[StagedWork]) -> None:
+    def written(self, works: Iterable[StagedWrite]) -> None:
         """Mark ``works``, whose commit returned, as durable."""
         for work in works:
             self.unwritten_bytes -= len(work.data)
@@ -196,7 +196,7 @@ class StagingDirectory(StagingStore):
             file.close()
 
 
-def write_staged(files: Files, directory: Path, works: Iterable[StagedWork]) -> None:
+def write_staged(files: Files, directory: Path, works: Iterable[StagedWrite]) -> None:
     """Write ``works`` and make them durable. Committing thread; raises OSError."""
     new = False
     for path, parts in _by_path(works).items():
@@ -215,8 +215,8 @@ def write_staged(files: Files, directory: Path, works: Iterable[StagedWork]) -> 
         files.sync_dir(directory)
 
 
-def _by_path(works: Iterable[StagedWork]) -> dict[Path, list[StagedWork]]:
-    found: dict[Path, list[StagedWork]] = {}
+def _by_path(works: Iterable[StagedWrite]) -> dict[Path, list[StagedWrite]]:
+    found: dict[Path, list[StagedWrite]] = {}
     for work in works:
         found.setdefault(work.file.path, []).append(work)
     return found

@@ -4,7 +4,7 @@ Two threads use it and share only the files as mutable state. The loop's thread 
 the durable end; the committing thread writes and syncs the passed work:
 
     store.append(...)                     # loop: assigns the offset; the message is not readable yet
-    work = store.take()                   # loop: takes everything appended since the last time
+    work = store.take_unwritten()                   # loop: takes everything appended since the last time
     store.write(work); store.sync(work)   # committing thread
     store.written(work)                   # loop: from now on it is readable
 
@@ -26,7 +26,7 @@ from penstock.tube.storage.recovery import Loss, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import Segment
 
-__all__ = ["Store", "StoreLimits", "Work"]
+__all__ = ["LogWrite", "Store", "StoreLimits"]
 
 _TAIL_STEP = 256 << 10
 _LEAST_TAIL = 64
@@ -52,19 +52,19 @@ class StoreLimits:
     tail_bytes: int = 16 << 20
 
 
-class Work:
+class LogWrite:
     """Work of a commit for one store: writes to segments in order, and the end of the log afterwards."""
 
     __slots__ = ("data_end", "end", "pieces", "size")
 
-    def __init__(self, pieces: list[_Piece], end: int, data_end: int, size: int) -> None:
+    def __init__(self, pieces: list[_SegmentWrite], end: int, data_end: int, size: int) -> None:
         self.pieces = pieces
         self.end = end
         self.data_end = data_end
         self.size = size
 
 
-class _Piece:
+class _SegmentWrite:
     """Consecutive records of one segment; ``before`` is the segment to close first if this one is new."""
 
     __slots__ = ("before", "data_from", "index", "ordinal_from", "parts", "segment")
@@ -113,7 +113,7 @@ class Store(LogReads):
         # Newest file: end of the filled part and of the file; size of recent commits (a decaying maximum).
         self._filled = self._extended = segments[-1].data_bytes if segments else 0
         self._commit_bytes = 0
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_SegmentWrite] = []
         self._pending_bytes = 0
         self._marks: deque[int] = deque()
         self._unmarked = 0
@@ -148,8 +148,8 @@ class Store(LogReads):
     ) -> tuple[int, int]:
         """Append a message in memory; returns its index offset and append time, which never decreases.
 
-        It is durable, and readable, after the next `take`, `write`, `sync` and `written`. ``checksum``: CRC-32 of
-        ``data``. ``marker``: the producer of this message and the following ones (`codec.message.encode_marker`).
+        It is durable and readable after the next `take_unwritten`, `write`, `sync` and `written`. ``checksum``: CRC-32
+        of ``data``. ``marker``: the producer of this message and the following ones (`codec.message.encode_marker`).
         """
         return self.append_many(partition_id, [data], [checksum], [flag], [key_code], message_id, now_ms, marker)
 
@@ -173,7 +173,7 @@ class Store(LogReads):
             if segment is None or segment.data_bytes >= limits.segment_bytes or segment.count >= limits.segment_records:
                 segment = self._roll()
             elif not self._pieces:
-                self._pieces.append(_Piece(segment, None))
+                self._pieces.append(_SegmentWrite(segment, None))
             run = encode_run(
                 datas,
                 sums,
@@ -233,27 +233,27 @@ class Store(LogReads):
         segment = Segment(self.directory, self.end_offset, self.data_end)
         self._segments.append(segment)
         self._starts.append(segment.start)
-        self._pieces.append(_Piece(segment, before))
+        self._pieces.append(_SegmentWrite(segment, before))
         if before is not None:
-            self._keep_index(before)
+            self._touch_index(before)
         return segment
 
     @property
     def dirty(self) -> bool:
-        """Whether `take` has work to return."""
+        """Whether `take_unwritten` has work to return."""
         return bool(self._pieces)
 
-    def take(self) -> Work:
+    def take_unwritten(self) -> LogWrite:
         """Return messages appended since the last call as work for the committing thread."""
         for piece in self._pieces:
             # Complete up to now: only the segment of the last piece still grows.
             piece.index = piece.segment.index_bytes(piece.ordinal_from, piece.segment.count)
-        work = Work(self._pieces, self.end_offset, self.data_end, self._pending_bytes)
+        work = LogWrite(self._pieces, self.end_offset, self.data_end, self._pending_bytes)
         self._pieces = []
         self._pending_bytes = 0
         return work
 
-    def has_room(self, work: Work) -> bool:
+    def has_room(self, work: LogWrite) -> bool:
         """Return whether the file of ``work`` exists and is filled up to the end of the write. Call while no commit
         runs."""
         for piece in work.pieces:
@@ -261,7 +261,7 @@ class Store(LogReads):
                 return False
         return True
 
-    def write(self, work: Work) -> None:
+    def write(self, work: LogWrite) -> None:
         """Write ``work`` to the files (page cache). Committing thread.
 
         Raises DiskFullError: the same ``work`` may be written again; another OSError: the store must not be written any
@@ -281,7 +281,7 @@ class Store(LogReads):
             # Not synced with each commit: recovery makes the newest index agree with the data.
             segment.index_file.write(piece.ordinal_from * INDEX_RECORD_BYTES, piece.index)
 
-    def sync(self, work: Work) -> None:
+    def sync(self, work: LogWrite) -> None:
         """Make ``work``, which was written, durable. Committing thread.
 
         Raises OSError; then the broker must not acknowledge any more.
@@ -291,7 +291,7 @@ class Store(LogReads):
         if file is not None:
             file.sync()
 
-    def written(self, work: Work) -> None:
+    def written(self, work: LogWrite) -> None:
         """Make the messages of committed ``work`` readable."""
         self.unwritten_bytes -= work.size
         self._written_end = work.end
@@ -347,7 +347,7 @@ class Store(LogReads):
         self._extended = max(extended, self._extended)
 
     def close(self) -> None:
-        """Truncate the filled tail, sync and close the files. All work returned by `take` must have been written."""
+        """Truncate the filled tail, sync and close the files, after all work of `take_unwritten` was written."""
         if self._segments:
             self._seal(self._segments[-1])
         self.abandon()

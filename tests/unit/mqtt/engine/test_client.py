@@ -10,7 +10,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Auth, ConnAck, Connect, Disconnect, Packet, Publish, PubRec
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.client.client import ClientEngine, ClientState
-from penstock.mqtt.engine.client.events import Answered, Closed, Connected
+from penstock.mqtt.engine.client.events import Closed, Connected, OperationDone
 
 
 class Method:
@@ -36,7 +36,7 @@ class Method:
 
 
 def sent(engine: ClientEngine) -> list[Packet]:
-    return Decoder().feed(engine.take())
+    return Decoder().feed(engine.take_output())
 
 
 def auth(code: int, data: bytes | None, method: str = "count") -> bytes:
@@ -66,7 +66,7 @@ def test_enhanced_authentication() -> None:
         engine.authenticate_again("another", 0)
     assert sent(engine) == [Auth(0x19, Properties(authentication_method="count", authentication_data=b"1"))]
     engine.receive(auth(0x18, b"2"), 0)
-    assert engine.receive(auth(0x00, b"4"), 0) == [Answered("token", (0,), "")]
+    assert engine.receive(auth(0x00, b"4"), 0) == [OperationDone("token", (0,), "")]
     assert engine.state is ClientState.CONNECTED
 
 
@@ -107,7 +107,7 @@ def test_silence_does_not_end_the_connection_while_reading_is_paused() -> None:
     sent(engine)
     for now in (10_000, 20_000, 30_000):
         assert engine.tick(now) == []
-    assert engine.take() == b"\xc0\x00" * 3
+    assert engine.take_output() == b"\xc0\x00" * 3
     engine.reading = True
     (closed,) = engine.tick(40_000)
     assert isinstance(closed, Closed)
@@ -117,9 +117,9 @@ def test_a_message_is_acknowledged_by_its_owner() -> None:
     engine = ClientEngine(Connect("c"), automatic=False)
     engine.begin(0)
     engine.receive(encode(ConnAck()), 0)
-    engine.take()
+    engine.take_output()
     (message,) = engine.receive(encode(Publish("a", b"", 2, packet_id=1)), 0)
-    assert engine.take() == b""
+    assert engine.take_output() == b""
     assert isinstance(message, Publish)
     engine.acknowledge(message, 0)
     assert sent(engine) == [PubRec(1)]

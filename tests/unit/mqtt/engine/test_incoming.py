@@ -33,7 +33,7 @@ class Receiver:
         return message
 
     def sent(self) -> list[Packet]:
-        return Decoder().feed(self.outbox.take())
+        return Decoder().feed(self.outbox.take_output())
 
 
 def test_acknowledgements_leave_in_the_order_of_the_messages() -> None:

@@ -41,7 +41,7 @@ def test_an_entry_that_is_put_back_has_its_place_in_the_order() -> None:
     inflight = Inflight()
     entries = [InflightEntry() for _ in range(3)]
     identifiers = [inflight.assign(entry) for entry in entries]
-    taken = inflight.take(identifiers[1])
+    taken = inflight.pop(identifiers[1])
     assert taken is entries[1]
     inflight.put_back(taken)
     assert inflight.values() == entries
@@ -74,8 +74,8 @@ def test_like_a_dictionary(steps: list[tuple[str, int]]) -> None:
             inflight.restore(packet_id, model[packet_id])
         elif action == "acknowledge" and model:
             packet_id = list(model)[n % len(model)]
-            assert inflight.take(packet_id) is model.pop(packet_id)
-            assert inflight.take(packet_id) is None
+            assert inflight.pop(packet_id) is model.pop(packet_id)
+            assert inflight.pop(packet_id) is None
         elif action == "remove" and model:
             packet_id = list(model)[n % len(model)]
             removed = inflight.get(packet_id)
@@ -100,7 +100,7 @@ for packet_id in range(64, 65_536, 64):  # each in the slot of the first one, un
     inflight.restore(packet_id, Delivery(message, 1, 0, b"", "", 0))
 for packet_id in range(64, 65_536, 64):
     if packet_id % 1024:
-        assert inflight.take(packet_id) is not None
+        assert inflight.pop(packet_id) is not None
 inflight.clear()
 """
 POOL = """

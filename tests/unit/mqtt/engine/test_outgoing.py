@@ -10,7 +10,7 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, Publish, PubRec, PubRel, Subscription
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client.events import Answered, Event
+from penstock.mqtt.engine.client.events import Event, OperationDone
 from penstock.mqtt.engine.client.outbox import Outbox
 from penstock.mqtt.engine.client.outgoing import Outgoing
 
@@ -30,14 +30,14 @@ class Sender:
 
     def reconnect(self, *, present: bool) -> None:
         self.half.lost()
-        self.outbox.take()
+        self.outbox.take_output()
         self.half.resume(self.announced, 0, present=present)
 
     def sent(self) -> list[Packet]:
-        return Decoder().feed(self.outbox.take())
+        return Decoder().feed(self.outbox.take_output())
 
     def answers(self) -> list[tuple[object, list[int]]]:
-        return [(e.token, list(e.reason_codes)) for e in self.events if isinstance(e, Answered)]
+        return [(e.token, list(e.reason_codes)) for e in self.events if isinstance(e, OperationDone)]
 
 
 def test_qos_2_to_its_end() -> None:

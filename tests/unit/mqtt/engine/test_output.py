@@ -6,12 +6,12 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, Subscribe, Subscription
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
-from penstock.mqtt.engine.connections.output import Sink
+from penstock.mqtt.engine.connections.output import OutputTransport
 
 PINGRESP = b"\xd0\x00"
 
 
-class _Sink(Sink):
+class _Sink(OutputTransport):
     """The transport of a connection."""
 
     def __init__(self) -> None:

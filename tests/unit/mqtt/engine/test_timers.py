@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.mqtt.engine.model.timers import Timed, Timers
+from penstock.mqtt.engine.model.timers import DeadlineOwner, Timers
 
 
-class Owner(Timed):
+class Owner(DeadlineOwner):
     __slots__ = ("again", "calls", "timers")
 
     def __init__(self, timers: Timers, again: int = 0) -> None:
@@ -71,7 +71,7 @@ def test_gone_owners_are_swept() -> None:
 
 def test_it_says_when_an_entry_comes_before_all_others() -> None:
     timers = Timers()
-    owners = [Timed() for _ in range(3)]
+    owners = [DeadlineOwner() for _ in range(3)]
     timers.arm(owners[0], 100)
     assert timers.sooner
     timers.sooner = False

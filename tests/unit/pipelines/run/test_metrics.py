@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.run.progress import MEANINGS, SinkProgress, figures, serve
+from penstock.pipelines.run.progress import MEANINGS, SinkProgress, metric_values, serve
 
 SINKS = {"rows": SinkProgress(batch=3, batches=4, read=10, lag_records=7, lag_s=1.5), "alarms": SinkProgress(read=2)}
 
@@ -34,7 +34,7 @@ def test_a_scrape_has_every_sink() -> None:
 
 def test_each_metric_has_a_help_text() -> None:
     known: dict[str, Any] = {field.name: 1 for field in fields(SinkProgress)}
-    named = figures(SinkProgress(**known))
+    named = metric_values(SinkProgress(**known))
     assert set(named) == set(MEANINGS)
     assert all(MEANINGS[name].endswith(".") and len(MEANINGS[name]) > 20 for name in named)
 

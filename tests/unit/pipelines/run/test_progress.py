@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.pipelines.ledger.ledger import LedgerEntry
-from penstock.pipelines.run.progress import Progress, SinkProgress, figures, of_spark
+from penstock.pipelines.run.progress import Progress, SinkProgress, metric_values, of_spark
 from penstock.pipelines.sources.readers import Lag
 
 WALL_MS = 1_700_000_000_000
@@ -69,6 +69,6 @@ def test_spark_progress_becomes_metrics() -> None:
     # A trigger that found nothing to do is no batch.
     idle = {"durationMs": {"triggerExecution": 1}, "stateOperators": []}
     assert of_spark(idle) == {"state_rows": 0, "state_bytes": 0}
-    numbers = figures(take(Progress(["rows"]), 1.0, queries={"rows": said}))
+    numbers = metric_values(take(Progress(["rows"]), 1.0, queries={"rows": said}))
     assert (numbers["batch_seconds"], numbers["state_bytes"], numbers["rows_per_second"]) == (0.25, 150, 0.0)
     assert "lag_seconds" not in numbers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.tube.admin.master import handle
-from penstock.tube.engine.master.settings import ConsumeControl, Status
+from penstock.tube.engine.master.settings import BrokerStatus, ConsumeControl
 from tests.engine.tube.master_harness import NOW, join_broker, master
 from tests.unit.tube.admin.admin_requests import TOKEN, change, query
 
@@ -23,7 +23,7 @@ def test_brokers_are_configured_together() -> None:
     answer = change(engine, "admin_batch_add_broker_configure", brokerJsonSet=json.dumps(both))
     assert [(row["brokerId"], row["errCode"]) for row in answer["data"]] == [(1, 200), (2, 200), (2, 408)]
     found = engine.controls.brokers
-    assert [(found[n].host, found[n].status) for n in (1, 2)] == [("10.0.0.1", Status.ONLINE), ("10.0.0.2", 1)]
+    assert [(found[n].host, found[n].status) for n in (1, 2)] == [("10.0.0.1", BrokerStatus.ONLINE), ("10.0.0.2", 1)]
     ports = [{"brokerId": 1, "brokerPort": 9}, {"brokerId": 2, "brokerPort": 9}]
     answer = change(engine, "admin_batch_update_broker_configure", brokerSet=json.dumps(ports), modifyUser="me")
     assert [row["errCode"] for row in answer["data"]] == [200, 200]

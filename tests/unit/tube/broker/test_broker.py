@@ -19,7 +19,7 @@ from penstock.tube.codec.message import check_sum, parse_attributes, split_data
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, TopicConfig
-from penstock.tube.engine.broker.offset_history import history_place
+from penstock.tube.engine.broker.offset_history import history_partition
 from penstock.tube.master.master import TubeMaster
 from tests.ports import free_port
 from tests.unit.tube.broker_client import running
@@ -189,7 +189,7 @@ async def test_the_upkeep_of_a_broker_copes_with_any_group_name(tmp_path: Path, 
         await client.ask(MethodId.COMMIT_OFFSET, pb.CommitOffsetRequestC2B(**fields))
         broker.retain(broker.clock())
         await broker.committed()
-        partition, _ = history_place(group)
+        partition, _ = history_partition(group)
         found = await client.range(partition, OFFSET_HISTORY_TOPIC, startOffset=0)
         attributes, body = split_data(found.messages[0].payLoadData, found.messages[0].flag) or ("", b"")
         assert json.loads(body)["group"] == group

@@ -31,7 +31,7 @@ async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
         await member.registered.wait()
     assert seen[0].config is not None
     beats = member.heartbeats
-    member.poke()
+    member.heartbeat_now()
     async with asyncio.timeout(20):
         while member.heartbeats <= beats:
             await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from penstock.errors import RemoteProtocolError, UnavailableError
 from penstock.tube.client.connection import BlockingConnection
 from penstock.tube.codec.envelope import decode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
-from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2
 
 GET = MethodId.GET_MESSAGES
@@ -44,7 +44,7 @@ def answering(*answers: Sequence[bytes]) -> Iterator[BlockingConnection]:
 
 
 def ask(connection: BlockingConnection) -> bytes:
-    return connection.exchange(Service.BROKER_READ, GET, broker_pb2.RangeRequest(), timeout_s=TIMEOUT_S)
+    return connection.exchange(ServiceType.BROKER_READ, GET, broker_pb2.RangeRequest(), timeout_s=TIMEOUT_S)
 
 
 def frame(serial: int, payload: bytes, *, one_block: bool) -> bytes:

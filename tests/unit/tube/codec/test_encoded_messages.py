@@ -28,7 +28,7 @@ def test_each_is_what_the_parser_finds(sizes: list[int], count: int) -> None:
     assert list(messages.parsed()) == list(made.messages)
     one_by_one = [GetMessageResponseB2C(success=True, errCode=0, messages=[m]) for m in made.messages]
     assert [b"\x08\x01\x10\x00" + message for message in messages] == [m.SerializeToString() for m in one_by_one]
-    part = messages.until(count)
+    part = messages.first_messages(count)
     assert (len(part), list(part)) == (len(made.messages[:count]), list(messages)[:count])
     assert list(part.parsed()) == list(made.messages[:count])
 

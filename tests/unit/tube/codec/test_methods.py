@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Service
+from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, PeerRole, ServiceType
 from tests.unit.tube.vectors import frames
 
 
@@ -23,6 +23,6 @@ def test_names_and_types_are_the_recorded_ones() -> None:
 def test_table_is_consistent() -> None:
     assert set(METHODS) == set(MethodId)
     assert not RESERVED & set(METHODS)
-    assert all((row.answers is Role.MASTER) == (row.services == (Service.MASTER,)) for row in METHODS.values())
-    assert METHODS[13].services == (Service.BROKER_WRITE, Service.BROKER_READ)
+    assert all((row.answers is PeerRole.MASTER) == (row.services == (ServiceType.MASTER,)) for row in METHODS.values())
+    assert METHODS[13].services == (ServiceType.BROKER_WRITE, ServiceType.BROKER_READ)
     assert ErrCode(200) is ErrCode.SUCCESS

@@ -16,12 +16,12 @@ from penstock.tube.codec.range_columns import (
     Columns,
     MessageDecoder,
     Numbers,
+    decode_columns,
     describe,
     ids_of,
     messages_start,
     numbers_of,
     sums_of,
-    take_apart,
 )
 from tests.unit.tube.stored_messages import encode_stored
 
@@ -76,7 +76,7 @@ def test_columns_are_what_the_parser_finds(messages: list[tuple[int, int, int, i
         (n, 1 << 40 | n) for n in range(len(parts))
     ]
     ends = start + np.cumsum(sizes)
-    columns = take_apart(answer, ends - sizes, ends)
+    columns = decode_columns(answer, ends - sizes, ends)
     if not parts:
         assert columns is None
         return
@@ -99,7 +99,7 @@ def test_other_bytes_are_left_to_the_parser_or_mean_the_same(data: bytes, at: in
     answer = HEAD + bytes(joined)
     ends = len(HEAD) + np.cumsum(sizes)
     begins = ends - np.array(sizes)
-    columns = take_apart(answer, begins, ends) if ends[-1] == len(answer) else None
+    columns = decode_columns(answer, begins, ends) if ends[-1] == len(answer) else None
     if ends[-1] == len(answer):
         assert one_by_one(answer, begins, ends) == lists(columns)
     if columns is None:

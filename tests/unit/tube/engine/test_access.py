@@ -121,11 +121,11 @@ def test_other_users_end_tokens() -> None:
     passed = rules.admit(signed(), "", None, NOW)
     assert passed is not None
     assert rules.admit_token(passed.token, "", None, NOW) == "usr"
-    assert rules.keeps("usr", "topic", "group")
+    assert rules.still_accepts("usr", "topic", "group")
     rules.change({"two": "other"}, None, anonymous=False)
     assert rules.admit_token(passed.token, "", None, NOW) is None
-    assert not rules.keeps("usr", "topic", "group")
-    assert rules.keeps("", "topic", "group")
+    assert not rules.still_accepts("usr", "topic", "group")
+    assert rules.still_accepts("", "topic", "group")
 
 
 def test_the_master_asks_everybody_and_renews_tokens() -> None:

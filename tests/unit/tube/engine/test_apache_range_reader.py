@@ -17,7 +17,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.engine.client.apache_range_reader import (
     Answer,
-    Fetched,
+    FetchedMessages,
     GetResult,
     PartitionRef,
     Pause,
@@ -143,7 +143,7 @@ def read(model: Model, start: int, end: int, session: RangeSession | None = None
         answer = None
         if isinstance(step, SendRequest):
             answer = model.answer(step)
-        elif isinstance(step, Fetched):
+        elif isinstance(step, FetchedMessages):
             assert step.start == position < step.end <= end
             position = step.end
             found += [message.payLoadData for message in step.messages.parsed()]

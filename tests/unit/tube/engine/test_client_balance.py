@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import ConfigError, RefusedError
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.client.consumer_state import ClientBalance, Orders
+from penstock.tube.engine.client.consumer_state import ClientBalance, PartitionOrders
 
 
 def member(source_count: int = 0, node_id: int = 0) -> ClientBalance:
@@ -20,7 +20,7 @@ def member(source_count: int = 0, node_id: int = 0) -> ClientBalance:
     return ours
 
 
-def told(ours: ClientBalance, *topics: str, code: int = 200) -> Orders:
+def told(ours: ClientBalance, *topics: str, code: int = 200) -> PartitionOrders:
     answer = pb.GetPartMetaResponseM2C(errCode=code, errMsg="", topicMetaInfoId=9, topicMetaInfoList=topics)
     return ours.metadata(answer, 1000)
 
@@ -41,8 +41,8 @@ def test_unreadable_partitions_are_not_taken_and_missing_ones_are_released() -> 
     ours = member()
     assert keys(told(ours, "demo#1:1:1:1,2:1:1:0").take) == ["1:demo:0"]
     ours.held = set(told(ours, "demo#1:1:1:1,2:1:1:1").take)
-    assert told(ours, "demo#1:1:1:1") == Orders(release=(sorted(ours.held)[1],))
-    assert told(ours) == Orders(release=(sorted(ours.held)[1],)), "no list: nothing new"
+    assert told(ours, "demo#1:1:1:1") == PartitionOrders(release=(sorted(ours.held)[1],))
+    assert told(ours) == PartitionOrders(release=(sorted(ours.held)[1],)), "no list: nothing new"
 
 
 def test_the_application_chooses() -> None:
@@ -60,7 +60,7 @@ def test_reports_and_ids() -> None:
     assert request.subRepInfo.lstAssignedTime == 1000
     assert list(request.subRepInfo.partSubInfo) == ["demo#1:0,1:1,2:0"]
     heard = pb.HeartResponseM2CV2(errCode=200, errMsg="")
-    assert ours.heard(heard, 2000) == Orders()
+    assert ours.heartbeat_answered(heard, 2000) == PartitionOrders()
     assert not ours.heartbeat().subRepInfo.partSubInfo
     ours.changed()
     assert ours.heartbeat().subRepInfo.partSubInfo
@@ -72,6 +72,6 @@ def test_reports_and_ids() -> None:
 def test_forgotten_and_refused() -> None:
     ours = member()
     assert told(ours, code=411).register
-    assert ours.heard(pb.HeartResponseM2CV2(errCode=411, errMsg=""), 0).register
+    assert ours.heartbeat_answered(pb.HeartResponseM2CV2(errCode=411, errMsg=""), 0).register
     with pytest.raises(RefusedError):
-        ours.heard(pb.HeartResponseM2CV2(errCode=450, errMsg="no"), 0)
+        ours.heartbeat_answered(pb.HeartResponseM2CV2(errCode=450, errMsg="no"), 0)

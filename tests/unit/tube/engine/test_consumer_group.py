@@ -8,7 +8,7 @@ from penstock.errors import LocalProtocolError
 from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition, Subscribed
-from penstock.tube.engine.client.consumer_state import Membership, Orders
+from penstock.tube.engine.client.consumer_state import Membership, PartitionOrders
 
 PARTITIONS = tuple(Partition(BrokerInfo(1, "h", 1), "demo", number) for number in range(2))
 
@@ -37,7 +37,9 @@ def test_registration() -> None:
 
 def test_order_is_reported_with_what_is_held() -> None:
     ours = member()
-    assert ours.heard(ours.heartbeat(), order(RebalanceOp.ONLY_CONNECT, *PARTITIONS)) == Orders(take=PARTITIONS)
+    assert ours.heartbeat_answered(ours.heartbeat(), order(RebalanceOp.ONLY_CONNECT, *PARTITIONS)) == PartitionOrders(
+        take=PARTITIONS
+    )
     assert not ours.heartbeat().HasField("event"), "not carried out yet"
     ours.held = set(PARTITIONS)
     ours.finished()
@@ -45,15 +47,17 @@ def test_order_is_reported_with_what_is_held() -> None:
     assert request.reportSubscribeInfo
     assert len(request.subscribeInfo) == 2
     assert (request.event.rebalanceId, request.event.status) == (3, 2)
-    assert ours.heard(request, order(RebalanceOp.DISCONNECT, PARTITIONS[0])) == Orders(release=PARTITIONS[:1])
+    assert ours.heartbeat_answered(request, order(RebalanceOp.DISCONNECT, PARTITIONS[0])) == PartitionOrders(
+        release=PARTITIONS[:1]
+    )
     ours.finished()
-    ours.heard(ours.heartbeat(), QUIET)
+    ours.heartbeat_answered(ours.heartbeat(), QUIET)
     assert not ours.heartbeat().HasField("event")
 
 
 def test_unanswered_report_is_sent_again() -> None:
     ours = member()
-    ours.heard(ours.heartbeat(), order(RebalanceOp.CONNECT, *PARTITIONS))
+    ours.heartbeat_answered(ours.heartbeat(), order(RebalanceOp.CONNECT, *PARTITIONS))
     ours.finished()
     assert ours.heartbeat().HasField("event")
     assert ours.heartbeat().HasField("event")
@@ -62,7 +66,7 @@ def test_unanswered_report_is_sent_again() -> None:
 @pytest.mark.parametrize("op", [RebalanceOp.REPORT, 4, 77])
 def test_report_and_unknown_orders_are_done_at_once(op: int) -> None:
     ours = member()
-    assert ours.heard(ours.heartbeat(), order(op)) == Orders()
+    assert ours.heartbeat_answered(ours.heartbeat(), order(op)) == PartitionOrders()
     request = ours.heartbeat()
     assert request.reportSubscribeInfo
     assert request.HasField("event")
@@ -70,13 +74,16 @@ def test_report_and_unknown_orders_are_done_at_once(op: int) -> None:
 
 def test_event_without_number_is_none_and_411_means_again() -> None:
     ours = member()
-    assert ours.heard(ours.heartbeat(), order(RebalanceOp.CONNECT, *PARTITIONS, number=0)) == Orders()
+    assert (
+        ours.heartbeat_answered(ours.heartbeat(), order(RebalanceOp.CONNECT, *PARTITIONS, number=0))
+        == PartitionOrders()
+    )
     answer = master_pb2.HeartResponseM2C(success=False, errCode=411, errMsg="")
     ours.held = {PARTITIONS[0]}
-    assert ours.heard(ours.heartbeat(), answer).register
+    assert ours.heartbeat_answered(ours.heartbeat(), answer).register
     assert len(ours.register().subscribeInfo) == 1
     answer.errCode = 500
-    assert ours.heard(ours.heartbeat(), answer) == Orders()
+    assert ours.heartbeat_answered(ours.heartbeat(), answer) == PartitionOrders()
 
 
 def test_lost_partition_and_every_sixth_heartbeat_report() -> None:
@@ -87,7 +94,7 @@ def test_lost_partition_and_every_sixth_heartbeat_report() -> None:
     ours.lost(PARTITIONS[0])
     request = ours.heartbeat()
     assert list(request.subscribeInfo) == [Subscribed("c", "lake", PARTITIONS[1]).format()]
-    ours.heard(request, QUIET)
+    ours.heartbeat_answered(request, QUIET)
     assert not ours.heartbeat().reportSubscribeInfo
 
 

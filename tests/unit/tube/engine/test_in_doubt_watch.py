@@ -26,20 +26,20 @@ def test_an_overdue_transaction_is_reported_once() -> None:
         prepared("published", "t2", 3, number=9),
         Query("idle", "r", 0, 0, once=True),
     ]
-    assert watch.look(queries, 1000) == []
-    assert watch.look(queries, OVERDUE_MS) == []
+    assert watch.check(queries, 1000) == []
+    assert watch.check(queries, OVERDUE_MS) == []
     late = OverdueTransaction("stuck", 7, PLACES, 1000)
-    assert watch.look(queries, OVERDUE_MS + 1000) == [late]
-    assert watch.look(queries, OVERDUE_MS + 61_000) == []
+    assert watch.check(queries, OVERDUE_MS + 1000) == [late]
+    assert watch.check(queries, OVERDUE_MS + 61_000) == []
     assert watch.late == [late], "it is still so"
-    assert watch.look(queries[1:], OVERDUE_MS + 121_000) == []
+    assert watch.check(queries[1:], OVERDUE_MS + 121_000) == []
     assert watch.late == []
 
 
 def test_the_next_batch_of_a_query_has_its_own_time() -> None:
     watch = InDoubtWatch()
-    watch.look([prepared("busy", "t1", 1)], 0)
-    assert watch.look([prepared("busy", "t2", 2)], OVERDUE_MS) == []
-    assert watch.look([prepared("busy", "t2", 2)], 2 * OVERDUE_MS) == [
+    watch.check([prepared("busy", "t1", 1)], 0)
+    assert watch.check([prepared("busy", "t2", 2)], OVERDUE_MS) == []
+    assert watch.check([prepared("busy", "t2", 2)], 2 * OVERDUE_MS) == [
         OverdueTransaction("busy", 2, PLACES, OVERDUE_MS)
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.client.consumer_state import FetchStep, PartitionConsumer, Start
+from penstock.tube.engine.client.consumer_state import FetchStep, GroupStart, PartitionConsumer
 
 PARTITIONS = tuple(Partition(BrokerInfo(1, "h", 1), "demo", number) for number in range(2))
 
@@ -23,7 +23,7 @@ def get_answer(code: int, messages: int = 0, *, start: int = 0, end: int = 28) -
 
 
 def reading() -> PartitionConsumer:
-    ours = PartitionConsumer(PARTITIONS[0], Start.LATEST, most_wait_ms=40)
+    ours = PartitionConsumer(PARTITIONS[0], GroupStart.LATEST, most_wait_ms=40)
     assert ours.next_step(0) is FetchStep.REGISTER
     assert ours.register_answer(register_answer(200), 0) is FetchStep.GET
     return ours
@@ -41,7 +41,7 @@ def test_verdict_travels_with_the_next_get() -> None:
 
 
 def test_only_the_first_registration_may_begin_at_the_end() -> None:
-    ours = PartitionConsumer(PARTITIONS[0], Start.LATEST)
+    ours = PartitionConsumer(PARTITIONS[0], GroupStart.LATEST)
     assert ours.read_status == 1
     ours.register_answer(register_answer(200), 0)
     ours.disconnected()
@@ -92,17 +92,21 @@ def test_other_answers_to_a_get(code: int, step: FetchStep, wait: int) -> None:
 
 
 def test_occupied_partition_is_tried_again_then_left() -> None:
-    ours = PartitionConsumer(PARTITIONS[0], Start.EARLIEST)
+    ours = PartitionConsumer(PARTITIONS[0], GroupStart.EARLIEST)
     steps = [ours.register_answer(register_answer(410), 0) for _ in range(4)]
     assert steps == [FetchStep.WAIT, FetchStep.WAIT, FetchStep.WAIT, FetchStep.DROP]
-    ours = PartitionConsumer(PARTITIONS[0], Start.EARLIEST)
+    ours = PartitionConsumer(PARTITIONS[0], GroupStart.EARLIEST)
     assert ours.register_answer(register_answer(415), 0) is FetchStep.WAIT, "the next heartbeat brings a token"
-    assert PartitionConsumer(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(503), 0) is FetchStep.WAIT
-    assert PartitionConsumer(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(403), 0) is FetchStep.DROP
+    assert (
+        PartitionConsumer(PARTITIONS[0], GroupStart.EARLIEST).register_answer(register_answer(503), 0) is FetchStep.WAIT
+    )
+    assert (
+        PartitionConsumer(PARTITIONS[0], GroupStart.EARLIEST).register_answer(register_answer(403), 0) is FetchStep.DROP
+    )
 
 
 def test_broker_with_extensions_waits_itself() -> None:
-    ours = PartitionConsumer(PARTITIONS[0], Start.EARLIEST, long_poll_ms=500, want_offsets=True)
+    ours = PartitionConsumer(PARTITIONS[0], GroupStart.EARLIEST, long_poll_ms=500, want_offsets=True)
     answer = register_answer(200)
     ours.register_answer(answer, 0)
     assert not ours.get_request("c", "g").HasField("maxWaitMs")
@@ -114,7 +118,7 @@ def test_broker_with_extensions_waits_itself() -> None:
 
 
 def test_start_offset_and_seek() -> None:
-    ours = PartitionConsumer(PARTITIONS[0], Start.LATEST, offset=56)
+    ours = PartitionConsumer(PARTITIONS[0], GroupStart.LATEST, offset=56)
     starts = [ours.start_offset]
     ours.register_answer(register_answer(200), 0)
     starts.append(ours.start_offset)

@@ -48,7 +48,7 @@ def test_lane_sends_in_order_within_its_window() -> None:
     assert ready(lane) == (2, "b")
     assert ready(lane) is None
     assert [item.data for item in lane.succeeded(1)] == [b"a"]
-    assert not lane.knows(1)
+    assert not lane.is_pending(1)
     assert ready(lane) == (3, "c")
     assert len(lane) == 2
     assert repr(lane.messages()) == "[b, c]"
@@ -70,9 +70,9 @@ def test_lane_holds_back_after_a_failure_and_sends_again_in_order() -> None:
     lane.succeeded(1)
     lane.failed(3)
     assert ready(lane) is None
-    assert lane.again() is None, "b is in flight"
+    assert lane.retries() is None, "b is in flight"
     lane.failed(2)
-    assert texts(lane.again()) == ("bc", "")
+    assert texts(lane.retries()) == ("bc", "")
     assert [item[1] for item in iter(lambda: ready(lane), None)] == ["b", "c", "d"]
 
 
@@ -84,7 +84,7 @@ def test_lane_gives_up_what_was_overtaken_unless_order_does_not_matter() -> None
         lane.failed(1)
         lane.succeeded(2)
         lane.failed(3)
-        assert texts(lane.again()) == expected
+        assert texts(lane.retries()) == expected
 
 
 def test_waiting_messages_can_leave() -> None:
@@ -106,7 +106,7 @@ def test_numbered_messages_keep_their_numbers_and_stay() -> None:
     assert (lane.producer_id, lane.oldest_sequence) == (7, 0)
     lane.succeeded(2)
     lane.failed(1)
-    assert texts(lane.again()) == ("ab", ""), "the broker puts them where they belong"
+    assert texts(lane.retries()) == ("ab", ""), "the broker puts them where they belong"
     items[0].abandoned = True
     assert lane.remove_waiting(lambda _: True) == [], "they may be stored already"
     assert lane.numbered() == items[:2]
@@ -124,7 +124,7 @@ def test_after_a_refusal_numbers_begin_anew() -> None:
     assert ready(lane) is None
     lane.failed(2)
     lane.failed(3)
-    assert texts(lane.again()) == ("bc", "")
+    assert texts(lane.retries()) == ("bc", "")
     lane.push(Item(b"d"))
     assert [item[1] for item in iter(lambda: ready(lane), None)] == ["b", "c", "d"]
     assert lane.producer_id == 8
@@ -154,7 +154,7 @@ def test_retries_never_change_the_order_in_the_log(data: st.DataObject, count: i
             lane.succeeded(number)
         else:
             lane.failed(number)
-        if (again := lane.again()) is not None:
+        if (again := lane.retries()) is not None:
             given_up |= {int(message.data) for message in again[1]}
     last = {message: place for place, message in enumerate(log)}
     stored = [message for message in sorted(last) if message not in given_up]
@@ -203,6 +203,6 @@ def test_numbered_messages_are_stored_once_and_in_order(
             lane.succeeded(number)
         else:
             lane.failed(number)
-        lane.again()
+        lane.retries()
     assert log.messages == list(range(len(log.messages)))
     assert len(log.messages) == count or not lane.empty

@@ -75,8 +75,8 @@ def test_responses_find_their_requests_however_they_arrive(
     found = [pair for piece in pieces for pair in through_buffer(buffered, piece)]
     assert [(name, payload(outcome)) for name, outcome in found] == expected
     assert stream.error is buffered.error is None
-    assert stream.heard
-    assert buffered.heard
+    assert stream.has_received
+    assert buffered.has_received
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 4_096, 4_097, 20_000])

@@ -15,7 +15,7 @@ def routes(*infos: str, brokers: tuple[str, ...] = ("1:h:1", "2:h:2")) -> Routes
     known.registered(
         pb.RegisterResponseM2P(success=True, errCode=200, errMsg="", brokerCheckSum=5, brokerInfos=brokers)
     )
-    known.heard(heard(*infos))
+    known.heartbeat_answered(heard(*infos))
     return known
 
 
@@ -37,11 +37,11 @@ def test_partitions_take_turns() -> None:
 
 def test_avoided_broker_is_left_out_while_there_are_others() -> None:
     known = routes("demo#1:2:1,2:1:1#")
-    known.avoid(1, 100)
+    known.exclude(1, 100)
     assert picks(known, 2) == [(2, 0), (2, 0)]
     assert {broker for broker, _ in picks(known, 3, now=100)} == {1, 2}
-    known.avoid(1, 200)
-    known.avoid(2, 200)
+    known.exclude(1, 200)
+    known.exclude(2, 200)
     assert len(picks(known, 3, now=150)) == 3
 
 
@@ -49,7 +49,7 @@ def test_key_and_number_decide() -> None:
     known = routes("demo#1:3:1#")
     target = known.choose("demo", b"key", None, 0)
     assert target is not None
-    known.avoid(1, 100)
+    known.exclude(1, 100)
     assert known.choose("demo", b"key", None, 0) == target
     named = known.choose("demo", b"key", 2, 0)
     assert named is not None
@@ -67,9 +67,9 @@ def test_key_and_number_decide() -> None:
 def test_heartbeat_replaces_the_map_unless_the_master_is_not_ready() -> None:
     known = routes("demo#1:1:1#1024")
     assert known.max_bytes("demo") == 1024
-    known.heard(heard(code=201))
+    known.heartbeat_answered(heard(code=201))
     assert known.partitions("demo")
-    known.heard(heard())
+    known.heartbeat_answered(heard())
     assert not known.partitions("demo")
     assert known.max_bytes("demo") == 1 << 20
 
@@ -78,6 +78,6 @@ def test_brokers_are_taken_when_their_list_has_a_new_version() -> None:
     known = routes("demo#1:1:1,3:1:1#")
     assert [p.broker.id for p in known.partitions("demo")] == [1], "3 is not in the list"
     assert known.heartbeat().brokerCheckSum == 5
-    known.heard(heard("demo#1:1:1,3:1:1#", check_sum=6, brokers=("1:h:9", "3:h:3")))
+    known.heartbeat_answered(heard("demo#1:1:1,3:1:1#", check_sum=6, brokers=("1:h:9", "3:h:3")))
     assert [p.broker for p in known.partitions("demo")] == [BrokerInfo(1, "h", 9), BrokerInfo(3, "h", 3)]
     assert known.heartbeat().brokerCheckSum == 6

@@ -35,12 +35,16 @@ def test_one(size: int, msg_type: str | None, msg_time: str | None) -> None:
 
 def test_many() -> None:
     writer = SendEncoder("p1", 1)
-    request = pb.SendMessageRequestP2B.FromString(writer.many(TARGET, [b"a", b"b"], [1, 1], ["t", "t"], (7, "")))
+    request = pb.SendMessageRequestP2B.FromString(
+        writer.encode_batch(TARGET, [b"a", b"b"], [1, 1], ["t", "t"], (7, ""))
+    )
     assert list(request.batch.datas) == [b"a", b"b"]
     assert (request.data, request.flag, request.msgType) == (b"", 1, "t")
     assert not request.batch.flags
     assert not request.batch.msgTypes
-    request = pb.SendMessageRequestP2B.FromString(writer.many(TARGET, [b"a", b"b"], [0, 1], [None, "t"], (7, "user")))
+    request = pb.SendMessageRequestP2B.FromString(
+        writer.encode_batch(TARGET, [b"a", b"b"], [0, 1], [None, "t"], (7, "user"))
+    )
     assert list(request.batch.flags) == [0, 1]
     assert list(request.batch.msgTypes) == ["", "t"]
     assert request.authInfo.authAuthorizedToken == "user"
@@ -96,7 +100,7 @@ def test_any_requests_one_after_the_other(
         if len(datas) == 1:
             payload = encoder.one(target, datas[0], flags[0], types[0], times[0], token)
         else:
-            payload = encoder.many(target, datas, flags, types, token)
+            payload = encoder.encode_batch(target, datas, flags, types, token)
             times = [None]
         found = pb.SendMessageRequestP2B.FromString(payload)
         assert found == expected(target, datas, flags, types, times[0], token)

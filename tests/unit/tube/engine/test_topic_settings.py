@@ -31,7 +31,7 @@ def test_a_broker_has_its_own_or_what_all_have() -> None:
 
 
 def test_a_change_everywhere_reaches_those_that_differ() -> None:
-    topic = TopicSetting("demo").changed({2: CLOSED}).everywhere(lambda here: here._replace(delete_policy="delete,1h"))
+    topic = TopicSetting("demo").changed({2: CLOSED}).with_change(lambda here: here._replace(delete_policy="delete,1h"))
     assert topic.at(1) == TopicDeployment(delete_policy="delete,1h")
     assert topic.at(2) == CLOSED._replace(delete_policy="delete,1h")
 

@@ -157,7 +157,7 @@ async def test_webapi_answers_when_a_new_topic_can_be_used(tmp_path: Path, monke
         assert broker.registered is not None
         await broker.registered.wait()
         try:
-            master.on_change = broker.poke
+            master.on_change = broker.heartbeat_now
             await master.webapi({**add, "topicName": "told"})
             info = master.engine.cluster.topic_info("told")
             assert info is not None

@@ -19,7 +19,7 @@ def commit_of(disk: BrokerStorage, *topics: str) -> StorageCommit:
     for topic in topics:
         store = disk.open_store(topic, 0)
         put(store, 0, topic.encode())
-        commit.works.append((store, store.take(), True))
+        commit.works.append((store, store.take_unwritten(), True))
     return commit
 
 
@@ -31,7 +31,7 @@ def test_one_commit_covers_all_stores_and_the_offsets(tmp_path: Path) -> None:
     disk.commit([commit])
     disk.close(clean=True)
     again = BrokerStorage(tmp_path / "broker")
-    assert again.present() == [("one", 0), ("two", 0)]
+    assert again.existing_stores() == [("one", 0), ("two", 0)]
     assert again.open_store("two", 0).durable_end == 28
     assert again.recovery.records == 1
     assert [offset.offset for offset in again.meta.offsets()] == [28]
@@ -44,8 +44,8 @@ def test_a_store_that_only_let_segments_go_does_not_hide_what_another_turn_wrote
     store = Store(disk_files, LOG, 0)
     put(store, 0, b"message")
     first, second = StorageCommit(), StorageCommit()
-    first.works.append((store, store.take(), True))
-    second.works.append((store, store.take(), True))
+    first.works.append((store, store.take_unwritten(), True))
+    second.works.append((store, store.take_unwritten(), True))
     BrokerStorage.commit(object.__new__(BrokerStorage), [first, second])
     assert [op.kind for op in disk_files.ops if op.path.suffix == ".tube"][-1] == "sync"
 

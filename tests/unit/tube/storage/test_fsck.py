@@ -29,7 +29,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = b"message-%03d" % number
         store.append(number % 2, data, 0, crc32(data), 7, (1 << 60) + number, 1000 + number)
         commit = StorageCommit()
-        commit.works.append((store, store.take(), True))
+        commit.works.append((store, store.take_unwritten(), True))
         commit.offsets = [GroupOffset("group", "demo", 0, 28, 5)]
         disk.commit([commit])
         store.written(commit.works[0][1])

@@ -10,7 +10,7 @@ from penstock.tube.storage.staging_store import AttemptFile, StagingDirectory, w
 
 
 def commit(shelf: StagingDirectory, directory: Path) -> None:
-    works, removed = shelf.take()
+    works, removed = shelf.take_unwritten()
     write_staged(DirectFiles(), directory, works)
     for path in removed:
         path.unlink(missing_ok=True)
@@ -112,4 +112,4 @@ def test_rows_removed_before_a_commit_are_never_written(shelf: StagingDirectory)
     stays.remove()
     commit(shelf, shelf.directory)
     assert list(shelf.directory.iterdir()) == []
-    assert shelf.take() == ([], [])
+    assert shelf.take_unwritten() == ([], [])

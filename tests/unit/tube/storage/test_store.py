@@ -29,7 +29,7 @@ def put(store: Store, partition: int, data: bytes, *, key: int = -1, now: int = 
 
 
 def commit(store: Store) -> None:
-    work = store.take()
+    work = store.take_unwritten()
     store.write(work)
     store.sync(work)
     store.written(work)

@@ -1,9 +1,10 @@
 """The client without IO: operations go in, bytes and events come out; it survives network connections.
 
-After each call the shell handles :meth:`ClientEngine.take_events` and sends what :meth:`ClientEngine.take` returns.
-Operations have a token of the caller, which :class:`Answered` returns. Operations without an answer when a connection
-ends are sent again after the next CONNACK (:mod:`penstock.mqtt.engine.client.outgoing`); received messages are
-acknowledged as :mod:`penstock.mqtt.engine.client.incoming` describes.
+After each call the shell handles :meth:`ClientEngine.take_events` and sends the result of
+:meth:`ClientEngine.take_output`. Operations have a token of the caller, which :class:`OperationDone` returns.
+Operations without an answer when a connection ends are sent again after the next CONNACK
+(:mod:`penstock.mqtt.engine.client.outgoing`); received messages are acknowledged as
+:mod:`penstock.mqtt.engine.client.incoming` describes.
 
 Source: MQTT 5.0 chapters 3 and 4.
 """
@@ -36,7 +37,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.client.events import Answered, Closed, Connected, Event, Refused
+from penstock.mqtt.engine.client.events import Closed, Connected, ConnectRefused, Event, OperationDone
 from penstock.mqtt.engine.client.incoming import Incoming
 from penstock.mqtt.engine.client.outbox import Outbox
 from penstock.mqtt.engine.client.outgoing import Outgoing
@@ -145,7 +146,7 @@ class ClientEngine:
         try:
             for packet in self._decoder.feed(data):
                 self._handle(packet, now)
-                if self._ended():
+                if self._is_closed():
                     return self.take_events()
             if self._decoder.error is not None:
                 self._fail(self._decoder.error, now)
@@ -184,7 +185,7 @@ class ClientEngine:
 
     @property
     def unsent(self) -> int:
-        """Pieces of output that wait for :meth:`take`."""
+        """Pieces of output that wait for :meth:`take_output`."""
         return len(self._outbox.pieces)
 
     @property
@@ -206,9 +207,9 @@ class ClientEngine:
         self._outgoing.writable = True
         self._outgoing.pump(now)
 
-    def take(self) -> bytes:
+    def take_output(self) -> bytes:
         """Return and remove the bytes to send."""
-        return self._outbox.take()
+        return self._outbox.take_output()
 
     def take_events(self) -> list[Event]:
         """Return and remove events from outside of :meth:`receive` and :meth:`tick`: refused messages."""
@@ -299,7 +300,7 @@ class ClientEngine:
         self.state = ClientState.OFFLINE
         self._outgoing.stop()
 
-    def _ended(self) -> bool:
+    def _is_closed(self) -> bool:
         return self.state is ClientState.OFFLINE
 
     def _handle(self, packet: Packet, now: int) -> None:
@@ -344,12 +345,12 @@ class ClientEngine:
     def _connack(self, packet: ConnAck, now: int) -> None:
         if packet.reason_code >= 0x80:
             self._end()
-            self._events.append(Refused(packet))
+            self._events.append(ConnectRefused(packet))
             return
         if packet.session_present and self.connect.clean_start:
             raise protocol_error("Session Present after Clean Start [MQTT-3.2.2-2]")
         properties = packet.properties
-        if self._authentication is not None and not self._trust(properties.authentication_data, now):
+        if self._authentication is not None and not self._verify_server(properties.authentication_data, now):
             return
         self.state = ClientState.CONNECTED
         self.server = packet
@@ -378,13 +379,13 @@ class ClientEngine:
             try:
                 answer = authentication.answer(properties.authentication_data)
             except PenstockError as e:
-                self._distrust(e, now)
+                self._reject_server(e, now)
                 return
             self._send_auth(ReasonCode.CONTINUE_AUTHENTICATION, answer, now)  # [MQTT-4.12.0-3]
         elif packet.reason_code == 0 and again is not None:
             self._reauthentication = None
-            if self._trust(properties.authentication_data, now):
-                self._events.append(Answered(again, (0,), properties.reason_string or ""))
+            if self._verify_server(properties.authentication_data, now):
+                self._events.append(OperationDone(again, (0,), properties.reason_string or ""))
         else:
             raise protocol_error("AUTH with a reason code that is out of place")
 
@@ -393,17 +394,17 @@ class ClientEngine:
         properties = Properties(authentication_method=self._authentication.method, authentication_data=data)
         self._outbox.send(Auth(int(reason_code), properties), now)
 
-    def _trust(self, data: bytes | None, now: int) -> bool:
+    def _verify_server(self, data: bytes | None, now: int) -> bool:
         """Check the server's proof; return False after closing the connection without one."""
         assert self._authentication is not None
         try:
             self._authentication.finish(data)
         except PenstockError as e:
-            self._distrust(e, now)
+            self._reject_server(e, now)
             return False
         return True
 
-    def _distrust(self, error: PenstockError, now: int) -> None:
+    def _reject_server(self, error: PenstockError, now: int) -> None:
         if self.state is ClientState.CONNECTED:
             self._outbox.send(Disconnect(ReasonCode.UNSPECIFIED_ERROR), now)  # 0x87 is for servers
         self._end()

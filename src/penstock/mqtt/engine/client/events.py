@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.errors import PenstockError
 from penstock.mqtt.codec.packets import ConnAck, Publish
 
-__all__ = ["Answered", "Closed", "Connected", "Event", "Refused", "Unsubscribed"]
+__all__ = ["Closed", "ConnectRefused", "Connected", "Event", "OperationDone", "Unsubscribed"]
 
 
 @dataclass(slots=True)
@@ -19,14 +19,14 @@ class Connected:
 
 
 @dataclass(slots=True)
-class Refused:
+class ConnectRefused:
     """The server refused CONNECT; close the network connection."""
 
     packet: ConnAck
 
 
 @dataclass(slots=True)
-class Answered:
+class OperationDone:
     """An operation is done: reason codes (one of a publish, else one per filter) and the server's Reason String.
 
     ``error`` is set if the client gave up: the protocol or the server's capabilities forbid it, or the message expired.
@@ -60,5 +60,5 @@ class Unsubscribed:
     reason_code: int
 
 
-Event = Connected | Refused | Answered | Closed | Unsubscribed | Publish
+Event = Connected | ConnectRefused | OperationDone | Closed | Unsubscribed | Publish
 """Result of :meth:`ClientEngine.receive` and :meth:`ClientEngine.tick`; a Publish is a received message."""

@@ -21,7 +21,7 @@ from penstock.mqtt.engine.client.outbox import Outbox
 __all__ = ["Incoming"]
 
 
-class _Receipt:
+class _ReceivedMessage:
     """A message of this connection without acknowledgement. ``code``: None until the owner acknowledges it."""
 
     __slots__ = ("code", "publish")
@@ -49,8 +49,8 @@ class Incoming:
         self._topic_alias_maximum = topic_alias_maximum
         self._automatic = automatic
         self._aliases: dict[int, str] = {}
-        self._order: deque[_Receipt] = deque()
-        self._open: dict[int, _Receipt] = {}
+        self._order: deque[_ReceivedMessage] = deque()
+        self._open: dict[int, _ReceivedMessage] = {}
         """The messages in ``_order`` by packet identifier."""
         self._exactly_once: dict[int, Publish | None] = {}
         """QoS 2 messages of the session up to their PUBREL; None after the owner acknowledged them."""
@@ -87,7 +87,7 @@ class Incoming:
             self._outbox.add(b"\x40\x02" + encode_size(publish.packet_id), now)
             self._events.append(publish)
         else:
-            self._take(publish, now)
+            self._receive(publish, now)
 
     def release(self, packet: PubRel, now: int) -> None:
         """Handle a PUBREL, which completes a QoS 2 message [MQTT-4.3.3-11]."""
@@ -132,7 +132,7 @@ class Incoming:
             raise protocol_error(f"Topic Alias {alias} was never set")
         publish.topic = topic
 
-    def _take(self, publish: Publish, now: int) -> None:
+    def _receive(self, publish: Publish, now: int) -> None:
         packet_id = publish.packet_id
         if packet_id in self._open or packet_id in self._awaiting_release:
             raise protocol_error(f"PUBLISH with the packet identifier {packet_id}, which is in use [MQTT-2.2.1-4]")
@@ -144,10 +144,10 @@ class Incoming:
                 f"mqtt: more than the Receive Maximum of {self._receive_maximum} messages without acknowledgement",
                 reason_code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
             )
-        receipt = _Receipt(publish)
+        receipt = _ReceivedMessage(publish)
         if publish.qos == 2 and packet_id in self._exactly_once:  # sent again after a reconnect [MQTT-4.3.3-10]
             before = self._exactly_once[packet_id]
-            receipt = _Receipt(publish, 0) if before is None else _Receipt(before)
+            receipt = _ReceivedMessage(publish, 0) if before is None else _ReceivedMessage(before)
         else:
             if publish.qos == 2:
                 self._exactly_once[packet_id] = publish

@@ -27,7 +27,7 @@ class Outbox:
         self.pieces.append(data)
         self.last_sent = now
 
-    def take(self) -> bytes:
+    def take_output(self) -> bytes:
         """Return and remove the output."""
         data = b"".join(self.pieces)
         self.pieces.clear()

@@ -30,7 +30,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.client.events import Answered, Event, Unsubscribed
+from penstock.mqtt.engine.client.events import Event, OperationDone, Unsubscribed
 from penstock.mqtt.engine.client.outbox import Outbox
 from penstock.mqtt.engine.model.inflight import Inflight, InflightEntry
 
@@ -305,14 +305,14 @@ class Outgoing:
 
     def _answer(self, operation: _Operation, reason_codes: Sequence[int], reason_string: str | None) -> None:
         if operation.token is not None:
-            self._events.append(Answered(operation.token, reason_codes, reason_string or ""))
+            self._events.append(OperationDone(operation.token, reason_codes, reason_string or ""))
 
     def _give_up(self, operation: _Operation, error: PenstockError) -> None:
         """Fail a message that is not sent (any more)."""
         if self._find(operation.packet.packet_id) is operation:
             self._inflight.remove(operation)
         if operation.token is not None:
-            self._events.append(Answered(operation.token, (), "", error))
+            self._events.append(OperationDone(operation.token, (), "", error))
 
     def _count_down(self, operation: _Operation, publish: Publish, now: int) -> bool:
         """Update the expiry of a message before it is sent; return False if it expired and failed."""

@@ -56,7 +56,7 @@ _PINGREQ: Final = 12
 _DISCONNECT: Final = 14
 
 
-class _Change:
+class _SubscriptionRequest:
     """SUBSCRIBE or UNSUBSCRIBE in progress, with the reason codes of the topic filters handled so far."""
 
     __slots__ = ("codes", "packet")
@@ -105,7 +105,7 @@ class BrokerConnection(ConnectionState):
         self._reauthentication: Reauthentication | None = None
         self._deciding = False
         """Reading is held until the Access decides about CONNECT."""
-        self._change: _Change | None = None
+        self._change: _SubscriptionRequest | None = None
         """SUBSCRIBE or UNSUBSCRIBE that is continued in the next share."""
         self._credit: i64 = 0
         """Work of the last packet beyond the share of its turn, as a negative number, subtracted from later turns."""
@@ -173,9 +173,9 @@ class BrokerConnection(ConnectionState):
                 elif packet_type == _PINGREQ and decoder.is_empty():
                     self.send_encoded(PINGRESP)
                 elif packet_type == _DISCONNECT and decoder.is_empty():
-                    self._leave(session, now)
+                    self._handle_disconnect(session, now)
                 else:
-                    self._other(session, decoder.packet(), end, now)
+                    self._handle_packet(session, decoder.packet(), end, now)
                     if self._change is not None:
                         self._credit = end - broker.work
                         self.unread = True
@@ -292,11 +292,11 @@ class BrokerConnection(ConnectionState):
                 if isinstance(packet, Publish):
                     handle_publish(self, session, packet, now, wall_ms)
                 else:
-                    self._other(session, packet, NO_END, now)
+                    self._handle_packet(session, packet, NO_END, now)
         except RemoteProtocolError as e:
             self._fail(e, now)
 
-    def _other(self, session: Session, packet: Packet, end: i64, now: int) -> None:
+    def _handle_packet(self, session: Session, packet: Packet, end: i64, now: int) -> None:
         """Handle packets other than PUBLISH, on an accepted connection; topic filters until the work is ``end``."""
         if isinstance(packet, PubRec):
             code = session.pubrec(packet.packet_id, packet.reason_code, now)
@@ -313,7 +313,7 @@ class BrokerConnection(ConnectionState):
         elif isinstance(packet, (Subscribe, Unsubscribe)):
             if isinstance(packet, Subscribe) and self.bridge:
                 as_bridge(packet)
-            self._change_subscriptions(session, _Change(packet), end, now)
+            self._change_subscriptions(session, _SubscriptionRequest(packet), end, now)
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, now)
         elif isinstance(packet, Connect):
@@ -321,7 +321,7 @@ class BrokerConnection(ConnectionState):
         elif isinstance(packet, Auth):
             self._authenticate_again(packet, now)
 
-    def _change_subscriptions(self, session: Session, change: _Change, end: i64, now: int) -> bool:
+    def _change_subscriptions(self, session: Session, change: _SubscriptionRequest, end: i64, now: int) -> bool:
         """Handle topic filters of SUBSCRIBE or UNSUBSCRIBE until the work is ``end``; return whether all are handled.
 
         The answer follows the last one. The rest is handled by :meth:`proceed`, before other packets: a packet with
@@ -339,7 +339,7 @@ class BrokerConnection(ConnectionState):
         session.hold_output(self)
         if isinstance(packet, Subscribe):
             refused = next((code for code in codes if code >= 0x80), 0)
-            self.send(SubAck(packet.packet_id, codes, self.explained(SUBSCRIPTION_REASONS.get(refused, ""))))
+            self.send(SubAck(packet.packet_id, codes, self.problem_text(SUBSCRIPTION_REASONS.get(refused, ""))))
             subscribed(session, packet, now)
         else:
             self.send(UnsubAck(packet.packet_id, codes))
@@ -378,13 +378,13 @@ class BrokerConnection(ConnectionState):
                 raise protocol_error("Session Expiry Interval on DISCONNECT after 0 on CONNECT")
             session.expiry_s = min(expiry, self.broker.limits.max_session_expiry_s)
         if packet.reason_code == 0:
-            self._leave(session, now)
+            self._handle_disconnect(session, now)
         else:
             self.left = True
             self.close()
             self._sessions.connection_ended(self, now)
 
-    def _leave(self, session: Session, now: int) -> None:
+    def _handle_disconnect(self, session: Session, now: int) -> None:
         """Handle an orderly DISCONNECT."""
         session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
         self.left = True

@@ -49,7 +49,7 @@ class TokenBucket:
         """Credit in thousandths of a token: milliseconds times rate are added without a division."""
         self._since = now
 
-    def take(self, now: int) -> bool:
+    def acquire(self, now: int) -> bool:
         """Remove a token; False without one. The credit then becomes negative, down to one more burst."""
         credit = self._credit
         if now != self._since:
@@ -249,7 +249,7 @@ class ConnectionState(PacketWriter):
             del session.incoming[answer.packet_id]
             self.open_qos2.discard(answer.packet_id)
             session.mark_routed(answer.packet_id)
-        self.end(ReasonCode.SERVER_BUSY, reason_string)
+        self.disconnect_client(ReasonCode.SERVER_BUSY, reason_string)
 
     def _hold_identifier(self, answer: PendingAck) -> None:
         """Hold the identifier of a QoS 2 message until PUBREL; a refusal frees it [MQTT-4.3.3-9].
@@ -382,7 +382,7 @@ class ConnectionState(PacketWriter):
         self._send_disconnect(reason_code, reason_string)
         self.broker.connection_ended(self, now)
 
-    def end(self, reason_code: int, reason_string: str) -> None:
+    def disconnect_client(self, reason_code: int, reason_string: str) -> None:
         """End the connection as :meth:`disconnect`, without the current time: its session goes offline at the next
         flush."""
         if self.closing:

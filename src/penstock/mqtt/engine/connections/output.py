@@ -39,9 +39,9 @@ __all__ = [
     "PUBLISH_REASONS",
     "SUBSCRIPTION_REASONS",
     "Outbound",
+    "OutputTransport",
     "PacketWriter",
     "PendingWrite",
-    "Sink",
     "UncommittedOutput",
     "diagnosis",
 ]
@@ -87,7 +87,7 @@ _MAX_KEPT_BUFFER: Final = 4096
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Sink:
+class OutputTransport:
     """The transport of a connection. A closing one discards the data."""
 
     __slots__ = ()
@@ -115,7 +115,7 @@ class UncommittedOutput:
         self._pieces.append((gate, data))
         self.bytes += len(data)
 
-    def take(self, committed: int) -> bytes:
+    def take_committed(self, committed: int) -> bytes:
         """Remove and return the output that may be sent after commit ``committed``."""
         pieces = self._pieces
         ready: list[bytes] = []
@@ -164,7 +164,7 @@ class PacketWriter(SessionConnection):
         self._problem_information = True
         self.aliases_out: AliasesOut | None = None
         """Topic aliases of the broker; None if the client does not allow any."""
-        self.sink: Sink | None = None
+        self.sink: OutputTransport | None = None
         """Transport for output that need not wait for the flush; None: all output waits."""
         self.throttled = False
         """Whether the output limit of this turn is reached; a later turn continues."""
@@ -352,30 +352,30 @@ class PacketWriter(SessionConnection):
                 self.mark()
         else:
             text = reason_string or PUBLISH_REASONS.get(code, "")
-            self.send(PubAck(packet_id, code, self.explained(text)))
+            self.send(PubAck(packet_id, code, self.problem_text(text)))
 
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 2 message."""
         if code == 0 or self.version != 5:
             self._send_short(0x50020000 | packet_id)
         else:
-            self.send(PubRec(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
+            self.send(PubRec(packet_id, code, self.problem_text(reason_string or PUBLISH_REASONS.get(code, ""))))
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
         """Release a QoS 2 message of the broker."""
         if code == 0 or self.version != 5:
             self._send_short(0x62020000 | packet_id)
         else:
-            self.send(PubRel(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
+            self.send(PubRel(packet_id, code, self.problem_text(IDENTIFIER_REASONS.get(code, ""))))
 
     def pubcomp(self, packet_id: int, code: int = 0) -> None:
         """Complete a QoS 2 message of the client."""
         if code == 0 or self.version != 5:
             self._send_short(0x70020000 | packet_id)
         else:
-            self.send(PubComp(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
+            self.send(PubComp(packet_id, code, self.problem_text(IDENTIFIER_REASONS.get(code, ""))))
 
-    def explained(self, text: str) -> Properties:
+    def problem_text(self, text: str) -> Properties:
         """Return a Reason String, unless the client requested no Problem Information [MQTT-3.1.2-29]."""
         return diagnosis(text) if self._problem_information else Properties()
 
@@ -532,7 +532,7 @@ class Outbound:
         for connection in list(self._uncommitted):
             uncommitted = connection.uncommitted
             assert uncommitted is not None
-            data = uncommitted.take(self._committed)
+            data = uncommitted.take_committed(self._committed)
             done = not uncommitted
             if done:
                 connection.uncommitted = None

@@ -133,12 +133,12 @@ def _answer_later(
         return
     taken[0].receive(answer)
     if len(taken) > 1:
-        _pass_on(connection, session, publish, taken, wall_ms, answer)
+        _pass_to_services(connection, session, publish, taken, wall_ms, answer)
     if answer.waiting and not answer.enqueued:
         connection.enqueue(answer)
 
 
-def _pass_on(
+def _pass_to_services(
     connection: ConnectionState,
     session: Session,
     publish: Publish,
@@ -164,7 +164,7 @@ def _hold_identifier(connection: ConnectionState, session: Session, packet_id: i
 def _check(connection: ConnectionState, session: Session, publish: Publish, now: int) -> int:
     """Check rate limit and rights; return the reason code that refuses the message, 0 to accept it."""
     rate = connection.rate
-    if rate is not None and not rate.take(now):
+    if rate is not None and not rate.acquire(now):
         code = connection.limit_rate(publish, now)
         if code:
             return code

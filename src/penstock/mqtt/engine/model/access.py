@@ -63,14 +63,14 @@ class Principal(Protocol):
         ...
 
 
-class _Unknown:
+class _UnknownPrincipal:
     """Principal of a client that has not reconnected since a restart."""
 
     __slots__ = ()
     name = ""
 
 
-UNKNOWN: Final[Principal] = _Unknown()
+UNKNOWN: Final[Principal] = _UnknownPrincipal()
 """Principal of wills of clients that have not reconnected since a restart. Principals are not stored, so their rights
 are unknown."""
 

@@ -109,7 +109,7 @@ class Inflight:
             entry = entry.next
         return entry
 
-    def take(self, packet_id: i64) -> InflightEntry | None:
+    def pop(self, packet_id: i64) -> InflightEntry | None:
         """Remove and return the entry with that identifier; None for a free one."""
         slots, slot = self._slots, packet_id & self._mask
         entry = slots[slot]

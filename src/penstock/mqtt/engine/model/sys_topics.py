@@ -10,7 +10,7 @@ from typing import Final
 
 import penstock
 from penstock.mqtt.engine.model.stats import BrokerStats
-from penstock.mqtt.engine.model.timers import Timed, Timers
+from penstock.mqtt.engine.model.timers import DeadlineOwner, Timers
 
 __all__ = ["SYS_PREFIX", "SysTopics", "belongs_to_broker", "sys_messages"]
 
@@ -72,7 +72,7 @@ def sys_messages(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
     return [(f"{SYS_PREFIX}broker/{name}", text) for name, text in texts.items()]
 
 
-class SysTopics(Timed):
+class SysTopics(DeadlineOwner):
     """Publishes the metrics every ``interval_ms`` while ``wanted()``, each with ``publish(topic, text, now)``.
 
     Nothing is measured and no timer runs while no client is subscribed. Unchanged metrics are not sent again.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-__all__ = ["Timed", "Timers"]
+__all__ = ["DeadlineOwner", "Timers"]
 
 
-class Timed:
+class DeadlineOwner:
     """Owner of a deadline. ``armed_for``: the time of its entry, 0 for none."""
 
     __slots__ = ("armed_for", "gone")
@@ -34,14 +34,14 @@ class Timers:
     def __init__(self) -> None:
         self.sooner = False
         """Whether a new entry is before all others; the shell then adjusts its timer and clears the flag."""
-        self._heap: list[tuple[int, int, Timed]] = []
+        self._heap: list[tuple[int, int, DeadlineOwner]] = []
         self._sequence = 0
         self._gone = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def arm(self, owner: Timed, when: int) -> None:
+    def arm(self, owner: DeadlineOwner, when: int) -> None:
         """Call ``owner.due`` at ``when`` or earlier: an earlier entry stays."""
         if owner.armed_for and owner.armed_for <= when:
             return
@@ -52,7 +52,7 @@ class Timers:
             self.sooner = True
         heappush(heap, (when, self._sequence, owner))
 
-    def remove(self, owner: Timed) -> None:
+    def remove(self, owner: DeadlineOwner) -> None:
         """Remove the entry of ``owner``."""
         if owner.gone:
             return

@@ -95,7 +95,7 @@ class Route:
         self.many = len(targets) + len(shared) > 1
         self.exclusive = refusal != 0 or any(service.exclusive for service in services)
 
-    def unheard(self) -> str:
+    def undelivered_reason(self) -> str:
         """Return the reason why a response did not reach its client, which has no matching subscription."""
         if self.shared:
             return SHARED_TOPIC

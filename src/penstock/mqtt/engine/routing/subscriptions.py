@@ -15,7 +15,7 @@ from zlib import crc32
 
 from penstock.mqtt.codec.packets import Subscription
 from penstock.mqtt.codec.topics import SHARE_PREFIX, has_wildcard
-from penstock.mqtt.engine.model.timers import Timed
+from penstock.mqtt.engine.model.timers import DeadlineOwner
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -39,14 +39,14 @@ def split_shared(topic_filter: str) -> tuple[str, str] | None:
     return name, rest
 
 
-def _mixed(value: int) -> int:
+def _mix_bits(value: int) -> int:
     """Mix the bits of a hash with the finalizer of splitmix64."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
 
 
-class Subscriber(Timed):
+class Subscriber(DeadlineOwner):
     """The owner of subscriptions, as routing sees it; sessions implement it."""
 
     __slots__ = ("client_id", "ending", "rights")
@@ -169,4 +169,4 @@ def by_hash(key: str, members: list[SessionSubscription]) -> SessionSubscription
     Joining or leaving members do not change the weights of others.
     """
     wanted = crc32(key.encode(errors="replace"))
-    return max(members, key=lambda m: _mixed(crc32(m.session.client_id.encode(errors="replace")) << 32 ^ wanted))
+    return max(members, key=lambda m: _mix_bits(crc32(m.session.client_id.encode(errors="replace")) << 32 ^ wanted))

@@ -73,7 +73,7 @@ class BrokerCore(SessionOwner):
         self.sessions: dict[str, Session] = {}
         self.ending: dict[str, Session] = {}
         """Ended sessions with many subscriptions, which are removed in shares of loop turns."""
-        self.wake: Callable[[], None] = _nothing
+        self.wake: Callable[[], None] = _noop
         """Requests a call of :meth:`Broker.flush` in the next turn."""
         self.journal = journal or Journal(enabled=False)
         self.router = Router(limits)
@@ -188,11 +188,11 @@ class BrokerCore(SessionOwner):
                 return True
         return False
 
-    def unheard(self, client_id: str, topic: str) -> str:
+    def undelivered_reason(self, client_id: str, topic: str) -> str:
         """Return the reason why :meth:`respond` did not reach the client."""
         if client_id not in self.sessions:
             return "the client has no session any more"
-        return self.router.route(topic).unheard()
+        return self.router.route(topic).undelivered_reason()
 
     def deliver(self, client_id: str, publish: Publish, now: int, *, deletes: bool = False) -> bool:
         """Deliver a notification to one session, subscribed or not; ``deletes`` as in :class:`Notification`.
@@ -333,5 +333,5 @@ def _full_receiver(route: Route, message: Message, publisher: Session) -> Subscr
     return None
 
 
-def _nothing() -> None:
+def _noop() -> None:
     """Default of callbacks before a shell sets them: does nothing."""

@@ -177,14 +177,14 @@ class MessageQueue:
         self._stats.notifications_merged += dropped
         return dropped > 0
 
-    def take(self) -> Delivery:
+    def pop(self) -> Delivery:
         """Remove and return the oldest QoS 1 or 2 message of a queue that is not empty."""
         delivery = self.reliable.popleft()
         self.backlog = len(self.reliable) > 0
         self._forget(delivery)
         return delivery
 
-    def take_qos0(self) -> Delivery:
+    def pop_qos0(self) -> Delivery:
         """Remove and return the oldest QoS 0 message of a queue that is not empty."""
         delivery = self.qos0.popleft()
         self._forget(delivery)

@@ -29,7 +29,7 @@ def restore(broker: BrokerCore, found: Recovered, now: int) -> None:
         subscription = SessionSubscription(session, wanted, row.qos, row.identifier)
         session.subscriptions[row.topic_filter] = subscription
         broker.router.add(subscription)
-    _Deliveries(broker, sessions, now).restore(found)
+    _DeliveryRecovery(broker, sessions, now).restore(found)
     for number, packet_id, state in found.incoming:
         session = sessions[number]
         if state != ROUTED:
@@ -60,7 +60,7 @@ def _session(broker: BrokerCore, row: SessionRow, now: int) -> Session:
     return session
 
 
-class _Deliveries:
+class _DeliveryRecovery:
     """Restores the deliveries of the sessions."""
 
     def __init__(self, broker: BrokerCore, sessions: dict[int, Session], now: int) -> None:

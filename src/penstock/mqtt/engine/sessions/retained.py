@@ -110,7 +110,7 @@ class Retained:
 
     def restore(self, topic: str, message: Message, source: Source | None) -> None:
         """Store a message with a payload regardless of the limits, which may have been lowered before this start."""
-        count, size = self._with(topic, message)
+        count, size = self._totals_with(topic, message)
         if message.expires_at and (not self._expiry or message.expires_at < self._expiry):
             self._expiry = message.expires_at
         level = self._root
@@ -167,10 +167,10 @@ class Retained:
 
     def _has_room(self, topic: str, message: Message) -> bool:
         """Whether ``message`` is within the limits, or takes no more room than the one that it replaces."""
-        count, size = self._with(topic, message)
+        count, size = self._totals_with(topic, message)
         return (count <= self.max_messages or count == self.count) and (size <= self.max_bytes or size <= self.bytes)
 
-    def _with(self, topic: str, message: Message) -> tuple[int, int]:
+    def _totals_with(self, topic: str, message: Message) -> tuple[int, int]:
         """Return count and bytes after storing ``message``."""
         old = self.get(topic)
         if old is None:

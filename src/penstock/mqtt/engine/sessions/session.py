@@ -21,7 +21,7 @@ from penstock.mqtt.engine.model.journal import SessionRow
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.model.message import RELEASED, Delivery, DeliveryPool, Message, Notification
 from penstock.mqtt.engine.model.stats import BrokerStats
-from penstock.mqtt.engine.model.timers import Timed
+from penstock.mqtt.engine.model.timers import DeadlineOwner
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, Subscriber
 from penstock.mqtt.engine.sessions.message_queue import MessageQueue, QueueTotals
 from penstock.mqtt.engine.sessions.retained import Retained, RetainedSearch
@@ -77,7 +77,7 @@ class SessionOwner:
         raise NotImplementedError
 
 
-class SessionConnection(Timed):
+class SessionConnection(DeadlineOwner):
     """The network connection of a client, as its session sees it."""
 
     __slots__ = ("closing", "gate", "send_maximum", "session", "unacknowledged", "version", "writable")
@@ -349,7 +349,7 @@ class Session(Subscriber):
         inflight = self.inflight
         return inflight.count < connection.send_maximum and inflight.bytes < self._max_inflight_bytes
 
-    def _leave_flight(self, delivery: Delivery) -> None:
+    def _release_bytes(self, delivery: Delivery) -> None:
         """Subtract a large message that is no longer in flight."""
         size = len(delivery.message.payload)
         if size >= LARGE:
@@ -362,14 +362,14 @@ class Session(Subscriber):
             RemoteProtocolError: the message was sent at QoS 2.
         """
         inflight = self.inflight
-        delivery = cast("Delivery | None", inflight.take(packet_id))
+        delivery = cast("Delivery | None", inflight.pop(packet_id))
         if delivery is None:
             return False
         if delivery.qos != 1:
             inflight.put_back(delivery)  # the session outlives this connection
             raise protocol_error("PUBACK for a message sent at QoS 2")
         if inflight.bytes:
-            self._leave_flight(delivery)
+            self._release_bytes(delivery)
         if self.resend is not _NOTHING:
             if self.journal is not None:
                 self.journal.done(delivery)
@@ -397,7 +397,7 @@ class Session(Subscriber):
         if delivery.qos != 2:
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.inflight.bytes:
-            self._leave_flight(delivery)  # the payload is no longer needed
+            self._release_bytes(delivery)  # the payload is no longer needed
         if self.resend is not _NOTHING and delivery in self.resend:
             self.resend.remove(delivery)
         journal = self.journal
@@ -440,7 +440,7 @@ class Session(Subscriber):
         for sent in self.deliveries():
             if (sent.message, sent.share) in gone:
                 if self.inflight.bytes:
-                    self._leave_flight(sent)
+                    self._release_bytes(sent)
                 self.inflight.remove(sent)
         self.waiting.remove(deliveries)
         if self.journal is not None:
@@ -486,7 +486,7 @@ class Session(Subscriber):
             first = 0x38 | delivery.qos << 1 | delivery.retain
             if not connection.send_publish(delivery.message, delivery.packet_id, first, delivery.identifiers, now):
                 if inflight.bytes:
-                    self._leave_flight(delivery)
+                    self._release_bytes(delivery)
                 inflight.remove(delivery)
                 if self.journal is not None:
                     self.journal.done(delivery)
@@ -497,14 +497,14 @@ class Session(Subscriber):
             if broker.work >= end:
                 connection.throttle()
                 return
-            self.send_queued(waiting.take(), connection, now)
+            self.send_queued(waiting.pop(), connection, now)
         if self.retained_delivery is not None and self.retained_delivery.send(connection, now):
             self.retained_delivery = None
         while waiting.qos0 and connection.writable:
             if broker.work >= end:
                 connection.throttle()
                 return
-            delivery = waiting.take_qos0()
+            delivery = waiting.pop_qos0()
             message = delivery.message
             if message.expired(now):
                 self._stats.dropped_expired += 1
@@ -564,10 +564,10 @@ class RetainedDelivery:
 
     def add(self, subscription: SessionSubscription) -> None:
         """Add a subscription; one that is being sent starts again."""
-        self.end(subscription.topic_filter)
+        self.cancel(subscription.topic_filter)
         self._subscriptions[subscription.topic_filter] = subscription
 
-    def end(self, topic_filter: str) -> None:
+    def cancel(self, topic_filter: str) -> None:
         """Remove a subscription."""
         if topic_filter in self._subscriptions:
             if next(iter(self._subscriptions)) == topic_filter:

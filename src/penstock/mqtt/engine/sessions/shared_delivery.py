@@ -31,7 +31,7 @@ def share_out(session: Session, now: int) -> None:
     inflight = [d for d in session.deliveries() if d.share and d.qos == 1]
     waiting = [d for d in session.waiting.reliable if d.share]
     if inflight or waiting:
-        _hand_over(session, inflight + waiting, now, online_only=not session.ending)
+        _move_deliveries(session, inflight + waiting, now, online_only=not session.ending)
 
 
 def take_over(group: SharedGroup, now: int) -> None:
@@ -45,16 +45,16 @@ def take_over(group: SharedGroup, now: int) -> None:
 def leave_group(session: Session, group: SharedGroup, now: int) -> None:
     """Move queued messages of a session that unsubscribed to other members."""
     if group.members:
-        _hand_over(
+        _move_deliveries(
             session, [d for d in session.waiting.reliable if d.share == group.topic_filter], now, online_only=False
         )
 
 
-def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, online_only: bool) -> None:
+def _move_deliveries(session: Session, deliveries: Iterable[Delivery], now: int, *, online_only: bool) -> None:
     moved: list[Delivery] = []
     takers: list[tuple[SessionSubscription, SharedGroup]] = []
     allowed: dict[tuple[SharedGroup, str], list[SessionSubscription]] = {}
-    room: dict[Session, _Room] = {}
+    room: dict[Session, _QueueRoom] = {}
     for delivery in deliveries:
         message = delivery.message
         group = session.shared_group(delivery.share)
@@ -72,8 +72,8 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
             receiver = _session(taker)
             left = room.get(receiver)
             if left is None:
-                left = room[receiver] = _Room(receiver)
-            if not left.take(message.size):
+                left = room[receiver] = _QueueRoom(receiver)
+            if not left.reserve(message.size):
                 receiver.deferred_group = group
                 continue
         moved.append(delivery)
@@ -90,7 +90,7 @@ def _session(subscription: SessionSubscription) -> Session:
     return session
 
 
-class _Room:
+class _QueueRoom:
     """Remaining room in the queue of a session."""
 
     __slots__ = ("_bytes", "_messages")
@@ -98,7 +98,7 @@ class _Room:
     def __init__(self, session: Session) -> None:
         self._messages, self._bytes = session.waiting.room()
 
-    def take(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Reserve room for a message; return False if it does not fit."""
         if self._messages < 1 or self._bytes < size:
             return False

@@ -121,7 +121,7 @@ def _end_subscription(broker: BrokerCore, session: Session, subscription: Sessio
     if session.journal is not None:
         session.journal.unsubscribed(subscription.topic_filter)
     if session.retained_delivery is not None:
-        session.retained_delivery.end(subscription.topic_filter)  # [MQTT-3.10.4-2]
+        session.retained_delivery.cancel(subscription.topic_filter)  # [MQTT-3.10.4-2]
     group = subscription.group
     if group is not None:
         leave_group(session, group, now)

@@ -84,7 +84,7 @@ class ReadAhead:
         self._held: dict[PendingRead, tuple[LogRead | None, int]] = {}
         """Results of reads (None while they are due) and the time when they were scheduled, oldest first."""
 
-    def take(self, pending: PendingRead) -> LogRead | None:
+    def pop(self, pending: PendingRead) -> LogRead | None:
         """Return the result of a prepared read, once; None: it must be read now."""
         found = self._held.pop(pending, None)
         return None if found is None else found[0]
@@ -169,7 +169,7 @@ class FetchHandler:
         self._max_waiting = limits.max_waiting_fetches
 
     @property
-    def parked(self) -> int:
+    def waiting_count(self) -> int:
         """Number of fetches that wait for messages."""
         return self._parked_count
 
@@ -186,7 +186,7 @@ class FetchHandler:
         if request.timeout:
             wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the response must arrive within the request's timeout
         if wait_ms <= 0:
-            return _nothing(message, found)
+            return _empty_response(message, found)
         deadline = context.now_ms + wait_ms
         registration = None if message.HasField("range") else self._registrations.get(_key(message))
         self._parked.setdefault(found, []).append(_WaitingFetch(context, message, deadline, registration))
@@ -201,7 +201,11 @@ class FetchHandler:
             return
         still = []
         for parked in waiting:
-            found = _REPLACED if self._replaced(parked) else self._try(parked.message, parked.context.at(now_ms))
+            found = (
+                _REPLACED
+                if self._has_new_registration(parked)
+                else self._try(parked.message, parked.context.at(now_ms))
+            )
             if isinstance(found, BrokerResponse):
                 self._finish(parked, found)
             else:
@@ -216,7 +220,7 @@ class FetchHandler:
             if len(still) < len(waiting):
                 for parked in waiting:
                     if parked.deadline <= now_ms:
-                        found = _REPLACED if self._replaced(parked) else self._answer(parked, now_ms)
+                        found = _REPLACED if self._has_new_registration(parked) else self._answer(parked, now_ms)
                         self._finish(parked, found)
                 if still:
                     self._parked[store] = still
@@ -241,7 +245,7 @@ class FetchHandler:
         for parked in self._parked.pop(store, []):
             self._finish(parked, self._answer(parked, now_ms))
 
-    def _replaced(self, parked: _WaitingFetch) -> bool:
+    def _has_new_registration(self, parked: _WaitingFetch) -> bool:
         """Whether the client has registered again: the messages would count as delivered without being received."""
         if parked.registration is None:
             return False
@@ -258,7 +262,7 @@ class FetchHandler:
 
     def _answer(self, parked: _WaitingFetch, now_ms: int) -> BrokerResponse:
         found = self._try(parked.message, parked.context.at(now_ms))
-        return found if isinstance(found, BrokerResponse) else _nothing(parked.message, found)
+        return found if isinstance(found, BrokerResponse) else _empty_response(parked.message, found)
 
     def _try(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> BrokerResponse | LogStore:
         """Return the response, or the store if it has no message to read yet."""
@@ -307,7 +311,7 @@ class FetchHandler:
         ):
             room //= 2
         pending = PendingRead(store, key[2], start, registration.keys, room)
-        read = self.ahead.take(pending) or pending.read()
+        read = self.ahead.pop(pending) or pending.read()
         if read.from_disk and read.next_offset < end:
             self.ahead.expect(pending._replace(start=read.next_offset), now_ms)
         delivered = read.offsets[-1] + INDEX_RECORD_BYTES if manual and read.count else 0
@@ -322,7 +326,7 @@ class FetchHandler:
             start=start,
             end=end,
             behind_bytes=store.durable_data_end - read.data_end,
-            slow=registration.keys is not None and _near_the_head(topic, end - read.next_offset),
+            slow=registration.keys is not None and _has_little_lag(topic, end - read.next_offset),
         )
         if message.wantOffsets:
             body.append(self._offsets_of(store, read))
@@ -422,7 +426,7 @@ def _patience_ms(message: pb.GetMessageRequestC2B, store: LogStore) -> int:
     return _COMMIT_WAIT_MS if store.unwritten_bytes and not store.immediate else 0
 
 
-def _nothing(message: pb.GetMessageRequestC2B, store: LogStore) -> BrokerResponse:
+def _empty_response(message: pb.GetMessageRequestC2B, store: LogStore) -> BrokerResponse:
     """The response to a get for which ``store`` has no message."""
     if message.HasField("range"):
         body, _ = answer_range(store, message.partitionId, message.range)
@@ -434,7 +438,7 @@ def _failed(refusal: Refusal, wait_ms: int = -1) -> BrokerResponse:
     return make_response(MethodId.GET_MESSAGES, get_failure(refusal.code, refusal.text, wait_ms))
 
 
-def _near_the_head(topic: Topic, left: int) -> bool:
+def _has_little_lag(topic: Topic, left: int) -> bool:
     """Whether a consumer with filters lags less than ten filtered reads of the reference and should slow down."""
     records = max(8000, min(1000 * (topic.config.partitions or 1), 13_500)) * 3
     return left < 10 * records * 28

@@ -21,7 +21,7 @@ READ_FROM_MAX = 1
 READ_ALWAYS_MAX = 2
 
 
-class _Slot:
+class _OffsetState:
     __slots__ = ("committed", "delivered", "in_flight")
 
     def __init__(self, committed: int) -> None:
@@ -34,7 +34,7 @@ class GroupOffsets:
     """Offsets of all groups. ``dirty`` collects changes to store; the shell fetches them by `take_dirty`."""
 
     def __init__(self, stored: Iterable[tuple[Key, int]] = ()) -> None:
-        self._slots: dict[Key, _Slot] = {key: _Slot(offset) for key, offset in stored}
+        self._slots: dict[Key, _OffsetState] = {key: _OffsetState(offset) for key, offset in stored}
         self.dirty: set[Key] = set()
         self.founded = False
         """Whether a group in ``dirty`` has its first offset: if it were lost, the group would start at an end of the
@@ -66,7 +66,7 @@ class GroupOffsets:
         """
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = _Slot(low if read_status == READ_FROM_MIN else high)
+            slot = self._slots[key] = _OffsetState(low if read_status == READ_FROM_MIN else high)
             self.dirty.add(key)
             self.founded = True
         slot.in_flight = 0
@@ -86,7 +86,7 @@ class GroupOffsets:
         """
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = _Slot(low)
+            slot = self._slots[key] = _OffsetState(low)
             self.dirty.add(key)
             self.founded = True
         if consumed and not manual:
@@ -151,7 +151,7 @@ class GroupOffsets:
 
     def set(self, key: Key, offset: int) -> None:
         """Set a group's offset, as an administrator requests."""
-        slot = self._slots.setdefault(key, _Slot(-1))
+        slot = self._slots.setdefault(key, _OffsetState(-1))
         slot.in_flight = 0
         self._move(key, slot, offset)
 
@@ -175,7 +175,7 @@ class GroupOffsets:
         self.founded = False
         return taken
 
-    def _move(self, key: Key, slot: _Slot, offset: int) -> None:
+    def _move(self, key: Key, slot: _OffsetState, offset: int) -> None:
         if offset != slot.committed:
             slot.committed = offset
             self.dirty.add(key)

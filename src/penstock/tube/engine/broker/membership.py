@@ -180,7 +180,7 @@ class BrokerMembership:
         """
         if method == MethodId.BROKER_REGISTER:
             return self._registered(decode(pb.RegisterResponseM2B, payload))
-        return self._beaten(decode(pb.HeartResponseM2B, payload))
+        return self._heartbeat_answered(decode(pb.HeartResponseM2B, payload))
 
     def _registered(self, answer: pb.RegisterResponseM2B) -> MasterUpdate:
         if not answer.success:
@@ -200,7 +200,7 @@ class BrokerMembership:
         update.soon = True
         return update
 
-    def _beaten(self, answer: pb.HeartResponseM2B) -> MasterUpdate:
+    def _heartbeat_answered(self, answer: pb.HeartResponseM2B) -> MasterUpdate:
         if not answer.success:
             self.registered = False
             if answer.errCode == ErrCode.HB_NO_NODE:

@@ -17,7 +17,7 @@ from penstock.tube.engine.broker.topics import (
     Topics,
 )
 
-__all__ = ["HistoryMessage", "group_history", "history_place"]
+__all__ = ["HistoryMessage", "group_history", "history_partition"]
 
 _VERSION = 3
 _PARTITIONS = 10
@@ -33,7 +33,7 @@ class HistoryMessage(NamedTuple):
     msg_type: str
 
 
-def history_place(group: str) -> tuple[int, str]:
+def history_partition(group: str) -> tuple[int, str]:
     """Partition of a group's history, and the message type of its messages."""
     number = java_hash(group)
     # Java's abs() returns the smallest integer unchanged; no known group hashes to it.
@@ -91,7 +91,7 @@ def group_history(
             "clients": [{"recId": number, "cltId": client, "lstTm": now_ms} for client, number in clients.items()],
             "records": records,
         }
-        partition, msg_type = history_place(group)
+        partition, msg_type = history_partition(group)
         attributes = [(MSG_TYPE, msg_type), (MSG_TIME, minute)]
         if fits_attribute(group):  # group names are arbitrary; the body has the name in any case
             attributes.append(("$groupName$", group))

@@ -23,7 +23,7 @@ from penstock.tube.engine.broker.request_checks import (
     RequestChecks,
     make_response,
 )
-from penstock.tube.engine.broker.send_decoder import NO_SUM, Send, SendDecoder, encode_sent
+from penstock.tube.engine.broker.send_decoder import NO_SUM, SendDecoder, SendFields, encode_sent
 from penstock.tube.engine.broker.topics import (
     Topic,
     Topics,
@@ -35,7 +35,7 @@ from penstock.tube.engine.sessions import RequestContext
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "ProduceHandler", "refuse_place"]
+__all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "ProduceHandler", "partition_refusal"]
 
 MAX_BATCH = 8192
 MAX_BATCH_BYTES = 4 << 20
@@ -94,14 +94,16 @@ class ProduceHandler:
         bodies, wait = self.send_all([send], [data], context)
         return BrokerResponse(bodies[0], wait=wait)
 
-    def send_all(self, sends: list[Send], datas: list[bytes], context: RequestContext) -> tuple[list[bytes], bool]:
+    def send_all(
+        self, sends: list[SendFields], datas: list[bytes], context: RequestContext
+    ) -> tuple[list[bytes], bool]:
         """Store the messages of requests for one partition in order; return the responses, and whether they wait for a
         commit."""
         kinds = _distinct(sends)
         name, partition_id = sends[0].place
         name = name.strip()
         topic = self._topics.by_name.get(name)
-        refusal = refuse_place(name, topic, partition_id)
+        refusal = partition_refusal(name, topic, partition_id)
         for send in kinds:
             refusal = (
                 self._checks.refuse_writer(context, send.client_id, send.token, send.user_token, (name,)) or refusal
@@ -130,7 +132,7 @@ class ProduceHandler:
         self,
         topic: Topic,
         partition_id: int,
-        sends: list[Send],
+        sends: list[SendFields],
         datas: list[bytes],
         now_ms: int,
     ) -> AppendResult | Refusal:
@@ -142,7 +144,7 @@ class ProduceHandler:
         sums: list[int] = []
         flags: list[int] = []
         keys: list[int] = []
-        last: Send | None = None
+        last: SendFields | None = None
         key = 0
         for index in range(len(datas)):
             data, send = datas[index], sends[index]
@@ -166,7 +168,7 @@ class ProduceHandler:
             keys.append(key)
         return self._append(topic, partition_id, datas, sums, flags, keys, now_ms)
 
-    def _store_own(
+    def _store_node_message(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
     ) -> AppendResult | Refusal:
         """Store a message of the node itself."""
@@ -233,7 +235,7 @@ class ProduceHandler:
         auth = request.authInfo
         refusal = self._checks.refuse_writer(
             context, request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, (name,)
-        ) or refuse_place(name, topic, request.partitionId)
+        ) or partition_refusal(name, topic, request.partitionId)
         if refusal is not None or topic is None:
             assert refusal is not None
             return self._refused(refusal)
@@ -243,7 +245,7 @@ class ProduceHandler:
             (name, request.partitionId), request.producer.producerId, request.producer.oldest
         )
         if not datas:
-            return self._about(known if request.HasField("producer") else None)
+            return self._sequence_state(known if request.HasField("producer") else None)
         refusal = self._refuse_batch(request, topic, datas)
         if refusal is not None:
             return self._refused(refusal)
@@ -260,7 +262,7 @@ class ProduceHandler:
             duplicates = min(known - sequence.first, len(datas))
         return self._append_batch(topic, request, datas, sequence, duplicates, context.now_ms)
 
-    def _about(self, expected: int | None) -> BrokerResponse:
+    def _sequence_state(self, expected: int | None) -> BrokerResponse:
         result = pb.SendResult(extensions=EXTENSIONS, count=0, expectedSequence=expected)
         done = pb.SendMessageResponseB2P(
             success=True, errCode=ErrCode.SUCCESS, errMsg=OK, requireAuth=False, result=result
@@ -367,7 +369,7 @@ class ProduceHandler:
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
     ) -> AppendResult | Refusal:
         """Store a message in a system topic."""
-        return self._store_own(topic, partition_id, data, flag, msg_type, now_ms)
+        return self._store_node_message(topic, partition_id, data, flag, msg_type, now_ms)
 
     # Messages of the node itself
 
@@ -391,7 +393,7 @@ class ProduceHandler:
             refusal = Refusal(ErrCode.FORBIDDEN, f"it has no partition {partition_id}")
         else:
             partition = topic.next_partition_id() if partition_id is None else partition_id
-            stored = self._store_own(topic, partition, data, flag, msg_type or "", now_ms)
+            stored = self._store_node_message(topic, partition, data, flag, msg_type or "", now_ms)
             if isinstance(stored, AppendResult):
                 return stored
             refusal = stored
@@ -401,10 +403,10 @@ class ProduceHandler:
         raise RefusedError(what, code=refusal.code, text=refusal.text, peer="broker", why=refusal.text)
 
 
-def _distinct(sends: list[Send]) -> list[Send]:
+def _distinct(sends: list[SendFields]) -> list[SendFields]:
     """Return the distinct sends of ``sends``: usually one, because a client repeats the same fields."""
-    kinds: list[Send] = []
-    last: Send | None = None
+    kinds: list[SendFields] = []
+    last: SendFields | None = None
     for send in sends:
         if send is not last:
             last = send
@@ -420,7 +422,7 @@ def _refuse_size(topic: Topic, size: int) -> Refusal:
     return Refusal(ErrCode.BAD_REQUEST, f"data has {size} bytes; 1 to {topic.max_data_bytes} are accepted")
 
 
-def refuse_place(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
+def partition_refusal(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
     """Reason why nothing can be stored in a partition of the topic ``name``, if any."""
     if not name:
         return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")

@@ -16,7 +16,7 @@ TopicPartition = tuple[str, int]
 FORGOTTEN_MS = 7 * 24 * 3_600_000
 
 
-class _State:
+class _ProducerState:
     __slots__ = ("last", "time_ms")
 
     def __init__(self, last: int, time_ms: int) -> None:
@@ -29,7 +29,7 @@ class ProducerSequences:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._states: dict[TopicPartition, dict[int, _State]] = {}
+        self._states: dict[TopicPartition, dict[int, _ProducerState]] = {}
         self._count = 0
         self.changed: set[tuple[str, int]] = set()
         """Topic and store number of entries that differ from the snapshot on disk; the shell clears it."""
@@ -52,7 +52,7 @@ class ProducerSequences:
             if self._count >= self._most:
                 self._drop_oldest()
                 states = self._states.setdefault(partition, {})
-            states[producer] = _State(last, now_ms)
+            states[producer] = _ProducerState(last, now_ms)
             self._count += 1
         else:
             state.last = max(state.last, last)
@@ -96,7 +96,7 @@ class ProducerSequences:
         limit = times[len(times) // 10]
         self._drop(lambda state: state.time_ms <= limit)
 
-    def _drop(self, gone: Callable[[_State], bool]) -> None:
+    def _drop(self, gone: Callable[[_ProducerState], bool]) -> None:
         for partition, states in list(self._states.items()):
             for producer in [producer for producer, state in states.items() if gone(state)]:
                 del states[producer]

@@ -114,7 +114,7 @@ class Registrations:
                     key, request.clientId.strip(), context
                 )
                 if refusal is None:
-                    return self._take(key, topic, request, context)
+                    return self._register_consumer(key, topic, request, context)
             elif request.opType == _UNREGISTER:
                 refusal = self.not_held(key, request.clientId.strip(), context)
                 if refusal is None:
@@ -140,16 +140,18 @@ class Registrations:
         registration = self._held.get(key)
         if registration is None or (
             registration.client_id == client_id
-            and registration.origin.passes_to(self._checks.origins.origin_of(context))
+            and registration.origin.may_be_continued_by(self._checks.origins.origin_of(context))
         ):
             return None
-        text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(registration)}"
+        text = f"partition {key[2]} of {key[1]} is registered by another consumer{_address_of(registration)}"
         if self.has_expired(registration, context.now_ms):
             # The session is over, but the answer is still 410: the client retries and then succeeds (tubemq.md 10.2).
             self.expire(key)
         return Refusal(ErrCode.PARTITION_OCCUPIED, text)
 
-    def _take(self, key: Key, topic: Topic, request: pb.RegisterRequestC2B, context: RequestContext) -> BrokerResponse:
+    def _register_consumer(
+        self, key: Key, topic: Topic, request: pb.RegisterRequestC2B, context: RequestContext
+    ) -> BrokerResponse:
         store = self._topics.store(topic, key[2])
         filters = [text for text in map(java_trim, request.filterCondStr) if text]
         wanted = request.currOffset if request.HasField("currOffset") else None
@@ -229,11 +231,11 @@ class Registrations:
         if registration is None:
             return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
         if registration.client_id != client_id:
-            text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(registration)}"
+            text = f"partition {key[2]} of {key[1]} is registered by another consumer{_address_of(registration)}"
             return Refusal(ErrCode.DUPLICATE_PARTITION, text)
         origin = self._checks.origins.origin_of(context)
         if registration.origin is not origin:
-            if not registration.origin.passes_to(origin):
+            if not registration.origin.may_be_continued_by(origin):
                 text = (
                     f"partition {key[2]} of {key[1]} was registered over another connection: register it over this one"
                 )
@@ -257,7 +259,9 @@ class Registrations:
         if access is None:
             return
         for key in [
-            key for key, registration in self._held.items() if not access.keeps(registration.user, key[1], key[0])
+            key
+            for key, registration in self._held.items()
+            if not access.still_accepts(registration.user, key[1], key[0])
         ]:
             self.expire(key)
 
@@ -283,6 +287,6 @@ class Registrations:
             self._held.pop(key, None)
 
 
-def _at(registration: Registration) -> str:
+def _address_of(registration: Registration) -> str:
     """Address of a consumer for messages, without its client id, which is confidential."""
     return f" at {registration.origin.host}" if registration.origin.host else ""

@@ -83,7 +83,7 @@ class RequestChecks:
                 return _UNKNOWN_USER
             for topic in topics:
                 if not access.may_produce(user, topic):
-                    return Refusal(ErrCode.FORBIDDEN, f"{_who(user)} may not produce to topic {topic}")
+                    return Refusal(ErrCode.FORBIDDEN, f"{_describe_user(user)} may not produce to topic {topic}")
         return self._refuse_token(token) or _refuse_client(client_id)
 
     def refuse_member(
@@ -131,7 +131,7 @@ class RequestChecks:
         if access is None or access.may_consume(user, topic, reads_as):
             return None
         how = "" if reads_as is None else f" as group {reads_as}"
-        return Refusal(ErrCode.CONSUME_GROUP_FORBIDDEN, f"{_who(user)} may not consume topic {topic}{how}")
+        return Refusal(ErrCode.CONSUME_GROUP_FORBIDDEN, f"{_describe_user(user)} may not consume topic {topic}{how}")
 
     def _refuse_token(self, token: int) -> Refusal | None:
         if self.check_tokens and token not in self.tokens:
@@ -150,7 +150,7 @@ class RequestChecks:
 _UNKNOWN_USER = Refusal(ErrCode.CERTIFICATE_FAILURE, "authentication failed: no valid token of a user")
 
 
-def _who(user: str) -> str:
+def _describe_user(user: str) -> str:
     return f"user {user}" if user else "an anonymous client"
 
 

@@ -21,7 +21,7 @@ from penstock.tube.codec.varint import RisingVarints, encode_varint
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["NO_SUM", "Send", "SendCollector", "SendDecoder", "SendRun", "encode_sent"]
+__all__ = ["NO_SUM", "SendCollector", "SendDecoder", "SendFields", "SendRun", "encode_sent"]
 
 NO_SUM: Final = -1
 """Value of checkSum without a checksum."""
@@ -34,7 +34,7 @@ _DIGITS: Final = [b"%03d" % number for number in range(1000)]
 _FIXED_BYTES: Final = 10  # these, the length of errMsg, requireAuth false and the tag of messageId
 
 
-class Send:
+class SendFields:
     """Fields of a send request except its payload. ``place``: topic and wire id of the partition.
 
     Requests of a client that differ in the payload alone share one object. ``timeout``, ``version``: of the envelope.
@@ -54,12 +54,12 @@ class Send:
         self.user_token = request.authInfo.authAuthorizedToken
 
 
-class _Shape:
+class _RequestTemplate:
     """A whole request: its fields, the end of its data, and the bytes after the data."""
 
     __slots__ = ("end", "rest", "send")
 
-    def __init__(self, send: Send, end: int, rest: bytes) -> None:
+    def __init__(self, send: SendFields, end: int, rest: bytes) -> None:
         self.send = send
         self.end: i64 = end
         self.rest = rest
@@ -69,13 +69,13 @@ class SendDecoder:
     """Decodes SendMessageRequestP2B. The number of entries is limited, because clients choose them."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Send] = {}
-        self._shapes: dict[bytes, _Shape] = {}
+        self._known: dict[bytes, SendFields] = {}
+        self._shapes: dict[bytes, _RequestTemplate] = {}
         """Whole requests, by the bytes up to the data."""
         self._starts: dict[int, list[int]] = {}
         """Offsets at which the data begin, by the length of the frame body; the latest first."""
 
-    def recognise(self, body: bytes) -> tuple[Send, bytes] | None:
+    def recognise(self, body: bytes) -> tuple[SendFields, bytes] | None:
         """Return fields and data of the request in a frame body, if a request that differs only in the data was read
         before."""
         starts = self._starts.get(len(body))
@@ -87,7 +87,7 @@ class SendDecoder:
                 return shape.send, body[start : shape.end]
         return None
 
-    def read_request(self, request: Request, body: bytes) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
+    def read_request(self, request: Request, body: bytes) -> tuple[SendFields, bytes] | pb.SendMessageRequestP2B:
         """Read ``request``, decoded from ``body``, as :meth:`read` does; `recognise` knows similar bodies then."""
         found = self.read(request.payload, request.timeout, request.version)
         if isinstance(found, tuple) and request.start >= 0:
@@ -96,7 +96,7 @@ class SendDecoder:
 
     def read(
         self, payload: bytes, timeout: int | None = None, version: int = PROTOCOL_VERSION
-    ) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
+    ) -> tuple[SendFields, bytes] | pb.SendMessageRequestP2B:
         """Fields and data of a request; the request itself if it is a batch, numbered by its producer, or staged.
 
         Raises RemoteProtocolError as `codec.schema.decode` does.
@@ -110,12 +110,12 @@ class SendDecoder:
         request = decode(pb.SendMessageRequestP2B, payload)
         if request.HasField("batch") or request.HasField("producer") or request.HasField("transaction"):
             return request
-        send = Send(request, timeout, version)
+        send = SendFields(request, timeout, version)
         if place is not None and send.checksum == NO_SUM:  # requests with a checksum are never equal
             self._remember(payload, place, send)
         return send, request.data
 
-    def _remember(self, payload: bytes, place: tuple[int, int, int], send: Send) -> None:
+    def _remember(self, payload: bytes, place: tuple[int, int, int], send: SendFields) -> None:
         start, _, end = place
         if start + len(payload) - end > _LONGEST:
             return
@@ -132,7 +132,7 @@ class SendDecoder:
             self._known.clear()
         self._known[payload[:start] + payload[end:]] = send
 
-    def _learn(self, body: bytes, request: Request, send: Send) -> None:
+    def _learn(self, body: bytes, request: Request, send: SendFields) -> None:
         place = _data_at(request.payload)
         if place is None:
             return
@@ -145,7 +145,7 @@ class SendDecoder:
         if len(self._shapes) >= _SHAPES:
             self._shapes.clear()
             self._starts.clear()
-        self._shapes[body[:begin]] = _Shape(send, end, body[end:])
+        self._shapes[body[:begin]] = _RequestTemplate(send, end, body[end:])
         starts = self._starts.get(len(body), [])
         if begin not in starts:
             self._starts[len(body)] = [begin, *starts[: _STARTS - 1]]
@@ -186,7 +186,7 @@ class SendRun:
 
     def __init__(self) -> None:
         self.serials: list[int] = []
-        self.sends: list[Send] = []
+        self.sends: list[SendFields] = []
         self.datas: list[bytes] = []
 
 
@@ -200,7 +200,7 @@ class SendCollector:
 
     def __init__(self, decoder: SendDecoder) -> None:
         self._runs: dict[tuple[str, int], SendRun] = {}
-        self._by_send: dict[Send, SendRun] = {}
+        self._by_send: dict[SendFields, SendRun] = {}
         """The same runs by the fields of the send: an object, whose lookup is faster than that of a partition."""
         self.timeout: int | None = None
         """The timeout of all collected sends; changed only while there are none."""
@@ -225,7 +225,7 @@ class SendCollector:
                 frames.popleft()
         return count
 
-    def add(self, serial: int, send: Send, data: bytes) -> None:
+    def add(self, serial: int, send: SendFields, data: bytes) -> None:
         """Add a send with the timeout of the others."""
         run = self._by_send.get(send)
         if run is None:
@@ -237,7 +237,7 @@ class SendCollector:
         run.sends.append(send)
         run.datas.append(data)
 
-    def take(self) -> list[SendRun]:
+    def drain(self) -> list[SendRun]:
         """Return and remove the collected sends."""
         runs = list(self._runs.values())
         if runs:

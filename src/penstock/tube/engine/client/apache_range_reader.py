@@ -23,7 +23,7 @@ from penstock.tube.codec.proto import broker_pb2
 
 __all__ = [
     "Answer",
-    "Fetched",
+    "FetchedMessages",
     "GetResult",
     "PartitionRef",
     "Pause",
@@ -82,7 +82,7 @@ class Pause(NamedTuple):
     why: str
 
 
-class Fetched(NamedTuple):
+class FetchedMessages(NamedTuple):
     """A step: messages of the range, of the offsets ``[start, end)``, from a get that began at ``start``."""
 
     start: int
@@ -90,7 +90,7 @@ class Fetched(NamedTuple):
     messages: EncodedMessages
 
 
-RangeStep = SendRequest | Pause | Fetched
+RangeStep = SendRequest | Pause | FetchedMessages
 RangeSteps = Generator[RangeStep, "Answer | None", None]
 Positioned = Generator[RangeStep, "Answer | None", int]
 
@@ -183,9 +183,9 @@ def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -
     while position < end:
         messages, reached = yield from _fetch(session, ref, position, end)
         if len(messages) and reached > end:
-            messages = messages.until((yield from _cut(session, ref, end, reached, messages)))
+            messages = messages.first_messages((yield from _count_before(session, ref, end, reached, messages)))
         if reached > position:
-            yield Fetched(position, min(reached, end), messages)
+            yield FetchedMessages(position, min(reached, end), messages)
             position = reached
     yield from commit_offset(session, ref, end)
 
@@ -269,7 +269,7 @@ def _fetch(
             yield from _register_again(session, ref, position, end)
             continue
         if done.currOffset > position:
-            return (messages if got.errCode == ErrCode.SUCCESS else messages.until(0)), done.currOffset
+            return (messages if got.errCode == ErrCode.SUCCESS else messages.first_messages(0)), done.currOffset
         # Code 404 alone does not mean that the end is reached: messages may not be in the files yet.
         yield Pause(_RETRY_MS, f"{ref}: nothing can be read at offset {position} yet: {got.errMsg}")
 
@@ -284,7 +284,9 @@ def _register_again(session: RangeSession, ref: PartitionRef, position: int, end
     yield from _register(session, ref, position, end)
 
 
-def _cut(session: RangeSession, ref: PartitionRef, end: int, reached: int, messages: EncodedMessages) -> Positioned:
+def _count_before(
+    session: RangeSession, ref: PartitionRef, end: int, reached: int, messages: EncodedMessages
+) -> Positioned:
     """The number of ``messages`` before ``end``, of a batch that reached beyond it."""
     yield from _register(session, ref, end, reached)
     position = end

@@ -49,10 +49,10 @@ __all__ = [
     "ClientBalance",
     "FetchStep",
     "GroupMember",
+    "GroupStart",
     "Membership",
-    "Orders",
     "PartitionConsumer",
-    "Start",
+    "PartitionOrders",
 ]
 
 # --- members of a group ---
@@ -173,7 +173,7 @@ DONE = 2  # EventProto.status: always reported, even if a partition could not be
 REPORT_EVERY = 6  # heartbeats between full reports of what is held
 
 
-class Orders(NamedTuple):
+class PartitionOrders(NamedTuple):
     """Orders of the master: partitions to acquire, partitions to release, whether to register again."""
 
     take: tuple[Partition, ...] = ()
@@ -273,15 +273,17 @@ class Membership(GroupMember):
             request.event.CopyFrom(self._finished)
         return request
 
-    def heard(self, request: master_pb2.HeartRequestC2M, answer: master_pb2.HeartResponseM2C) -> Orders:
+    def heartbeat_answered(
+        self, request: master_pb2.HeartRequestC2M, answer: master_pb2.HeartResponseM2C
+    ) -> PartitionOrders:
         """Return the orders in the response to ``request``. Call :meth:`finished` after executing them."""
         if answer.errCode == ErrCode.HB_NO_NODE:
-            return Orders(register=True)
+            return PartitionOrders(register=True)
         if answer.errCode == ErrCode.CERTIFICATE_FAILURE and self.credentials is not None:
             self.credentials.refused()
-            return Orders(register=True)
+            return PartitionOrders(register=True)
         if answer.errCode != ErrCode.SUCCESS:
-            return Orders()
+            return PartitionOrders()
         self._take_token(answer.authorizedInfo, again=answer.requireAuth)
         if request.HasField("event"):
             self._finished = None
@@ -289,20 +291,20 @@ class Membership(GroupMember):
             self._report = False
         event = answer.event
         if not answer.HasField("event") or event.rebalanceId <= 0:
-            return Orders()
+            return PartitionOrders()
         partitions = tuple(item.partition for item in map(Subscribed.parse, event.subscribeInfo))
         if event.opType in {RebalanceOp.CONNECT, RebalanceOp.ONLY_CONNECT}:
-            orders = Orders(take=partitions)
+            orders = PartitionOrders(take=partitions)
         elif event.opType in {RebalanceOp.DISCONNECT, RebalanceOp.ONLY_DISCONNECT}:
-            orders = Orders(release=partitions)
+            orders = PartitionOrders(release=partitions)
         else:
             # REPORT: the next heartbeat reports all held partitions. An unknown operation is reported as done without
             # effect.
             self._report = True
-            orders = Orders()
+            orders = PartitionOrders()
         self._event = shared_pb2.EventProto()
         self._event.CopyFrom(event)
-        if orders == Orders():
+        if orders == PartitionOrders():
             self.finished()
         return orders
 
@@ -398,10 +400,10 @@ class ClientBalance(GroupMember):
             authInfo=self._certificate(),
         )
 
-    def metadata(self, answer: master_pb2.GetPartMetaResponseM2C, now: int) -> Orders:
+    def metadata(self, answer: master_pb2.GetPartMetaResponseM2C, now: int) -> PartitionOrders:
         """Process the response to :meth:`metadata_request`; return the orders that follow."""
         if answer.errCode == ErrCode.HB_NO_NODE:
-            return Orders(register=True)
+            return PartitionOrders(register=True)
         _accepted(answer.errCode, answer.errMsg)
         self._take_brokers(answer.brokerConfigId, answer.brokerConfigList)
         self._take_topics(answer.topicMetaInfoId, answer.topicMetaInfoList, now)
@@ -417,10 +419,10 @@ class ClientBalance(GroupMember):
             authInfo=self._certificate(),
         )
 
-    def heard(self, answer: master_pb2.HeartResponseM2CV2, now: int) -> Orders:
+    def heartbeat_answered(self, answer: master_pb2.HeartResponseM2CV2, now: int) -> PartitionOrders:
         """Process the response to :meth:`heartbeat`; return the orders that follow."""
         if answer.errCode == ErrCode.HB_NO_NODE:
-            return Orders(register=True)
+            return PartitionOrders(register=True)
         _accepted(answer.errCode, answer.errMsg)
         self._report = False
         self._take_token(answer.authorizedInfo, again=answer.opsTaskInfo.requireAuth)
@@ -440,7 +442,7 @@ class ClientBalance(GroupMember):
                     found[Partition(broker, topic, number)] = open_
         return dict(sorted(found.items()))
 
-    def orders(self) -> Orders:
+    def orders(self) -> PartitionOrders:
         """Return the partitions to acquire and to release."""
         known = self.partitions()
         if self.assigned is not None:
@@ -449,7 +451,7 @@ class ClientBalance(GroupMember):
             count = self._source_count or 1
             wanted = {partition for turn, partition in enumerate(known) if turn % count == self._node_id % count}
         take = tuple(sorted(partition for partition in wanted - self.held if known[partition]))
-        return Orders(take, tuple(sorted(self.held - wanted)) if known else ())
+        return PartitionOrders(take, tuple(sorted(self.held - wanted)) if known else ())
 
     def lost(self, partition: Partition) -> None:
         """Note that the partition is no longer held; the next heartbeat reports it."""
@@ -503,7 +505,7 @@ COMMITS_AT_OFFSETS = 2
 """Version of the extensions since which brokers commit at any offset."""
 
 
-class Start(Enum):
+class GroupStart(Enum):
     """Start of a group without a stored offset; the value is readStatus of the first registration."""
 
     EARLIEST = 0
@@ -535,7 +537,7 @@ class PartitionConsumer:
     def __init__(
         self,
         partition: Partition,
-        start: Start,
+        start: GroupStart,
         *,
         most_wait_ms: int = 400,
         long_poll_ms: int = 0,
@@ -574,7 +576,7 @@ class PartitionConsumer:
         return self.extensions >= COMMITS_AT_OFFSETS
 
     @property
-    def reads_on(self) -> bool:
+    def reads_ahead(self) -> bool:
         """Whether the next get may be sent before the last batch is confirmed."""
         return self._explicit and self.commits_at_offsets
 
@@ -613,9 +615,9 @@ class PartitionConsumer:
             self._attempts += 1
             if self._attempts > 3:
                 return FetchStep.DROP
-            return self._later(100 * self._attempts, now)
+            return self._retry_after(100 * self._attempts, now)
         if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
-            return self._later(500, now)
+            return self._retry_after(500, now)
         return FetchStep.DROP
 
     def get_request(self, client_id: str, group: str) -> broker_pb2.GetMessageRequestC2B:
@@ -625,14 +627,14 @@ class PartitionConsumer:
             partitionId=self.partition.id,
             groupName=group,
             topicName=self.partition.topic,
-            lastPackConsumed=self._verdict and not self.reads_on,
-            manualCommitOffset=self.reads_on,
+            lastPackConsumed=self._verdict and not self.reads_ahead,
+            manualCommitOffset=self.reads_ahead,
             escFlowCtrl=False,
         )
         if self.extensions:
             if self._long_poll_ms:
                 request.maxWaitMs = self._long_poll_ms
-            if self._want_offsets or self.reads_on:
+            if self._want_offsets or self.reads_ahead:
                 request.wantOffsets = True
         return request
 
@@ -660,8 +662,8 @@ class PartitionConsumer:
         if code in {ErrCode.DUPLICATE_PARTITION, ErrCode.CERTIFICATE_FAILURE}:
             return FetchStep.DROP
         if code == ErrCode.SERVER_CONSUME_SPEED_LIMIT:
-            return self._later(max(answer.minLimitTime, 10), now)
-        return self._later(_WAITS_MS.get(code, 300), now)
+            return self._retry_after(max(answer.minLimitTime, 10), now)
+        return self._retry_after(_WAITS_MS.get(code, 300), now)
 
     def confirmed(self) -> None:
         """Note that the batch was processed: the next get or the release commits it."""
@@ -675,14 +677,14 @@ class PartitionConsumer:
     @property
     def leave_status(self) -> int:
         """Return readStatus of the release: 0 commits the last batch, 1 does not."""
-        return 0 if self._verdict and not self.reads_on else 1
+        return 0 if self._verdict and not self.reads_ahead else 1
 
     def _idle(self, now: int) -> FetchStep:
         wait = self._wait_ms
         self._wait_ms = min(wait * 2, self._most_wait_ms)
-        return self._later(wait, now)
+        return self._retry_after(wait, now)
 
-    def _later(self, ms: int, now: int) -> FetchStep:
+    def _retry_after(self, ms: int, now: int) -> FetchStep:
         self.ready_at = now + ms
         return FetchStep.WAIT
 

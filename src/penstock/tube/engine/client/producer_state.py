@@ -36,7 +36,7 @@ from penstock.tube.codec.strings import (
 from penstock.tube.codec.varint import encode_varint
 from penstock.tube.engine.client.request_session import ClientCredentials
 
-__all__ = ["AVOID_MS", "UNTIL_RESTORED", "PartitionQueue", "Routes", "SendEncoder", "Sendable", "Token"]
+__all__ = ["AVOID_MS", "UNTIL_RESTORED", "PartitionQueue", "QueuedMessage", "Routes", "SendEncoder", "Token"]
 
 # --- brokers and partitions ---
 
@@ -112,7 +112,7 @@ class Routes:
             request.wantServed = True
         return request
 
-    def heard(self, answer: master_pb2.HeartResponseM2P) -> None:
+    def heartbeat_answered(self, answer: master_pb2.HeartResponseM2P) -> None:
         """Process the successful response to :meth:`heartbeat`: it has changed brokers, and the whole topic map."""
         if self.credentials is not None:
             self.credentials.authorized(answer.authorizedInfo, sign_again=answer.requireAuth)
@@ -181,13 +181,13 @@ class Routes:
         if self._avoid:
             for ahead in range(len(known)):
                 candidate = known[(turn + ahead) % len(known)]
-                if not self.avoided(candidate.broker.id, now):
+                if not self.excluded(candidate.broker.id, now):
                     turn += ahead
                     break
         self._turn[topic] = turn
         return known[turn % len(known)]
 
-    def avoid(self, broker_id: int, until: int) -> None:
+    def exclude(self, broker_id: int, until: int) -> None:
         """Exclude a broker from round robin until a time in ms, or :data:`UNTIL_RESTORED`."""
         self._avoid[broker_id] = until
 
@@ -196,7 +196,7 @@ class Routes:
         if self._avoid.get(broker_id) == UNTIL_RESTORED:
             del self._avoid[broker_id]
 
-    def avoided(self, broker_id: int, now: int) -> bool:
+    def excluded(self, broker_id: int, now: int) -> bool:
         """Return True if round robin excludes this broker at ``now``."""
         until = self._avoid.get(broker_id)
         if until is None:
@@ -235,7 +235,7 @@ class Routes:
 # --- messages of one partition ---
 
 
-class Sendable(Protocol):
+class QueuedMessage(Protocol):
     """A message in a queue. ``sequence`` is set by the queue: -1 before the message is first sent."""
 
     data: bytes
@@ -247,7 +247,7 @@ class Sendable(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Sendable)
+T = TypeVar("T", bound=QueuedMessage)
 
 
 class PartitionQueue(Generic[T]):
@@ -292,7 +292,7 @@ class PartitionQueue(Generic[T]):
         """True if every message has an outcome."""
         return not (self._waiting or self._flight or self._failed)
 
-    def knows(self, number: int) -> bool:
+    def is_pending(self, number: int) -> bool:
         """Return True if the request of that number has no outcome yet."""
         return number in self._flight
 
@@ -361,7 +361,7 @@ class PartitionQueue(Generic[T]):
         self._failed.append((number, messages))
         return messages
 
-    def again(self) -> tuple[list[T], list[T]] | None:
+    def retries(self) -> tuple[list[T], list[T]] | None:
         """Return the messages to send again, now at the front of the queue, and the abandoned messages.
 
         A message is abandoned if a later one is stored, because it would be stored out of order. None while requests
@@ -457,7 +457,7 @@ class SendEncoder:
         extension.producer.oldest = oldest
         return request + extension.SerializePartialToString()
 
-    def many(
+    def encode_batch(
         self, target: Partition, datas: Sequence[bytes], flags: Sequence[int], types: Sequence[str | None], token: Token
     ) -> bytes:
         """Encode a request with a batch of messages."""

@@ -54,13 +54,13 @@ class RequestSession(Generic[C]):
         "_pending",
         "_serial",
         "error",
-        "heard",
+        "has_received",
         "peer",
     )
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.heard = False
+        self.has_received = False
         """Whether the peer has sent data."""
         self.error: RemoteProtocolError | None = None
         """Protocol violation of the peer, after which the transport must close because later data cannot be decoded."""
@@ -129,7 +129,7 @@ class RequestSession(Generic[C]):
 
     def receive(self, data: bytes) -> list[tuple[C, Outcome]]:
         """Return the requests that ``data`` answers. After a violation :attr:`error` is set."""
-        self.heard = True
+        self.has_received = True
         pending = self._pending
         decoder = self._decoder
         if decoder is None or not (decoder.held or decoder.error):
@@ -178,7 +178,7 @@ class RequestSession(Generic[C]):
                 self._buffer = memoryview(bytearray(frame[2]))
                 self._buffer[:have] = buffer[:have]
                 buffer = self._buffer
-        self.heard = True
+        self.has_received = True
         serial, start, end = frame
         if have < end:
             self._frame = frame

@@ -128,7 +128,7 @@ class Group:
         member.out = rounds
         member.yields = True
         for partition in [p for p, owner in self.owned.items() if owner == member.id]:
-            self._take_away(partition, member)
+            self._revoke(partition, member)
 
     def renew(self, broker_id: int) -> None:
         """Order members to register again for their partitions of a restarted broker.
@@ -146,7 +146,7 @@ class Group:
         """Process a heartbeat. ``done``: it reports a finished event; ``reported``: all held partitions or None."""
         member.last_seen = now
         event = member.processing
-        if member.yields and not done and not _lets_go(member):
+        if member.yields and not done and not _is_releasing(member):
             member.out = max(member.out - 1, 0)
             # Before the others were notified, balancing would return the released partitions to it.
             untold = any(other.to_connect for other in self.members.values() if other is not member)
@@ -191,32 +191,32 @@ class Group:
         orders = 0
         for partition, owner in list(self.owned.items()):
             if partition not in wanted and partition.broker.id in online:
-                orders += self._take_away(partition, self.members[owner])
-        if not self._taking_part() or now < self.settle_until:
+                orders += self._revoke(partition, self.members[owner])
+        if not self._eligible_members() or now < self.settle_until:
             return orders
         free = sorted(wanted.difference(self.owned))
         if self.bound and not self.allocated:
             if not self._complete():
                 return orders
-            free = self._give_required(free)
+            free = self._assign_required(free)
         load = self._load()
         for partition in free:
             member = min(
-                self._taking_part(), key=lambda m: (_count(load[m.id], partition.topic), len(load[m.id]), m.id)
+                self._eligible_members(), key=lambda m: (_count(load[m.id], partition.topic), len(load[m.id]), m.id)
             )
-            self._give(partition, member)
+            self._assign(partition, member)
             load[member.id].add(partition)
             orders += 1
         if self.bound and not self.allocated:
             return orders
-        return orders + self._even_out({m.id: load[m.id] for m in self._taking_part()}, wanted)
+        return orders + self._balance_loads({m.id: load[m.id] for m in self._eligible_members()}, wanted)
 
-    def _taking_part(self) -> list[Member]:
+    def _eligible_members(self) -> list[Member]:
         """Return the members that may get partitions; members that yield only if there is no other."""
         members = [member for member in self.members.values() if not member.out]
         return [member for member in members if not member.yields] or members
 
-    def _even_out(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
+    def _balance_loads(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
         # Partitions that are being released will be assigned to the member with the fewest: count them there, to avoid
         # further orders.
         for partition in sorted(p for p in self._releasing() if p in wanted):
@@ -238,8 +238,8 @@ class Group:
             load[most].discard(partition)
             load[least].add(partition)
             orders += 1
-            if self._take_away(partition, giver) and partition not in self.owned:
-                self._give(partition, self.members[least])  # the order was not sent yet
+            if self._revoke(partition, giver) and partition not in self.owned:
+                self._assign(partition, self.members[least])  # the order was not sent yet
 
     def _load(self) -> dict[str, set[Partition]]:
         releasing = self._releasing()
@@ -258,11 +258,11 @@ class Group:
                 found.update(event.partitions)
         return {p for p in found if p in self.owned}
 
-    def _give(self, partition: Partition, member: Member) -> None:
+    def _assign(self, partition: Partition, member: Member) -> None:
         self.owned[partition] = member.id
         member.to_connect.add(partition)
 
-    def _take_away(self, partition: Partition, member: Member) -> int:
+    def _revoke(self, partition: Partition, member: Member) -> int:
         if partition in member.to_connect:
             member.to_connect.discard(partition)
             del self.owned[partition]
@@ -295,11 +295,11 @@ class Group:
             if owner is None:
                 self.owned[partition] = member.id
             elif owner != member.id:
-                self._dispute(partition, member, self.members[owner])
+                self._resolve_conflict(partition, member, self.members[owner])
         # An order to release a partition that the member does not hold is pointless.
         member.to_release &= reported
 
-    def _dispute(self, partition: Partition, reporter: Member, owner: Member) -> None:
+    def _resolve_conflict(self, partition: Partition, reporter: Member, owner: Member) -> None:
         """Decide between two members that claim a partition: the one that reports it as held wins."""
         if partition in owner.held:
             reporter.to_release.add(partition)
@@ -313,29 +313,29 @@ class Group:
     def _complete(self) -> bool:
         return all(m.bound is not None and m.bound.total <= len(self.members) for m in self.members.values())
 
-    def _give_required(self, free: list[Partition]) -> list[Partition]:
+    def _assign_required(self, free: list[Partition]) -> list[Partition]:
         """Assign each required partition to the member that requires it; returns the other partitions."""
         left = []
         for partition in free:
             best: Member | None = None
             for member in self.members.values():
                 named = member.bound is not None and partition.key in member.bound.offsets
-                if named and (best is None or _better(partition.key, member, best)):
+                if named and (best is None or _is_preferred(partition.key, member, best)):
                     best = member
             if best is None:
                 left.append(partition)
             else:
-                self._give(partition, best)
+                self._assign(partition, best)
         return left
 
 
-def _lets_go(member: Member) -> bool:
+def _is_releasing(member: Member) -> bool:
     """Whether the member was ordered to release partitions and has not reported the release."""
     event = member.processing
     return bool(member.to_release) or (event is not None and event.op in _RELEASES)
 
 
-def _better(key: str, member: Member, best: Member) -> bool:
+def _is_preferred(key: str, member: Member, best: Member) -> bool:
     assert member.bound is not None
     assert best.bound is not None
     ours, theirs = member.bound.offsets[key], best.bound.offsets[key]

@@ -18,7 +18,7 @@ from penstock.tube.engine.master.context import (
     MasterContext,
     RefusedRequest,
 )
-from penstock.tube.engine.master.settings import BrokerSetting, Status
+from penstock.tube.engine.master.settings import BrokerSetting, BrokerStatus
 from penstock.tube.engine.sessions import RequestContext
 
 __all__ = ["BrokerHandler"]
@@ -45,9 +45,9 @@ class BrokerHandler:
     def order(self, broker: RegisteredBroker) -> None:
         """Set which of reading and writing a broker is ordered to stop, from its setting."""
         setting = self._master.controls.brokers.get(broker.info.id)
-        status = Status.ONLINE if setting is None else setting.status
-        broker.stop_read = status in {Status.ONLY_WRITE, Status.OFFLINE, Status.DRAFT}
-        broker.stop_write = status in {Status.ONLY_READ, Status.OFFLINE, Status.DRAFT}
+        status = BrokerStatus.ONLINE if setting is None else setting.status
+        broker.stop_read = status in {BrokerStatus.ONLY_WRITE, BrokerStatus.OFFLINE, BrokerStatus.DRAFT}
+        broker.stop_write = status in {BrokerStatus.ONLY_READ, BrokerStatus.OFFLINE, BrokerStatus.DRAFT}
 
     def register(self, request: pb.RegisterRequestB2M, context: RequestContext) -> Message:
         cluster = self._master.cluster
@@ -199,7 +199,7 @@ class BrokerHandler:
 
 def _check_setting(setting: BrokerSetting, info: BrokerInfo, tls_port: int) -> None:
     """Refuse a broker that differs from the broker configured under its id. Raises RefusedRequest."""
-    if setting.status == Status.DRAFT:
+    if setting.status == BrokerStatus.DRAFT:
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"broker {info.id} is a draft: set it online first")
     if (setting.host, setting.port) != (info.host, info.port):
         text = f"broker {info.id} is configured as {setting.host}:{setting.port}, not {info.host}:{info.port}"

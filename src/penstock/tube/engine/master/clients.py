@@ -25,7 +25,7 @@ from penstock.tube.codec.strings import (
     parse_condition,
     valid_topic,
 )
-from penstock.tube.engine.access import Passed
+from penstock.tube.engine.access import AuthenticationResult
 from penstock.tube.engine.master.balance import BoundMember, Group, most_brokers
 from penstock.tube.engine.master.context import (
     MAX_FILTERS,
@@ -101,7 +101,7 @@ class ProducerHandler:
         infos = [info.format() for info in found.values() if info is not None]
         # The Java producer drops all topics after a heartbeat response without topics, and fails its messages until the
         # next one, 13 s later. Shortly after a start of master or brokers it should keep its topics.
-        waits = not infos and any(cluster.awaited(name, reads=request.wantServed) for name in producer.topics)
+        waits = not infos and any(cluster.awaits_broker(name, reads=request.wantServed) for name in producer.topics)
         answer = pb.HeartResponseM2P(
             success=True,
             errCode=ErrCode.NOT_READY if waits else ErrCode.SUCCESS,
@@ -143,7 +143,7 @@ class ProducerHandler:
             producer = self.known[client_id] = RegisteredProducer(
                 context.now_ms, self._master.origins.origin_of(context)
             )
-        elif producer.origin.passes_to(origin := self._master.origins.origin_of(context)):
+        elif producer.origin.may_be_continued_by(origin := self._master.origins.origin_of(context)):
             producer.origin = origin
         # Heartbeats over other connections are answered too: brokers and topics are not secret, and C++ clients stop
         # after an error.
@@ -165,7 +165,7 @@ AnyGroup = TypeVar("AnyGroup", Group, "ClientGroup")
 
 def _registered(
     master: MasterContext, groups: Mapping[str, AnyGroup], request: Any, context: RequestContext
-) -> tuple[AnyGroup, str, Passed]:
+) -> tuple[AnyGroup, str, AuthenticationResult]:
     """Authenticate a member of one of ``groups``; return its group, its id and the authentication.
 
     Raises RefusedRequest if it is not registered, or registered by another connection.
@@ -308,7 +308,7 @@ class ConsumerHandler:
         self._rebalance(group, now)
         return True
 
-    def _consumer_answer(self, request: Any, answer: Any, group: Group, passed: Passed, now: int) -> None:
+    def _consumer_answer(self, request: Any, answer: Any, group: Group, passed: AuthenticationResult, now: int) -> None:
         answer.notAllocated = not group.allocated
         controls = self._master.controls
         if request.HasField("defFlowCheckId") or request.HasField("groupFlowCheckId"):
@@ -350,7 +350,7 @@ def subscription_of(master: MasterContext, user: str, group: str, request: Any) 
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics; 1 to {MAX_TOPICS} are accepted")
     forbidden = sorted(name for name in topics if not master.may_consume(user, name, group))
     if forbidden:
-        text = f"{master.who(user)} may not consume topics {', '.join(forbidden)} as group {group}"
+        text = f"{master.user_label(user)} may not consume topics {', '.join(forbidden)} as group {group}"
         raise RefusedRequest(ErrCode.CONSUME_GROUP_FORBIDDEN, text)
     missing = sorted(name for name in topics if not master.cluster.deployed(name))
     if missing:
@@ -570,7 +570,7 @@ class ClientBalanceHandler:
             answer.topicMetaInfoList.extend(group.meta)
         return answer
 
-    def _known(self, request: Any, context: RequestContext) -> tuple[ClientGroup, ClientMember, Passed]:
+    def _known(self, request: Any, context: RequestContext) -> tuple[ClientGroup, ClientMember, AuthenticationResult]:
         group, client_id, passed = _registered(self._master, self.groups, request, context)
         member = group.members[client_id]
         member.last_seen = context.now_ms
@@ -587,7 +587,7 @@ class ClientBalanceHandler:
         answer: Any,
         group: ClientGroup,
         broker_config_id: int,
-        passed: Passed,
+        passed: AuthenticationResult,
         context: RequestContext,
     ) -> None:
         cluster, controls = self._master.cluster, self._master.controls

@@ -103,10 +103,10 @@ class Cluster:
         if broker is None:
             broker = self.brokers[info.id] = RegisteredBroker(info, self._started)
             self._configure(broker)
-            self._bump(now)
+            self._new_version(now)
         elif broker.info != info:
             broker.info = info
-            self._bump(now)
+            self._new_version(now)
         broker.online = True
         broker.last_seen = now
         broker.serving = {}
@@ -122,7 +122,7 @@ class Cluster:
         broker = self.brokers.get(broker_id)
         if broker is not None and not broker.online:
             del self.brokers[broker_id]
-            self._bump(now)
+            self._new_version(now)
 
     def put_topic(self, topic: TopicSetting) -> None:
         """Create or change a topic; brokers get it with their next heartbeat."""
@@ -278,7 +278,7 @@ class Cluster:
             accept_subscribe=bool(config.accept_subscribe and here.accept_subscribe),
         )
 
-    def awaited(self, name: str, *, reads: bool = False) -> bool:
+    def awaits_broker(self, name: str, *, reads: bool = False) -> bool:
         """Whether producers (``reads``: consumers) may use the topic, but none of its brokers is registered yet."""
         topic = self.topics.get(name)
         if topic is None or not (topic.in_use if reads else topic.writable):
@@ -293,7 +293,7 @@ class Cluster:
         """
         topic = self.topics.get(name)
         here = [broker for broker in self.brokers.values() if broker.online and broker.web_address]
-        return topic is None or all(name in broker.serving for broker in here if _kept(topic, broker.info.id))
+        return topic is None or all(name in broker.serving for broker in here if _is_configured(topic, broker.info.id))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
         """Partitions of ``topics`` that can be consumed now, in order."""
@@ -329,7 +329,11 @@ class Cluster:
 
     def _configure(self, broker: RegisteredBroker) -> None:
         number = broker.info.id
-        topics = [topic.config(self.default, number).format() for topic in self.topics.values() if _kept(topic, number)]
+        topics = [
+            topic.config(self.default, number).format()
+            for topic in self.topics.values()
+            if _is_configured(topic, number)
+        ]
         topics.append(_SYSTEM.format())
         check_sum = conf_check_sum(self.default_text, topics)
         if check_sum != broker.check_sum:
@@ -338,11 +342,11 @@ class Cluster:
             broker.config_id += 1
             broker.need_report = True
 
-    def _bump(self, now: int) -> None:
+    def _new_version(self, now: int) -> None:
         self.version = max(now, self.version + 10)
 
 
-def _kept(topic: TopicSetting, broker_id: int) -> bool:
+def _is_configured(topic: TopicSetting, broker_id: int) -> bool:
     """Whether the topic is configured on the broker and not being removed from it."""
     return topic.on(broker_id) and topic.at(broker_id).status < TOPIC_REMOVED
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, java_trim, valid_group
-from penstock.tube.engine.access import ClientAccess, Passed
+from penstock.tube.engine.access import AuthenticationResult, ClientAccess
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.master.cluster import Cluster
 from penstock.tube.engine.master.settings import Controls
@@ -108,14 +108,14 @@ class MasterContext:
         """
         origin = self.origins.origin_of(context)
         if session is not None and session.origin is not origin:
-            if not session.origin.passes_to(origin):
+            if not session.origin.may_be_continued_by(origin):
                 text = f"{client_id} is registered over another connection, register again"
                 raise RefusedRequest(ErrCode.HB_NO_NODE, text)
             session.origin = origin
 
     def check_free(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
         """Refuse to register a client id whose session belongs to another connection. Raises RefusedRequest (430)."""
-        if session is not None and not session.origin.passes_to(self.origins.origin_of(context)):
+        if session is not None and not session.origin.may_be_continued_by(self.origins.origin_of(context)):
             text = f"{client_id} is registered over another open connection, or from another host"
             raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
 
@@ -125,10 +125,10 @@ class MasterContext:
             # Brokers get a token with a heartbeat: all brokers have it before clients get it.
             self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
 
-    def admit(self, request: Any, group: str | None, context: RequestContext) -> Passed:
+    def admit(self, request: Any, group: str | None, context: RequestContext) -> AuthenticationResult:
         """Authenticate the sender of ``request``. Raises RefusedRequest (415)."""
         if self.access is None:
-            return Passed("")
+            return AuthenticationResult("")
         passed = self.access.admit(request.authInfo, context.peer, group, context.now_ms)
         if passed is None:
             signed = request.authInfo.authInfo.userName
@@ -142,7 +142,7 @@ class MasterContext:
         """Authenticate and authorize the broker that sent ``request``. Raises RefusedRequest."""
         user = self.admit(request, None, context).user
         if self.access is not None and not self.access.may_administer(user):
-            text = f"{self.who(user)} may not register a broker: that needs Administer for all topics"
+            text = f"{self.user_label(user)} may not register a broker: that needs Administer for all topics"
             raise RefusedRequest(ErrCode.FORBIDDEN, text)
 
     def may_consume(self, user: str, topic: str, group: str) -> bool:
@@ -150,11 +150,11 @@ class MasterContext:
         return self.access is None or self.access.may_consume(user, topic, group)
 
     @staticmethod
-    def who(user: str) -> str:
+    def user_label(user: str) -> str:
         """The user's name for messages."""
         return f"user {user}" if user else "an anonymous client"
 
-    def authorized(self, passed: Passed, now: int) -> shared_pb2.MasterAuthorizedInfo:
+    def authorized(self, passed: AuthenticationResult, now: int) -> shared_pb2.MasterAuthorizedInfo:
         """authorizedInfo of a response to a client."""
         self.refresh_tokens(now)
         info = shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=self.visit_token)

@@ -17,7 +17,7 @@ from penstock.errors import RefusedError, RemoteProtocolError
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, encode_error, encode_response
-from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Service
+from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, PeerRole, ServiceType
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, TOPIC_RULE, java_trim, valid_topic
@@ -129,8 +129,8 @@ class MasterEngine:
             return encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True)
         if (
             row is None
-            or row.answers is not Role.MASTER
-            or request.service not in {Service.MASTER, Service.MASTER_ADMIN}
+            or row.answers is not PeerRole.MASTER
+            or request.service not in {ServiceType.MASTER, ServiceType.MASTER_ADMIN}
         ):
             text = f"method {request.method} does not belong to service {request.service} of a master"
             return encode_error(exceptions.EXCEPTION, text, version=request.version)
@@ -165,7 +165,7 @@ class MasterEngine:
     def disconnected(self, connection: object) -> None:
         """Note that a connection ended: its broker and clients may reconnect."""
         self._brokers.disconnected(connection)
-        self._master.origins.end(connection)
+        self._master.origins.connection_closed(connection)
 
     @property
     def shortest_session_ms(self) -> int:

@@ -23,13 +23,13 @@ __all__ = [
     "Authorship",
     "BrokerSeen",
     "BrokerSetting",
+    "BrokerStatus",
     "ClusterSetting",
     "ConsumeControl",
     "Controls",
     "GroupSetting",
     "Removal",
     "Setting",
-    "Status",
     "TopicControl",
     "TopicDefaults",
     "TopicDeployment",
@@ -121,11 +121,11 @@ class TopicSetting(NamedTuple):
         here = self.at(broker_id)
         return TopicConfig(
             self.name,
-            _unless(here.partitions, default.partitions),
+            _override(here.partitions, default.partitions),
             None if here.accept_publish else False,
             None if here.accept_subscribe else False,
             delete_policy=None if here.delete_policy == default.delete_policy else here.delete_policy,
-            stores=_unless(here.stores, default.stores),
+            stores=_override(here.stores, default.stores),
             status=here.status,
             max_message_bytes=self.max_message_bytes,
         )
@@ -136,7 +136,7 @@ class TopicSetting(NamedTuple):
         differing = {number: each for number, each in {**dict(self.own), **own}.items() if each != base}
         return self._replace(**base._asdict(), own=tuple(sorted(differing.items())))
 
-    def everywhere(self, change: Callable[[TopicDeployment], TopicDeployment]) -> TopicSetting:
+    def with_change(self, change: Callable[[TopicDeployment], TopicDeployment]) -> TopicSetting:
         """Return a copy with ``change`` applied on every broker."""
         return self.changed({number: change(each) for number, each in self.own}, change(self.common))
 
@@ -155,14 +155,14 @@ class TopicSetting(NamedTuple):
         )
 
 
-def _unless(value: int, inherited: int) -> int | None:
+def _override(value: int, inherited: int) -> int | None:
     return None if value == inherited else value
 
 
 DEFAULT_BROKER_WEB_PORT = 8081
 
 
-class Status(IntEnum):
+class BrokerStatus(IntEnum):
     """manageStatus of a broker; its text is the name in lower case with hyphens."""
 
     DRAFT = 1
@@ -185,7 +185,7 @@ class TopicDefaults(NamedTuple):
     accept_publish: bool | None = None
     accept_subscribe: bool | None = None
 
-    def over(self, other: TopicDefaults) -> TopicDefaults:
+    def with_fallback(self, other: TopicDefaults) -> TopicDefaults:
         """Return the defaults, with unset ones from ``other``."""
         return TopicDefaults._make(b if a is None else a for a, b in zip(self, other, strict=True))
 
@@ -248,7 +248,7 @@ class BrokerSetting(NamedTuple):
     port: int
     tls_port: int
     web_port: int
-    status: int = Status.DRAFT
+    status: int = BrokerStatus.DRAFT
     topic_defaults: TopicDefaults = TopicDefaults()
 
 

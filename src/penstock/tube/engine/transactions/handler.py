@@ -27,7 +27,7 @@ from penstock.tube.engine.broker.produce_handler import (
     MAX_BATCH_BYTES,
     OVERFLOW,
     ProduceHandler,
-    refuse_place,
+    partition_refusal,
 )
 from penstock.tube.engine.broker.producer_sequences import TopicPartition
 from penstock.tube.engine.broker.request_checks import LATER, OK, BrokerResponse, Refusal, RequestChecks
@@ -186,14 +186,14 @@ _Step = pb.Transaction
 _Why = pb.TransactionResult
 
 
-class _No(NamedTuple):
+class _ErrorResponse(NamedTuple):
     """An error response and its code."""
 
     why: int
     refusal: Refusal
 
 
-Outcome = _No | bool | Publication
+Outcome = _ErrorResponse | bool | Publication
 """Rejected; done (True: the response waits for the commit); or answered at the end of the publication."""
 
 
@@ -270,19 +270,19 @@ class TransactionHandler:
         refusal = refusal or _refuse_names(asked)
         if refusal is not None or staging is None:
             assert refusal is not None
-            return self._refused(None, _No(_Why.OTHER, refusal))
+            return self._refused(None, _ErrorResponse(_Why.OTHER, refusal))
         found = self._query(staging, asked, now_ms)
-        if isinstance(found, _No):
+        if isinstance(found, _ErrorResponse):
             return self._refused(staging.queries.get(asked.query), found)
         outcome = self._steps[asked.step](staging, asked, found, now_ms)
-        if isinstance(outcome, _No):
+        if isinstance(outcome, _ErrorResponse):
             return self._refused(found, outcome)
         if isinstance(outcome, Publication):
             outcome.waiters.append((context.connection, context.serial))
             return LATER
         return BrokerResponse(self._result(found, asked), wait=outcome)
 
-    def _query(self, staging: Staging, asked: pb.Transaction, now_ms: int) -> Query | _No:
+    def _query(self, staging: Staging, asked: pb.Transaction, now_ms: int) -> Query | _ErrorResponse:
         """The query, if the request is from its current run; only BEGIN changes the run."""
         if asked.step == _Step.BEGIN:
             query = staging.enter(asked.query, asked.run, asked.epoch, now_ms, once=asked.once)
@@ -290,11 +290,11 @@ class TransactionHandler:
             query = staging.queries.get(asked.query)
             if query is None:
                 text = f"query {asked.query} is unknown on this broker: begin its run first"
-                return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
+                return _ErrorResponse(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
             query = query if query.run == asked.run else None
         if query is None:
             text = f"run {asked.run} of query {asked.query} was replaced by run {staging.queries[asked.query].run}"
-            return _No(_Why.FENCED, Refusal(ErrCode.FORBIDDEN, text))
+            return _ErrorResponse(_Why.FENCED, Refusal(ErrCode.FORBIDDEN, text))
         return query
 
     def _stage(self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int) -> Outcome:
@@ -308,12 +308,12 @@ class TransactionHandler:
         there = 0 if attempt is None else attempt.file.rows
         if attempt is not None and (attempt.batch, attempt.task) != (asked.batch, asked.attempt.task):
             text = f"attempt {attempt.name} is of batch {attempt.batch}, task {attempt.task}"
-            return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
+            return _ErrorResponse(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
         if asked.attempt.rows + count <= there:
             return True  # a repetition; the commit of the first may still be running
         if asked.attempt.rows != there:
             text = f"attempt {asked.attempt.attempt} has {there} rows on this broker, not {asked.attempt.rows}"
-            return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
+            return _ErrorResponse(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
         full = self._refuse_space(staging, asked.ByteSize(), new=attempt is None)
         if full is not None:
             return full
@@ -323,7 +323,7 @@ class TransactionHandler:
         staging.append(attempt, body, count, now_ms)
         return True
 
-    def _refuse_rows(self, asked: pb.Transaction, count: int) -> _No | None:
+    def _refuse_rows(self, asked: pb.Transaction, count: int) -> _ErrorResponse | None:
         refusal: Refusal | None = None
         if not asked.attempt.attempt or len(asked.attempt.attempt) > _LONGEST_NAME:
             refusal = Refusal(ErrCode.BAD_REQUEST, f"the name of an attempt has 1 to {_LONGEST_NAME} characters")
@@ -335,16 +335,16 @@ class TransactionHandler:
             # Everything that could prevent a publication is checked here: staged rows can always be committed.
             name = part.topicName = java_trim(part.topicName)
             topic = self._topics.by_name.get(name)
-            refusal = refusal or refuse_place(name, topic, part.partitionId)
+            refusal = refusal or partition_refusal(name, topic, part.partitionId)
             if refusal is None and topic is not None:
                 datas = part.batch.datas
                 if not datas:
                     refusal = Refusal(ErrCode.BAD_REQUEST, f"no rows for partition {part.partitionId} of {name}")
                 else:
                     refusal = self._produce.refuse_messages(topic, part.batch, datas)
-        return None if refusal is None else _No(_Why.OTHER, refusal)
+        return None if refusal is None else _ErrorResponse(_Why.OTHER, refusal)
 
-    def _refuse_space(self, staging: Staging, size: int, *, new: bool) -> _No | None:
+    def _refuse_space(self, staging: Staging, size: int, *, new: bool) -> _ErrorResponse | None:
         limits = staging.limits
         if self._checks.out_of_space:
             text = self._checks.out_of_space
@@ -353,19 +353,19 @@ class TransactionHandler:
         elif new and staging.attempts >= limits.max_attempts:
             text = f"{staging.attempts} attempts are staged on this broker, {limits.max_attempts} at most"
         elif staging.files.unwritten_bytes > self._produce.max_unwritten_bytes:
-            return _No(_Why.OTHER, OVERFLOW)
+            return _ErrorResponse(_Why.OTHER, OVERFLOW)
         else:
             return None
-        return _No(_Why.FULL, Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, text))
+        return _ErrorResponse(_Why.FULL, Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, text))
 
     def _prepare(self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int) -> Outcome:
         if query.decided(asked.batch):
             return True
         if query.decision is not None:
-            return True if query.decision.transaction == asked.transactionId else _undecided(query.decision)
+            return True if query.decision.transaction == asked.transactionId else _in_doubt_text(query.decision)
         if not 1 < len(asked.participants) <= _MOST_PARTICIPANTS:
             text = f"{len(asked.participants)} participants; 2 to {_MOST_PARTICIPANTS} are accepted"
-            return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
+            return _ErrorResponse(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
         return self._decide(staging, asked, query, now_ms, publish=False)
 
     def _commit(self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int) -> Outcome:
@@ -373,13 +373,13 @@ class TransactionHandler:
             return True
         decision = query.decision
         if decision is not None and decision.transaction != asked.transactionId:
-            return _undecided(decision)
+            return _in_doubt_text(decision)
         if decision is None:
             if asked.participants:
                 text = f"transaction {asked.transactionId} is not prepared on this broker"
-                return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
+                return _ErrorResponse(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
             outcome = self._decide(staging, asked, query, now_ms, publish=True)
-            if isinstance(outcome, _No):
+            if isinstance(outcome, _ErrorResponse):
                 return outcome
         elif not decision.publishing:
             staging.decide(query, decision._replace(number=self._number(now_ms)), now_ms)
@@ -388,13 +388,13 @@ class TransactionHandler:
 
     def _decide(
         self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int, *, publish: bool
-    ) -> _No | bool:
+    ) -> _ErrorResponse | bool:
         winners = tuple((winner.attempt, winner.rows) for winner in asked.winners)
         missing = staging.missing(query, asked.batch, winners)
         if missing is None and not asked.transactionId:
-            return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, "transactionId is blank"))
+            return _ErrorResponse(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, "transactionId is blank"))
         if missing is not None:
-            return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, missing))
+            return _ErrorResponse(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, missing))
         number = self._number(now_ms) if publish else 0
         decision = Decision(asked.transactionId, asked.batch, winners, tuple(asked.participants), number)
         staging.decide(query, decision, now_ms)
@@ -407,7 +407,7 @@ class TransactionHandler:
         if asked.transactionId:
             if decision is not None and decision.transaction == asked.transactionId:
                 if decision.publishing:
-                    return _undecided(decision)
+                    return _in_doubt_text(decision)
                 staging.undo(query, now_ms)
             return True
         held = query.held
@@ -459,15 +459,15 @@ class TransactionHandler:
         )
         return encode_response(MethodId.SEND_MESSAGE, answer.SerializeToString())
 
-    def _refused(self, query: Query | None, no: _No) -> BrokerResponse:
+    def _refused(self, query: Query | None, no: _ErrorResponse) -> BrokerResponse:
         self._checks.refused += 1
         return BrokerResponse(self._result(query, None, no.why, no.refusal))
 
 
-def _undecided(decision: Decision) -> _No:
+def _in_doubt_text(decision: Decision) -> _ErrorResponse:
     state = "being published" if decision.publishing else "prepared"
     text = f"transaction {decision.transaction} of batch {decision.batch} is {state}: decide it first"
-    return _No(_Why.UNDECIDED, Refusal(ErrCode.FORBIDDEN, text))
+    return _ErrorResponse(_Why.UNDECIDED, Refusal(ErrCode.FORBIDDEN, text))
 
 
 def _refuse_names(asked: pb.Transaction) -> Refusal | None:

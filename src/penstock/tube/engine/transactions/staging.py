@@ -353,7 +353,7 @@ class InDoubtWatch:
         """Overdue transactions at the last check."""
         self._seen: dict[tuple[str, str], int] = {}
 
-    def look(self, queries: Iterable[Query], now_ms: int) -> list[OverdueTransaction]:
+    def check(self, queries: Iterable[Query], now_ms: int) -> list[OverdueTransaction]:
         """Transactions that became overdue since the last check."""
         known, self._seen = self._seen, {}
         before = {(item.query, item.since_ms) for item in self.late}
