@@ -275,6 +275,17 @@ def example(file: str) -> list[str]:
     return ["```yaml", (EXAMPLES / file).read_text(encoding="utf-8").rstrip(), "```", ""]
 
 
+def program(file: str, *topics: str) -> list[str]:
+    """A complete commented program, and the commands that it needs; the tests of the pages run them."""
+    lines = ["<!-- test: background -->", "```console", "$ penstock up", "```", ""]
+    if topics:
+        lines += ["```console"]
+        for topic in topics:
+            lines += [f"$ penstock tube topic create {topic}", "..."]
+        lines += ["```", ""]
+    return [*lines, "```python", (EXAMPLES / file).read_text(encoding="utf-8").rstrip(), "```", ""]
+
+
 def configuration() -> str:
     lines = ["# Configuration", "", NOTE, ""]
     lines += [
@@ -369,8 +380,11 @@ def record_table() -> str:
         (
             "A record has a value and attributes. The body of the TubeMQ message is the value, unchanged. Other fields "
             "are attributes with percent-encoded values, because TubeMQ's attributes cannot contain `,`, `=` or "
-            "spaces. Rules, producers, the Spark formats and the command line use the same format."
+            "spaces. Rules, producers, the Spark formats and the command line use the same format. A complete example:"
         ),
+        "",
+        *program("record.py", "readings"),
+        "## Fields",
         "",
         "| field | attribute | type | meaning |",
         "| --- | --- | --- | --- |",
@@ -404,9 +418,10 @@ def spark_options() -> str:
             "Names and keyword values are not case-sensitive. Numbers are positive integers; times without a unit are "
             "in ms. An unknown option or an invalid value is an error when Spark loads the source or starts to write, "
             "before it reads or writes a record. The error has the option, the value and the accepted values; for an "
-            "unknown option, the nearest known name."
+            "unknown option, the nearest known name. A complete example with all formats:"
         ),
         "",
+        *program("spark_formats.py", "readings"),
     ]
     lines += option_table("`tubemq`, reading", spark.READ_OPTIONS, spark.UNSUPPORTED)
     lines += option_table("`tubemq`, writing", spark.WRITE_OPTIONS, spark.UNSUPPORTED_IN_SINK)
@@ -437,7 +452,17 @@ def state_store() -> str:
 
     notes = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8").split("<!-- next -->")
     command_notes, error_order, request_rules, extension_notes, version_notes = (note.strip() for note in notes)
-    lines = ["# State store protocol", "", NOTE, "", "## Commands", ""]
+    lines = ["# State store protocol", "", NOTE, ""]
+    lines += [
+        (
+            "A command is a request over MQTT 5. Applications use a [client library](../state-store/clients.md); a "
+            "complete example without one:"
+        ),
+        "",
+        *program("state_store.py"),
+        "## Commands",
+        "",
+    ]
     lines += ["| command | syntax | access | description | available |", "| --- | --- | --- | --- | --- |"]
     for spec in commands.COMMANDS.values():
         offered = statestore_commands.OFFERED[spec.extension]

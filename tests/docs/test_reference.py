@@ -42,8 +42,10 @@ def test_the_page_on_authorization_names_every_command() -> None:
         assert set(re.findall(r"[A-Z]+", commands[1])) == expected, "run `make reference`; access is in COMMANDS"
 
 
-def test_the_limits_of_mqtt_that_a_page_names_exist() -> None:
+def test_the_page_on_the_broker_has_every_limit_of_mqtt_and_no_other() -> None:
     page = (ROOT / "docs" / "reference" / "mqtt.md").read_text(encoding="utf-8")
+    limits = page[page.index("## Limits") : page.index("## `$SYS` topics")]
+    assert set(re.findall(r"`([a-z_]+)`", limits)) >= set(MqttLimits.model_fields)
     assert set(re.findall(r"`(max_[a-z_]+)`", page)) <= set(MqttLimits.model_fields)
 
 
