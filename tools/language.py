@@ -246,7 +246,7 @@ def user_names() -> Iterator[tuple[str, str]]:
     """Place and name of each command and its options, key of the configuration and of the pipeline file, option of the
     Spark formats, and metric: from the reference pages, which are generated from the code."""
     for reference, section, pattern in (
-        ("cli.md", r"^##+ (?:Options of )?(penstock.*)$", r"^##+ penstock (.+)$|^`--([a-z-]+)"),
+        ("cli.md", r"^##+ (?:Options of )?(penstock.*)$", r"^##+ penstock (.+)$|^`(?:-\w, )?--([a-z-]+)"),
         ("configuration.md", r"^## (.+)$", r"^`([a-z_]+)`$"),
         ("pipeline-file.md", r"^## (.+)$", r"^`([a-z_]+)`$"),
         ("spark-options.md", r"^## (.+)$", r"^\| `([A-Za-z.]+)` \|"),

@@ -324,6 +324,11 @@ def pipeline_file() -> str:
         ),
         "",
         (
+            "Durations have Spark's form, a number and a unit (`500 milliseconds`, `10 minutes`, `1 day`), because "
+            "Spark parses the same text. Options of commands have the short form (`10m`)."
+        ),
+        "",
+        (
             "The addresses `statestore.broker` and `master` of a source come from the file. If the file has none, the "
             "environment variables `PENSTOCK_BROKER` and `PENSTOCK_TUBE_MASTER` are used, then the defaults "
             "`mqtt://127.0.0.1:1883` and `127.0.0.1:8715`. The file has precedence because the pipeline belongs to the "

@@ -23,6 +23,8 @@ _UNITS_BYTES: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 <
 def duration_ms(text: str, *, unit: str) -> int:
     """Milliseconds of a duration such as ``500ms``, ``10s``, ``1.5h`` or ``1d``; ``unit`` is that of a bare number.
 
+    Pipeline files have the durations of Spark instead (:func:`penstock.pipelines.spec.values.duration_ms`).
+
     Raises:
         ValueError: ``text`` is not a duration.
     """
