@@ -98,7 +98,7 @@ Identify = Callable[[str, str], Awaitable[Caller]]
 
 
 class Denied(Exception):
-    """The credentials of a request are wrong (401), or cannot be checked at present (503)."""
+    """The credentials of a request are wrong (401), or cannot currently be checked (503)."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -177,7 +177,7 @@ def master_app(
             Route("/webapi.htm", _administration(administer, names, identify), methods=["GET", "POST"]),
             *more,
         ],
-        exception_handlers={404: _nothing_there},
+        exception_handlers={404: _not_found},
     )
 
 
@@ -195,7 +195,7 @@ def _index_page() -> str:
     )
 
 
-async def _nothing_there(request: Request, _: Exception) -> Response:
+async def _not_found(request: Request, _: Exception) -> Response:
     return PlainTextResponse(f"nothing is at {request.url.path!r}; see / for the list\n", status_code=404)
 
 
@@ -541,7 +541,7 @@ class HttpAccess:
         """Return the caller that sent an ``Authorization`` header ("": none) from ``address``.
 
         Raises:
-            Denied: the credentials are wrong, or cannot be checked at present.
+            Denied: the credentials are wrong, or cannot currently be checked.
         """
         users = self._users()
         scheme, _, credentials = authorization.strip().partition(" ")
@@ -626,7 +626,9 @@ def audited(
         try:
             await asyncio.get_running_loop().run_in_executor(None, trail.append, row)
         except StorageError as error:
-            _audit_log.error("the audit trail lacks a change", extra={"fields": {**row, **error_fields(error)}})
+            _audit_log.error(
+                "an entry of the audit trail could not be written", extra={"fields": {**row, **error_fields(error)}}
+            )
         return reply
 
     return answer

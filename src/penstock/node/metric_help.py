@@ -238,7 +238,7 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "retried": _counter("Attempts to append a message again."),
         "pending": _gauge("Messages neither appended nor refused.", "pending_messages"),
         "pending_bytes": _gauge("Bytes of the messages neither appended nor refused."),
-        "waiting": _gauge("Messages that wait because the log refuses them at present.", "waiting_messages"),
+        "waiting": _gauge("Messages that wait because the log currently refuses them.", "waiting_messages"),
         "held": _gauge("Connections that are not read because of waiting messages.", "paused_connections"),
     },
     "capture": {

@@ -380,7 +380,7 @@ class NodeConfig(Section):
             )
         if self.tube.admin_token in KNOWN_TOKENS:
             raise ValueError(
-                "tube.admin_token: this token is in TubeMQ's documentation, so it is no secret:"
+                "tube.admin_token: this token is in TubeMQ's documentation, so it is not secret:"
                 " set another one, or none (then a random one is created in tube/admin-token of the data directory)"
             )
         self.security.check({"mqtt": self.mqtt, **self.mqtt.listeners})

@@ -178,7 +178,7 @@ class LmdbEnvironment:
                 f"{self._name}: {what} failed: {error}",
                 path=str(self.path),
                 # LMDB reports a write truncated by a full disk as an input/output error.
-                why="the operating system refused a write or an fsync; nothing of it counts as written; "
+                why="the operating system refused a write or an fsync; no part of the transaction is committed; "
                 + room(self.path),
                 do="check the disk (space, health), then restart: acknowledged commits are kept",
             ) from error
