@@ -81,7 +81,9 @@ class MqttServer(ServerLinkOwner):
         )
         self.outlet = BrokerOutlet(self._broker, self.now, self._flush)
         """The broker for services: publish, respond, deliver, disconnect."""
+        self._broker.report_will = self._log_will
         self._merge_log = LogLimiter()
+        self._will_log = LogLimiter()
         self._observer_log = LogLimiter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time: Callable[[], float] = _not_started
@@ -555,6 +557,10 @@ class MqttServer(ServerLinkOwner):
                 total,
                 connection,
             )
+
+    def _log_will(self, client_id: str, topic: str, why: str) -> None:
+        if total := self._will_log.admit(self.now()):
+            logger.warning("wills not published count=%d last=%r topic=%r: %s", total, client_id, topic, why)
 
     def _log_merged(self, client_id: str, merged: int) -> None:
         if total := self._merge_log.admit(self.now(), merged):

@@ -42,6 +42,7 @@ class PersistentBench(Bench):
         self.stalled = False
         self.commits = 0
         self.recall: Callable[[str, str], Rights | None] | None = None
+        self.refused_wills: list[tuple[str, str, str]] = []
         self.store = SessionStore(path, Durability.FLUSHED)
         super().__init__(*services, limits=limits)
         self._start(*services)
@@ -55,6 +56,7 @@ class PersistentBench(Bench):
             new_client_id=lambda: "assigned",
             report=lambda _connection, code, _why: self.ended.append(code),
         )
+        self.broker.report_will = lambda *refused: self.refused_wills.append(refused)
         self.broker.recall = self.recall
         self.peers: dict[SessionConnection, Peer] = {}
         self.found: Recovered = self.store.open(WALL)

@@ -133,6 +133,10 @@ def test_wills_from_before_the_start_are_checked_by_the_policy_of_now(tmp_path: 
     assert bench.connect("watcher", clean_start=False, expiry=HOUR).topics() == ["will/allowed"]
     assert [(message.publish.topic, message.principal) for message in rule.taken] == [("will/allowed", User("allowed"))]
     assert bench.broker.stats.refused_unauthorized == 2
+    assert bench.refused_wills == [
+        ("gone", "will/gone", "the client has no permissions any more"),
+        ("forbidden", "will/forbidden", "the policies do not permit it any more"),
+    ]
     peer = bench.connect("gone", expiry=60, clean_start=False, will=Will("will/gone", b"", 1))
     peer.drop()
     assert len(asked) == 3, "who is back has rights of its own"

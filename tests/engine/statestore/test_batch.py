@@ -137,9 +137,13 @@ async def test_a_floor_holds_for_each_key_and_none_is_raised(peer: Peer, queue: 
         b"-ERR the request fencing token is a lower version than the fencing token protecting the resource",
         b"+OK",
     ]
-    correlation = peer.send("BATCH 3 SET other v", ft=HIGHER, extra=[("__fencePrefix", "other")])
+    for request in ("BATCH 3 SET other v", "DEL other", "VDEL other v"):
+        correlation = peer.send(request, ft=HIGHER, extra=[("__fencePrefix", "other")])
+        (answer,) = [found for found in peer.outlet.taken() if found.correlation == correlation]
+        assert answer.payload == b"-ERR syntax error\r\n", "ignoring it would leave the prefix open"
+    correlation = peer.send("GET other", extra=[("__fencePrefix", "other")])
     (answer,) = [found for found in peer.outlet.taken() if found.correlation == correlation]
-    assert answer.payload == b"-ERR syntax error\r\n", "ignoring it would leave the prefix open"
+    assert answer.payload == b"$1\r\nv\r\n"
 
 
 async def test_an_error_of_the_whole_batch_is_returned_once_and_changes_nothing(peer: Peer) -> None:

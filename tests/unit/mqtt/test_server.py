@@ -25,6 +25,7 @@ from penstock.mqtt.codec.packets import (
     Publish,
     Subscribe,
     Subscription,
+    Will,
 )
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.service import Inbound, Service
@@ -310,3 +311,18 @@ async def test_a_held_connection_is_not_read_and_others_are() -> None:
     for client in (held, other):
         await client.close()
     await broker.close()
+
+
+async def test_a_will_refused_at_publication_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    server = MqttServer(limits=BrokerLimits(max_retained_messages=0))
+    address = await server.start("127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*address)
+    writer.write(encode(Connect("press-7", will=Will("press/7/state", b"gone", retain=True))))
+    async with asyncio.timeout(DEADLINE_S):
+        while not server.stats.sessions:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+        while server.stats.connections:
+            await asyncio.sleep(0.01)
+    await server.close()
+    assert "wills not published count=1 last='press-7' topic='press/7/state': 0x97 quota exceeded" in caplog.text

@@ -11,7 +11,7 @@ command:
 * a branch of ``_carry_out`` in ``statestore/engine/store.py``. ``statestore/engine/requests.py`` has the kinds of
   answers: ``VALUE`` and ``MISSING`` for a value, ``COUNT`` for deleted keys, ``PAYLOAD`` for others, which waits for
   all pending commits, while the others wait for those of their keys. In that module, ``fence_prefix`` must handle each
-  command with ``needs_timestamp``, and ``encode_answers`` each verb of ``_BATCH_VERBS``;
+  command with ``checks_fence``, and ``encode_answers`` each verb of ``_BATCH_VERBS``;
 * a method of ``statestore/client/client.py``, and its blocking form in ``BlockingCommands``, which
   ``tests/unit/statestore/test_blocking.py`` misses otherwise;
 * a rule of ``tests/engine/statestore/test_model.py``; the client's side is tested in

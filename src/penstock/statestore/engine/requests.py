@@ -15,7 +15,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from penstock.statestore.codec.commands import Command, Extension
+from penstock.statestore.codec.commands import Command, Extension, Verb
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import OK, encode_error, encode_integer
@@ -198,11 +198,15 @@ class Fences:
 
 
 def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
-    """Return the prefix whose floor a SET raises (extension); other requests with a prefix are refused."""
+    """Return the prefix whose floor a SET raises (extension).
+
+    Other commands that write are refused with a prefix: ignoring it would leave the prefix open. Commands that read
+    ignore it, like the token.
+    """
     prefix = context.fence_prefix
-    if prefix is None or not command.spec.needs_timestamp:
+    if prefix is None or not command.spec.checks_fence:
         return None
-    if command.writes or not extensions & Extension.PREFIX_FENCE:
+    if command.verb is not Verb.SET or not extensions & Extension.PREFIX_FENCE:
         return StoreError.SYNTAX
     if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:
         return StoreError.FENCE_PREFIX

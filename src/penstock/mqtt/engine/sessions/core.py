@@ -50,7 +50,8 @@ class BrokerCore(SessionOwner):
     """Sessions, subscriptions and retained messages, and the delivery of messages to them.
 
     ``report(connection, reason code, reason)`` is called for every connection that the broker ends or refuses;
-    ``report_merged(client identifier, count)`` when notifications are merged in a full queue.
+    ``report_merged(client identifier, count)`` when notifications are merged in a full queue;
+    ``report_will(client identifier, topic, reason)`` for every will that is refused when it is to be published.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class BrokerCore(SessionOwner):
             publish=self._publish_sys_topic,
         )
         self.report = report
+        self.report_will: Callable[[str, str, str], None] = _report_nothing
         self.connections = 0
         """Open network connections."""
         self.wall_offset = 0
@@ -331,6 +333,10 @@ def _full_receiver(route: Route, message: Message, publisher: Session) -> Subscr
         if not any(member.session.has_room(message) for member in shared.members):
             return shared.members[0].session
     return None
+
+
+def _report_nothing(_client_id: str, _topic: str, _why: str) -> None:
+    """Default of ``report_will``: does nothing."""
 
 
 def _noop() -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.mqtt.codec.packets import Connect, Publish
-from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.packets import Connect, Publish, Will
+from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from penstock.mqtt.engine.model.journal import PERSISTENCE_PROPERTY
 from penstock.mqtt.engine.sessions.core import BrokerCore
@@ -197,15 +197,17 @@ class SessionManager:
         if session.restored and self.broker.recall is not None:
             rights = self.broker.recall(session.owner, session.client_id)
             if rights is None:
-                self._stats.refused_unauthorized += 1
+                self._refuse_will(session, will, "the client has no permissions any more")
                 return
         if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
-            self._stats.refused_unauthorized += 1
+            self._refuse_will(session, will, "the policies do not permit it any more")
             return
         properties = will.properties.copy()
         properties.will_delay_interval = None
         publish = Publish(will.topic, will.payload, will.qos, retain=will.retain, properties=properties)
-        services, _ = self.broker.route(publish, session, now)
+        services, code = self.broker.route(publish, session, now)
+        if code >= 0x80:
+            self.broker.report_will(session.client_id, will.topic, reason_name(code))
         for service in services:
             service.receive(
                 Inbound(
@@ -216,6 +218,10 @@ class SessionManager:
                     principal=(UNKNOWN if session.restored else None) if rights is None else rights.principal,
                 )
             )
+
+    def _refuse_will(self, session: Session, will: Will, why: str) -> None:
+        self._stats.refused_unauthorized += 1
+        self.broker.report_will(session.client_id, will.topic, why)
 
     # Rights
 
