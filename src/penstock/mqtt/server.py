@@ -223,6 +223,10 @@ class MqttServer(ServerLinkOwner):
             if link.transport is not None and not link.transport.is_closing():
                 link.transport.pause_reading()
 
+    def forget_routes(self) -> None:
+        """Empty the cache of routes."""
+        self._broker.router.forget_all()
+
     async def close(self) -> None:
         """Stop listening, send DISCONNECT 0x8B, wait for buffered output, then abort remaining connections."""
         if self._closing or self._loop is None:

@@ -211,9 +211,6 @@ class Node:
         self.clock.start()
         self._parts.callback(self.clock.close)
         self._parts.callback(watch_stalls(self._stalled).remove, self._stalled)
-        idle_release = IdleRelease()
-        idle_release.start()
-        self._parts.callback(idle_release.close)
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
         await self._check_addresses()
@@ -269,6 +266,9 @@ class Node:
         # Closed after the broker and the store, which send their last acknowledgements through it.
         server = self.security.server
         self._parts.push_async_callback(server.close)
+        idle_release = IdleRelease(server.forget_routes)
+        idle_release.start()
+        self._parts.callback(idle_release.close)
         broker, tube_broker = await self._broker(
             directory, tube_master, _web_address(config.tube_broker_http, broker_http)
         )

@@ -19,7 +19,7 @@ def test_memory_is_released_once_after_work() -> None:
         used_s += seconds
         return release.is_due()
 
-    release = IdleRelease(lambda: None, lambda: used_s)
+    release = IdleRelease(processor_s=lambda: used_s)
     assert not passed(0.0)
     assert not passed(INTERVAL_S), "busy"
     assert passed(0.1)
@@ -39,12 +39,14 @@ async def test_memory_is_released_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
         threads.append(threading.get_ident())
         loop.call_soon_threadsafe(released.set)
 
-    found = IdleRelease(release, lambda: used_s)
+    forgotten: list[int] = []
+    found = IdleRelease(lambda: forgotten.append(threading.get_ident()), release=release, processor_s=lambda: used_s)
     found.start()
     used_s = 100.0
     await released.wait()
     found.close()
-    assert threads[0] != threading.get_ident()
+    assert forgotten == [threading.get_ident()]
+    assert threads != forgotten
 
 
 def test_memory_can_be_released_anywhere() -> None:

@@ -42,14 +42,19 @@ def release_memory() -> None:
 
 
 class IdleRelease:
-    """Calls ``release`` in a thread when the process becomes idle after work.
+    """Calls ``forget`` in the loop, then ``release`` in a thread, when the process becomes idle after work.
 
-    ``processor_s`` returns the processor time of the process.
+    ``forget`` empties caches of small objects; ``processor_s`` returns the processor time of the process.
     """
 
     def __init__(
-        self, release: Callable[[], None] = release_memory, processor_s: Callable[[], float] = time.process_time
+        self,
+        forget: Callable[[], None] = lambda: None,
+        *,
+        release: Callable[[], None] = release_memory,
+        processor_s: Callable[[], float] = time.process_time,
     ) -> None:
+        self._forget = forget
         self._release = release
         self._processor_s = processor_s
         self._released_s = self._looked_s = processor_s()
@@ -69,6 +74,7 @@ class IdleRelease:
 
     def _look_again(self) -> None:
         if self.is_due():
+            self._forget()
             # Not one of the loop's executor, which would stay.
             self._thread = threading.Thread(target=self._release, name="release memory")
             self._thread.start()
