@@ -22,6 +22,7 @@ PEERS = {
     "tls": "mosquitto",
     "isolation": "mosquitto",
     "scale": "mosquitto",
+    "memory": "mosquitto",
     "capacity": "mosquitto",
     "statestore": "redis-server",
     "statestore-keys": "redis-server",
@@ -57,7 +58,7 @@ def main() -> int:
     parser.add_argument("--durability", choices=["durable", "flushed", "memory"], default="durable")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a run")
-    parser.add_argument("--keys", type=int, default=1_000_000, help="keys of the cases statestore-keys and scale")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="keys of statestore-keys, scale and memory")
     parser.add_argument("--tube-peer", metavar="HOST:PORT", help="master of an Apache TubeMQ with a topic demo")
     options = parser.parse_args()
     settings = Settings(options.durability, options.repeats, options.seconds, options.keys, options.tube_peer)

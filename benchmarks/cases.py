@@ -17,7 +17,7 @@ from benchmarks.isolation import isolation
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.processes import processes
-from benchmarks.scale import scale
+from benchmarks.scale import memory, scale
 from benchmarks.spark import spark_source
 from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.statestore import many_keys, state_store
@@ -80,6 +80,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "isolation": isolation,
     "processes": processes,
     "scale": scale,
+    "memory": memory,
     "capacity": capacity,
     "statestore": state_store,
     "statestore-keys": many_keys,

@@ -1,9 +1,10 @@
 """Scale: resource usage and latency of a broker with many clients, keys and topics, and how fast clients reconnect.
 
-Two cases, each beside Mosquitto where it can do the same; for a million keys see ``statestore-keys``.
+Two loads, each beside Mosquitto where it can do the same; for a million keys see ``statestore-keys``.
 
 * ``steady``: 1,000 clients that each publish once a second to themselves, alone and next to 9,000 idle clients, 10,000
-  retained topics and (penstock) ``--keys`` keys that expire; then everything leaves. Latency, memory, descriptors.
+  retained topics and (penstock) ``--keys`` keys that expire; then everything leaves. Latency in the case ``scale``,
+  memory and descriptors in the case ``memory``.
 * ``reconnect``: the broker is killed and started while 10,000 clients come back: anonymous, with a client certificate,
   with SCRAM (penstock). Durable in penstock, so that sessions and subscriptions are there.
 """
@@ -28,8 +29,10 @@ from benchmarks.connections import connections_possible
 from benchmarks.crowd import Crowd, User, connect, traffic
 from benchmarks.figures import Figure, Settings
 from benchmarks.isolation import Peer
+from benchmarks.machine import cpu_seconds
 from benchmarks.statestore import own_memory
 from penstock.mqtt.codec.packets import Disconnect, Publish
+from penstock.runtime.io.memory import INTERVAL_S
 from penstock.security.passwords import edit_passwords, make_credential
 from tests.ports import free_port
 
@@ -38,11 +41,14 @@ T = TypeVar("T")
 __all__ = [
     "BUSY",
     "IDLE",
+    "RELEASED_S",
     "USER",
     "Process",
+    "Return",
     "Steady",
     "Usage",
     "client_tls",
+    "memory",
     "memory_node",
     "node",
     "reconnect",
@@ -64,6 +70,8 @@ KEY_EXPIRY_S: Final = 10.0
 FILLED_PER_S: Final = 50_000
 SETTLE_S: Final = 3.0
 """Time after the clients have left before memory and descriptors are read."""
+RELEASED_S: Final = 2.5 * INTERVAL_S
+"""The same where the node is to have returned free memory: that takes an idle interval after the last busy one."""
 
 
 class Process(NamedTuple):
@@ -141,21 +149,34 @@ def _retain(address: str, topics: int, payload: bytes) -> None:
     peer.socket.close()
 
 
+class Return(NamedTuple):
+    """The return of clients to a broker that was killed and started again."""
+
+    seconds: float
+    """From its start until all were back, with clients on the same machine."""
+    processor_s: float
+    """Processor time of the broker since its start."""
+    present: int
+    """Clients that found their session."""
+
+
 def reconnect(
     start: Callable[[], AbstractContextManager[Process]],
     count: int,
     *,
     tls: ssl.SSLContext | None = None,
     user: User | None = None,
-) -> tuple[float, int]:
-    """Connect ``count`` clients, kill the broker, start it again; seconds from its start until all are back, and how
-    many found their session. ``start`` gives a broker over the same data each time and ends it."""
+) -> Return:
+    """Connect ``count`` clients, kill the broker, start it again, and measure until all are back.
+
+    ``start`` returns a broker over the same data each time and ends it.
+    """
     return _run(_reconnect(start, count, tls, user))
 
 
 async def _reconnect(
     start: Callable[[], AbstractContextManager[Process]], count: int, tls: ssl.SSLContext | None, user: User | None
-) -> tuple[float, int]:
+) -> Return:
     with start() as server:
         crowd = Crowd(server.address, tls, user)
         await connect(crowd, range(count))
@@ -166,44 +187,59 @@ async def _reconnect(
         crowd = Crowd(server.address, tls, user)
         await connect(crowd, range(count))
         seconds = time.perf_counter() - began
-        present = crowd.present
+        found = Return(seconds, cpu_seconds([server.pid]), crowd.present)
         crowd.leave()
-    return seconds, present
+    return found
 
 
-def scale(settings: Settings) -> list[Figure]:
-    """All cases; a new server for each run."""
+def memory(settings: Settings) -> list[Figure]:
+    """Memory and descriptors of one server over two rounds; a new server for each run."""
     figures: dict[tuple[str, str, str], Figure] = {}
-
-    def add(case: str, server: str, unit: str, value: float) -> None:
-        figures.setdefault((case, server, unit), Figure(case, server, unit)).runs.append(value)
-
     idle = connections_possible(BUSY + IDLE) - BUSY
     for _ in range(settings.repeats):
         for name, start, keys in (("penstock", memory_node, settings.keys), ("mosquitto", _mosquitto, 0)):
             with start() as server:
-                work = partial(steady, server, idle=idle, busy=BUSY, topics=TOPICS, keys=keys, seconds=settings.seconds)
+                work = partial(
+                    steady, server, idle=idle, busy=BUSY, topics=TOPICS, keys=keys, seconds=settings.seconds,
+                    settle_s=RELEASED_S,
+                )  # fmt: skip
                 first, second = work(), work()
-            for case, times in (("1,000 busy clients", first.alone), ("the same among all others", first.among)):
-                for unit, share in (("p50 ms", 0.5), ("p99 ms", 0.99)):
-                    add(case, name, unit, times[int(len(times) * share)])
             for case, found in (
                 ("before", first.before),
                 ("with all", first.during),
                 ("after all have left", first.after),
+                ("with all, a second time", second.during),
                 ("after a second time", second.after),
             ):
-                add(f"memory {case}", name, "MB", found.memory / 1e6)
-                add(f"descriptors {case}", name, "descriptors", found.descriptors)
-        for case, name, run in _reconnects():
-            seconds, present = run()
-            add(f"{BUSY + IDLE:,} {case} clients are back", name, "s", seconds)
-            if name == "penstock" and present != BUSY + IDLE:
-                raise SystemExit(f"{case}: {present} of {BUSY + IDLE} sessions were there after the restart")
+                _add(figures, f"memory {case}", name, "MB", found.memory / 1e6)
+                _add(figures, f"descriptors {case}", name, "descriptors", found.descriptors)
     return list(figures.values())
 
 
-def _reconnects() -> Iterator[tuple[str, str, Callable[[], tuple[float, int]]]]:
+def scale(settings: Settings) -> list[Figure]:
+    """Latencies, and times until all clients are back; a new server for each run."""
+    figures: dict[tuple[str, str, str], Figure] = {}
+    idle = connections_possible(BUSY + IDLE) - BUSY
+    for _ in range(settings.repeats):
+        for name, start, keys in (("penstock", memory_node, settings.keys), ("mosquitto", _mosquitto, 0)):
+            with start() as server:
+                found = steady(server, idle=idle, busy=BUSY, topics=TOPICS, keys=keys, seconds=settings.seconds)
+            for case, times in (("1,000 busy clients", found.alone), ("the same among all others", found.among)):
+                for unit, share in (("p50 ms", 0.5), ("p99 ms", 0.99)):
+                    _add(figures, case, name, unit, times[int(len(times) * share)])
+        for case, name, run in _reconnects():
+            returned = run()
+            _add(figures, f"{BUSY + IDLE:,} {case} clients are back", name, "s", returned.seconds)
+            if name == "penstock" and returned.present != BUSY + IDLE:
+                raise SystemExit(f"{case}: {returned.present} of {BUSY + IDLE} sessions were there after the restart")
+    return list(figures.values())
+
+
+def _add(figures: dict[tuple[str, str, str], Figure], case: str, server: str, unit: str, value: float) -> None:
+    figures.setdefault((case, server, unit), Figure(case, server, unit)).runs.append(value)
+
+
+def _reconnects() -> Iterator[tuple[str, str, Callable[[], Return]]]:
     """Each way to authenticate and each server that has it; the files of a run are there until the next one."""
     count = connections_possible(BUSY + IDLE)
     for case in ("anonymous", "certificate", "SCRAM"):

@@ -1,6 +1,6 @@
 """Many clients, keys and topics: latency among them, what stays after they have left, and how fast all come back.
 
-The same loads are the benchmark case ``scale``, beside Mosquitto.
+The same loads are the benchmark cases ``scale`` and ``memory``, beside Mosquitto.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import generator, servers
 from benchmarks.connections import connections_possible
-from benchmarks.scale import BUSY, IDLE, USER, client_tls, memory_node, node, reconnect, steady
+from benchmarks.scale import BUSY, IDLE, RELEASED_S, USER, client_tls, memory_node, node, reconnect, steady
 from tests.ports import free_port
 from tests.tools import skip_or_fail
 
@@ -36,17 +36,18 @@ def test_ten_thousand_connections_a_million_keys_and_ten_thousand_topics() -> No
     if shutil.which("cargo") is None:
         skip_or_fail(f"no load generator: {generator.missing()}")
     idle = connections_possible(BUSY + IDLE) - BUSY
-    work = partial(steady, idle=idle, busy=BUSY, topics=10_000, keys=1_000_000, seconds=10.0)
+    work = partial(steady, idle=idle, busy=BUSY, topics=10_000, keys=1_000_000, seconds=10.0, settle_s=RELEASED_S)
     with memory_node() as server:
         rounds = [work(server) for _ in range(3)]
     base = rounds[0].before
     for found in rounds:
         assert found.after.descriptors == base.descriptors
         assert found.after.threads == base.threads
-    # What the first round made the allocator keep is used again by the next ones.
+    # What the page "Size a node" promises.
     loaded = max(found.during.memory for found in rounds) - base.memory
-    assert rounds[2].after.memory - rounds[1].after.memory < 0.02 * loaded
-    assert rounds[2].after.memory - base.memory < 0.25 * loaded
+    for found in rounds:
+        assert found.after.memory - base.memory < 0.25 * loaded
+    assert rounds[2].during.memory < 1.1 * rounds[0].during.memory
 
 
 @pytest.mark.nightly
@@ -57,6 +58,7 @@ def test_ten_thousand_clients_are_back_after_a_restart(case: str, tmp_path: Path
     made = servers.certificates(str(tmp_path))
     start = partial(node, str(tmp_path), free_port(), case, made)
     tls = client_tls(made) if case == "certificate" else None
-    seconds, present = reconnect(start, count, tls=tls, user=USER if case == "SCRAM" else None)
-    assert present == count
-    assert seconds < 20
+    found = reconnect(start, count, tls=tls, user=USER if case == "SCRAM" else None)
+    assert found.present == count
+    # Its clients, and whatever else the machine does, take time of the same processors: the benchmark measures it.
+    assert found.processor_s < 20
