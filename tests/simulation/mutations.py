@@ -19,6 +19,7 @@ from penstock.mqtt import storage as mqtt_storage
 from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
+from penstock.mqtt.transport.link import ServerLink
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import PUT
 from penstock.statestore.codec.errors import StoreError
@@ -343,6 +344,12 @@ def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store, "fence_error", unless_lower)
 
 
+def handled_twice(patch: pytest.MonkeyPatch) -> None:
+    """Bytes that wait for another share of a loop turn are handled twice."""
+    receive = ServerLink.receive_early
+    patch.setattr(ServerLink, "receive_early", lambda self, data: receive(self, data + data))
+
+
 def version_compared_wrongly(patch: pytest.MonkeyPatch) -> None:
     """A version is the time, also if the last one is not older."""
 
@@ -391,6 +398,7 @@ ENGINE: list[Plant] = [
     retained_kept,
     fence_not_checked,
     version_compared_wrongly,
+    handled_twice,
 ]
 
 

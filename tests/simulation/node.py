@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import _TABLES as MQTT_TABLES
@@ -65,7 +66,9 @@ class NetworkClient(Protocol):
 class SimulatedNode:
     """One life of a node. It ends with the loop: nothing of it is closed, as when power is lost."""
 
-    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock, *, has_log: bool) -> None:
+    def __init__(
+        self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock, *, has_log: bool, limits: BrokerLimits
+    ) -> None:
         self.loop = loop
         self.has_log = has_log
         """Whether it starts TubeMQ's master and broker."""
@@ -83,7 +86,7 @@ class SimulatedNode:
         persistence._store._environment = log
         persistence._store._tables = log.tables
         persistence._queue = SimulatedCommitQueue(loop, disk, "mqtt", persistence)
-        self.server = MqttServer(services=[self.service], clock=self.clock)
+        self.server = MqttServer(services=[self.service], limits=limits, clock=self.clock)
         self.broker, self.master = self._tube(loop, disk)
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
         self._ports = 10_000

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from random import Random
 
 from penstock.errors import PenstockError
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.simulation import mqtt_client, statestore_client, tube_client
 from tests.simulation.disk import PowerLoss, SimulatedDisk
 from tests.simulation.history import GET, History, Operation, Violation
@@ -101,6 +102,8 @@ class Schedule:
         random = Random(f"schedule {seed}")
         self.has_log = seed % LOG_EVERY == 0
         self.steps = [_step(random, number, has_log=self.has_log) for number in range(OPERATIONS)]
+        self.max_turn_work = 16 if seed % 2 else 256
+        """Small shares of a loop turn in every other seed, so that most connections wait for another one."""
         self.cuts = {number for number in range(OPERATIONS) if random.random() < 0.005}
         self.power_loss_at = random.randrange(60, 1_000)  # all operations need 1,500 to 3,000 of the disk
         fault = random.choice(("none", "slow", "full", "failing"))
@@ -240,7 +243,13 @@ class Simulation:
         self._has_ended = self._is_ending = False
         try:
             self.machine.true_s = loop.time
-            self.node = SimulatedNode(loop, disk, self.machine, has_log=self._schedule.has_log)
+            self.node = SimulatedNode(
+                loop,
+                disk,
+                self.machine,
+                has_log=self._schedule.has_log,
+                limits=BrokerLimits(max_turn_work=self._schedule.max_turn_work),
+            )
             try:
                 loop.run_until_complete(self.node.start())
             except PenstockError as error:
