@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.simulation.run import report
+from tests.simulation.run import processes, report
 
 
 def seeds(text: str) -> range:
@@ -14,4 +14,5 @@ def seeds(text: str) -> range:
 
 
 if __name__ == "__main__":
-    sys.exit(not report(seeds(sys.argv[1] if len(sys.argv) > 1 else "200")))
+    with processes() as pool:
+        sys.exit(not report(seeds(sys.argv[1] if len(sys.argv) > 1 else "200"), pool))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from penstock import compiled
 from tests.simulation.history import Violation
 from tests.simulation.mutations import ANY_FORM, ENGINE, LOG, seeds_needed, without_fsync
-from tests.simulation.run import LOG_EVERY, OPERATIONS, Failure, failure, report, simulate
+from tests.simulation.run import LOG_EVERY, OPERATIONS, Failure, failure, processes, report, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 200 if compiled.form() == "compiled" else 50
@@ -23,18 +24,25 @@ NIGHTLY_BLOCK = 100
 ONE_SEED = "from tests.simulation.run import simulate; print(simulate(7).trace, simulate(8).trace)"
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    """A process for each core: a seed is independent of all others."""
+    with processes() as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-def test_no_seed_breaks_a_rule(first: int) -> None:
+def test_no_seed_breaks_a_rule(pool: Executor, first: int) -> None:
     told: list[str] = []
-    assert report(range(first, first + BLOCK), tell=told.append), told
+    assert report(range(first, first + BLOCK), pool, tell=told.append), told
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, NIGHTLY_SEEDS, NIGHTLY_BLOCK))
-def test_none_of_many_seeds_breaks_a_rule(first: int) -> None:
+def test_none_of_many_seeds_breaks_a_rule(pool: Executor, first: int) -> None:
     told: list[str] = []
-    assert report(range(first, first + NIGHTLY_BLOCK), tell=told.append), told
+    assert report(range(first, first + NIGHTLY_BLOCK), pool, tell=told.append), told
 
 
 def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_core() -> None:
