@@ -101,9 +101,18 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_build_errors_name_case_and_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.yaml").write_text(FILE.replace("when: celsius", "when: celcius"))
+    (tmp_path / "p.yaml").write_text(FILE.replace("when: celsius", "when: no_such_function(celsius)"))
     (tmp_path / "p.test.yaml").write_text(CASES)
     assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 2
     printed = capsys.readouterr().err
     assert "case 'messages': sink 'hot' fails" in printed
+    assert "no_such_function" in printed
+
+
+def test_a_misspelt_column_is_an_error_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.yaml").write_text(FILE.replace("when: celsius", "when: celcius"))
+    (tmp_path / "p.test.yaml").write_text(CASES)
+    assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 2
+    printed = capsys.readouterr().err
+    assert "option 'sinks[0].tubemq.when'" in printed
     assert "celcius" in printed
