@@ -48,6 +48,15 @@ def no_lookup(_rows: DataFrame, _lookup: Lookup) -> DataFrame:
 def test_ids_come_from_the_header_or_the_place(spark: SparkSession) -> None:
     assert [row["_id"] for row in rows(spark, GOOD, GOOD).collect()] == ["i0", "i1"]
     assert [row["_id"] for row in rows(spark, GOOD, GOOD, ids=False).collect()] == ["water/1:0@0", "water/1:0@28"]
+    named = rows_of(spark.createDataFrame([("water", 1, 0, 28, NOON, b"k", GOOD, None)], SOURCE), "second")
+    assert [row["_id"] for row in named.collect()] == ["second/water/1:0@28"]
+
+
+def test_ids_are_never_null_in_the_state_of_a_stream(spark: SparkSession) -> None:
+    """Spark refuses a stored state whose keys could not be null, if they could be null now."""
+    records = spark.createDataFrame([], SOURCE)
+    assert not rows_of(records).schema["_id"].nullable
+    assert not rows_of(records, "second").schema["_id"].nullable
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,11 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
     Without a column of headers, the headers in ``_source`` are null. The coordinates that identify a record without an
     id include the name of the source, unless it is the only one.
     """
-    # Not format_string, which parses its format for each row.
+    # Not format_string, which parses its format for each row. Not concat, whose result may be null: ids are keys of the
+    # state of streams, and Spark refuses a state whose keys could not be null before.
     broker, partition, offset = (sf.col(column).cast("string") for column in ("broker", "partition", "offset"))
-    place = sf.concat("topic", sf.lit("/"), broker, sf.lit(":"), partition, sf.lit("@"), offset)
-    if name != SOURCE:
-        place = sf.concat(sf.lit(f"{name}/"), place)
+    source_prefix = [] if name == SOURCE else [sf.lit(f"{name}/")]
+    place = sf.concat_ws("", *source_prefix, "topic", sf.lit("/"), broker, sf.lit(":"), partition, sf.lit("@"), offset)
     headers = sf.col("headers") if "headers" in source.columns else sf.expr(_NO_HEADERS).alias("headers")
     number, step = header(source, REDRIVE), header(source, REDRIVE_STEP)
     redrive = sf.struct(number.alias("number"), step.alias("step"))
