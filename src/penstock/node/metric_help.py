@@ -3,7 +3,7 @@
 The calls of ``add_metrics`` in ``node.py`` list the objects that count: of MQTT ``mqtt/engine/model/stats.py``, of the
 state store ``statestore/engine/store.py``, of TubeMQ ``tube/broker/broker.py``. To add a metric, add it there, count it
 in the place, and describe it here; ``tests/unit/node/test_metric_help.py`` compares both. Metrics of the store's engine
-reach the node through ``quota_figures`` of ``statestore/service/service.py``.
+reach the node through ``quota_metrics`` of ``statestore/service/service.py``.
 
 ``grep -rn "stats[.].*+= " src/penstock/mqtt/engine`` shows the places of MQTT; CONNECT and wills are in
 ``handshake.py`` and ``session_manager.py``; retained messages have counters of their own, which ``measure`` in

@@ -5,8 +5,8 @@ To add a kind of sink:
 * here its model, a field of :class:`Sink` and its name in ``SINK_KINDS`` and in the docstring of :class:`Sink`. A field
   ``path`` is the directory that the sink writes, for replays and checks of paths;
 * ``SINK_DESCRIPTIONS`` in ``description.py``: target, delivery guarantee, fencing;
-* ``SINK_COLUMNS`` in ``columns.py``: the columns that it accepts. In ``loader.py``, ``_chains`` if it cannot replace
-  rows of a window, and ``message_sinks`` if its fields are templates or options of a message;
+* ``SINK_COLUMNS`` in ``columns.py``: the columns that its options name. In ``loader.py``, ``_chains`` if it cannot
+  replace rows of a window, and ``message_sinks`` if its fields are templates or options of a message;
 * ``DELIVERY`` in ``penstock.pipelines.sinks.delivery``: writer, rows that cannot be written, check before the start. A
   sink of files commits as ``sinks/table.py`` does, which is for Parquet only;
 * ``build`` in ``penstock.pipelines.run.queries``, if the types of its columns must not change;

@@ -33,8 +33,9 @@ _log = logging.getLogger("penstock.statestore")
 
 _EXTENSION_NAMES: Final = {extension: name for name, extension in EXTENSIONS.items()}
 _TIMED_OUT: Final = "408"
-_WITH_VALUE: Final = frozenset(("SET", "VDEL"))
 """Status of a request that may have been executed."""
+_WITH_VALUE: Final = frozenset(("SET", "VDEL"))
+"""Commands with a value, which may be too large."""
 _WARN_AGAIN_MS: Final = 3_600_000
 """A wrong clock is reported once per hour."""
 

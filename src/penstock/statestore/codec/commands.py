@@ -5,7 +5,8 @@ command:
 
 * a member of :class:`Verb`, a branch of :func:`_parse`, and a row of the table: arity, access, syntax, and the text and
   examples of its page. The access of a command that returns a value or reveals it, for example by a length, includes
-  reading;
+  reading; one that writes needs ``needs_timestamp`` and ``checks_fence``, which fencing, read-only stores and the
+  recognition of repeated requests depend on;
 * if the protocol's document lacks it, a member of :class:`Extension`, the next power of two, named after the command;
   a new option of a command is a row of ``OPTION_EXTENSIONS``;
 * a branch of ``_carry_out`` in ``statestore/engine/store.py``. ``statestore/engine/requests.py`` has the kinds of

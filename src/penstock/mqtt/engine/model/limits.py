@@ -14,7 +14,7 @@ enforces the limit, in the package ``penstock.mqtt``:
   ``codec/property_blocks.py``; subscriptions: ``engine/sessions/subscribing.py`` (``engine/sessions/recovery.py``
   restores them without a check, and any count of them); queues: ``engine/sessions/message_queue.py``;
 * one retained message: ``engine/sessions/core.py`` (``route``); all: ``engine/sessions/retained.py`` (``store``);
-* the work of a loop iteration: ``server.py`` (``_proceed``), ``engine/connections/connection.py`` (``proceed``).
+* the work of a loop iteration: ``server.py`` (``_take_turn``), ``engine/connections/connection.py`` (``proceed``).
 
 A limit that is read at the start only is listed in ``node/security.py`` (``_READ_ONCE``).
 """

@@ -4,8 +4,8 @@ A PUBLISH with RETAIN may be refused by ``connections/publish.py`` and ``routing
 stores it here, or deletes the last one if the payload is empty. SUBSCRIBE (``subscribing.py``) decides whether retained
 messages are sent, ``RetainedDelivery`` in ``session.py`` sends them; ``Retained.delivers`` and ``node/security.py``
 withhold messages whose publisher lost its rights. A copy in the queue of an offline session expires in
-``Session.send_queued``. Besides clients, ``mqtt/bridge.py`` publishes those of other brokers, ``session_manager.py``
-wills, and ``core.py`` those of services and of ``$SYS``.
+``Session.send_queued``; ``model/message.py`` decides when a message has expired. Besides clients, ``mqtt/bridge.py``
+publishes those of other brokers, ``session_manager.py`` wills, and ``core.py`` those of services and of ``$SYS``.
 
 On disk they are changes of the journal (``model/journal.py``), committed by ``mqtt/persistence.py``, written and read
 by ``mqtt/storage.py``; ``recovery.py`` restores them. A will that is retained is published at the start after a crash,
