@@ -51,9 +51,12 @@ class _Events:
         """A message was read."""
         self._note("read", reader=reader, partition=partition, offset=offset, producer=producer, number=number)
 
-    def confirm(self, reader: str, partition: int | str, *, asked: bool = False) -> None:
-        """What a reader has read of a partition was confirmed, or (``asked``) its confirmation is about to be sent."""
-        self._note("confirm", reader=reader, partition=partition, asked=asked)
+    def confirm(self, reader: str, partition: int | str, offset: int | None = None, *, asked: bool = False) -> None:
+        """A reader has confirmed a partition up to ``offset``, or (``asked``) is about to; None: all that it has read.
+
+        The offset is needed if other members may continue before the answer: what they read was not confirmed.
+        """
+        self._note("confirm", reader=reader, partition=partition, offset=offset, asked=asked)
 
     def resume(self, reader: str, partition: int | str | None = None) -> None:
         """A reader starts again, in all partitions or one: unconfirmed messages come again."""
@@ -86,8 +89,8 @@ class _Reading:
     offsets: set[int] = field(default_factory=set)
     last: int = -1
     confirmed: int = -1
-    asked: set[int] = field(default_factory=set)
-    """Offsets whose confirmation was sent, and may have been stored or not."""
+    asked: list[int] = field(default_factory=list)
+    """Offsets whose confirmation was sent, in that order, and may have been stored or not."""
     resumed: bool = False
     steps: list[tuple[set[int], int]] = field(default_factory=list)
     """Offsets of messages after which one may be read, and the offset of the one that was."""
@@ -123,11 +126,14 @@ class TubeHistory(_Events):
         elif kind == "confirm":
             assert partition is not None
             reading = self.readings[event["reader"]][partition]
+            offset = event.get("offset", reading.last)
             if event.get("asked"):
-                reading.asked.add(reading.last)
+                reading.asked.append(offset)
             else:
-                reading.confirmed = max(reading.confirmed, reading.last)
-                reading.asked.clear()
+                reading.confirmed = max(reading.confirmed, offset)
+                # Those asked later, by a member that has continued meanwhile, are still without an answer.
+                answered = reading.asked.index(offset) + 1 if offset in reading.asked else len(reading.asked)
+                del reading.asked[:answered]
         elif kind == "resume":
             partitions = self.readings[event["reader"]]
             for reading in list(partitions.values()) if partition is None else [partitions[partition]]:

@@ -456,13 +456,13 @@ class _Read:
             partitionId=self.consumer.partition.id, groupName=self.client.member.group,
             confirmedOffset=end + INDEX_RECORD_BYTES,
         )  # fmt: skip
-        self.client.simulation.tube.confirm(self.client.reader, self.name, asked=True)
+        self.client.simulation.tube.confirm(self.client.reader, self.name, end, asked=True)
 
         def answered(answer: broker_pb2.CommitOffsetResponseB2C) -> None:
             history = self.client.simulation.history
             history.note(f"{self.client.name} confirms {self.name} {request.confirmedOffset}: {answer.errCode}")
             if answer.errCode == ErrCode.SUCCESS:
-                self.client.simulation.tube.confirm(self.client.reader, self.name)
+                self.client.simulation.tube.confirm(self.client.reader, self.name, end)
             done()
 
         self._call(MethodId.COMMIT_OFFSET, request, broker_pb2.CommitOffsetResponseB2C, answered)
