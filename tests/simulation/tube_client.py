@@ -33,6 +33,7 @@ from penstock.tube.engine.client.consumer_state import (
 from penstock.tube.engine.client.producer_state import Routes, SendEncoder
 from penstock.tube.engine.client.request_session import Outcome, RequestSession
 from tests.histories.tube import TubeHistory
+from tests.simulation.disk import PowerLoss
 from tests.simulation.history import History, Violation
 from tests.simulation.loop import WALL_MS, VirtualLoop
 from tests.simulation.network import Address, NetworkEnd
@@ -170,8 +171,15 @@ class _Connection:
     def connection_made(self, _transport: asyncio.BaseTransport) -> None: ...
 
     def data_received(self, data: bytes) -> None:
-        for done, outcome in self._session.receive(data):
-            done(outcome)
+        answered = iter(self._session.receive(data))
+        try:
+            for done, outcome in answered:
+                done(outcome)
+        except PowerLoss:
+            # The session has forgotten the requests of the other responses: they would stay in flight for ever.
+            for done, _ in answered:
+                done(UnavailableError("the node lost power"))
+            raise
         if self._session.error is not None:
             raise Violation(f"a client cannot read: {self._session.error}")
 
