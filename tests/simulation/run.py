@@ -283,9 +283,10 @@ class Simulation:
         return self._has_ended
 
     def _lose_power(self) -> None:
-        self.mqtt.power_lost(self.loop.true_ms())
         for client in self._clients:
             client.power_lost()
+        # After the clients: a will that one of them withdrew on a connection whose end it had not noticed may come too.
+        self.mqtt.power_lost(self.loop.true_ms())
         if self._schedule.has_log:
             self._log_auditor.power_lost()
         start_s = self.loop.time() + self._random.choice((0.1, 5.0))
