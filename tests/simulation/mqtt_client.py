@@ -38,6 +38,7 @@ from tests.simulation.history import History, Violation
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.mqtt_history import AMPLE_MS, Message, MqttHistory, Wanted, Window
 from tests.simulation.node import Connection, SimulatedNode
+from tests.simulation.tube_client import LogHistory
 
 __all__ = ["CLIENTS", "TOPICS", "MqttClient", "MqttStep", "RetainedReader", "mqtt_step"]
 
@@ -53,7 +54,7 @@ KEEP_ALIVE_S = 60
 NOTICED_S = 65.0
 """Time in which a node notices that a connection was cut; pauses are not counted."""
 
-ALLOWED = {0x83: "the disk failed", 0x88: "unavailable", 0x8E: "taken over"}
+ALLOWED = {0x83: "the disk failed", 0x88: "unavailable", 0x89: "the log failed", 0x8E: "taken over"}
 """Reason codes with which a broker may end a connection of these clients."""
 
 
@@ -106,6 +107,7 @@ class Simulation(Protocol):
 
     history: History
     mqtt: MqttHistory
+    tube: LogHistory
     loop: VirtualLoop
     node: SimulatedNode
     paused_s: float
@@ -239,7 +241,17 @@ class MqttClient:
         will.properties.correlation_data = b"%d" % number
         if attachment.delay_s:
             will.properties.will_delay_interval = attachment.delay_s
+        tube = self._simulation.tube
+        if message.topic in tube.captured_topics:
+            # Known to the log's history as every message: a group that has read a will may confirm its offset. It may
+            # be stored again, since power may be lost between the append and the commit that the will was published.
+            tube.send(self.name, number, repeats=True)
+            will.properties.user_properties = self._captured(number)
         return will
+
+    def _captured(self, number: int) -> list[tuple[str, str]]:
+        """User properties by which a captured message is recognized in the log."""
+        return [("publisher", self.name), ("number", str(number))]
 
     def connection_lost(self) -> None:
         """The connection has ended; connect again soon."""
@@ -388,6 +400,8 @@ class MqttClient:
         if packet.reason_code >= 0x80:
             raise Violation(f"{outgoing.message} was refused: {packet}")
         simulation.mqtt.acknowledge(outgoing.message, now_ms)
+        if outgoing.message.topic in simulation.tube.captured_topics:
+            simulation.tube.acknowledge(self.name, outgoing.message.number)
         if isinstance(packet, PubAck):
             del self._outgoing[packet.packet_id]
         else:
@@ -480,6 +494,10 @@ class MqttClient:
         message = outgoing.message
         payload = b"" if message.clear else b"message" + b"." * outgoing.padding
         properties = Properties(correlation_data=b"%d" % message.number)
+        tube = self._simulation.tube
+        if message.topic in tube.captured_topics:
+            tube.transmit(self.name, message.number)
+            properties.user_properties = self._captured(message.number)
         if message.expiry_s:
             properties.message_expiry_interval = message.expiry_s
         packet = Publish(message.topic, payload, message.qos, retain=message.retain, dup=dup, packet_id=packet_id)

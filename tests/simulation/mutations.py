@@ -20,6 +20,7 @@ from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
 from penstock.mqtt.transport.link import ServerLink
+from penstock.node.rules import RuleService
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import PUT
 from penstock.statestore.codec.errors import StoreError
@@ -276,6 +277,30 @@ def sequences_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(maintenance, "read_sequences", lambda *_args: [])
 
 
+def captured_early(patch: pytest.MonkeyPatch) -> None:
+    """Rules acknowledge a message before the log has it."""
+    submit = RuleService._submit
+
+    def settle(self: RuleService, item: Any) -> None:
+        settle_message = item.message.settle
+        settle_message()
+        submit(self, item)
+
+    patch.setattr(RuleService, "_submit", settle)
+
+
+def captured_twice(patch: pytest.MonkeyPatch) -> None:
+    """Rules append every tenth message twice."""
+    submit = RuleService._submit
+
+    def twice(self: RuleService, item: Any) -> None:
+        submit(self, item)
+        if item.number % 10 == 0:
+            self._append(self.rule.topic, item.partition, item.data, item.flag, item.msg_type, lambda _result: None)
+
+    patch.setattr(RuleService, "_submit", twice)
+
+
 # In the engines: interpreted only
 
 
@@ -388,8 +413,10 @@ LOG: list[Plant] = [
     offsets_not_stored,
     partition_owned_twice,
     sequences_forgotten,
+    captured_early,
+    captured_twice,
 ]
-"""In TubeMQ, in either form; only seeds with TubeMQ are tried."""
+"""In TubeMQ and rules, in either form; only seeds with TubeMQ are tried."""
 ENGINE: list[Plant] = [
     will_without_delay,
     session_expired_early,

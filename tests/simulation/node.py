@@ -22,6 +22,8 @@ from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
+from penstock.node.config.node import RuleSection
+from penstock.node.rules import Identities, RuleService
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
@@ -30,6 +32,7 @@ from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import SCHEMA, Storage
 from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.master.metadata import SCHEMA as SETTING_SCHEMA
@@ -40,7 +43,7 @@ from penstock.tube.storage.meta import TABLES as META_TABLES
 from penstock.tube.storage.meta import MetaStore
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
 from tests.simulation.loop import MachineClock, VirtualLoop
-from tests.simulation.tube_client import BROKER, MASTER, PARTITIONS
+from tests.simulation.tube_client import BROKER, CAPTURED, CAPTURED_TOPICS, MASTER, PARTITIONS
 
 __all__ = ["Connection", "NetworkClient", "SimulatedNode"]
 
@@ -141,7 +144,7 @@ class SimulatedNode:
         await self.server.recover(self.persistence, steady=self.steady_ms)
 
     async def _start_log(self) -> None:
-        """Start the log, with its topics."""
+        """Start the log, with its topics, and the rules that write to one of them."""
         await self.master.start(*MASTER)
         await self.broker.start(*BROKER)
         registered = self.broker.registered
@@ -152,6 +155,16 @@ class SimulatedNode:
             if topic not in known:
                 await self.master.create_topic(topic, partitions)
             await self.master.wait_topic(topic, 60.0)
+        identities = Identities(f"{self.loop.true_ms():x}")
+        for mqtt_topic in CAPTURED_TOPICS:
+            rule = RuleService(
+                RuleSection(filter=mqtt_topic, topic=CAPTURED),
+                self.broker.append,
+                partitions=partition_ids(PARTITIONS[CAPTURED], 1),
+                identities=identities,
+                later=self.loop.call_later,
+            )
+            self.server.add_service(rule)
 
     def accept(self, client: NetworkClient) -> Connection:
         """A connection of ``client``, open at once."""

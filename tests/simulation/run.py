@@ -128,13 +128,13 @@ class Simulation:
     def __init__(self, seed: int, operations: int) -> None:
         self.history = History()
         self.mqtt = MqttHistory()
-        self.tube = LogHistory(self.history)
         self.cuts = 0
         self.paused_s = 0.0
         """Time in which nothing ran."""
         self._numbers = 0
         self._random = random = Random(seed)
         self._schedule = schedule = Schedule(seed)
+        self.tube = LogHistory(self.history, tube_client.CAPTURED_TOPICS if schedule.has_log else ())
         self._seed = seed
         self._store_clients = [StoreClient(self, f"client-{number}") for number in range(statestore_client.CLIENTS)]
         self._auditor = StoreClient(self, "auditor")
@@ -181,6 +181,7 @@ class Simulation:
         if not self._live():
             raise Violation("power was lost again")
         self.tube.check_end()
+        self.tube.check_captured()
         if self._schedule.has_log:
             self.tube.check_complete([tube_client.GROUP, self._log_auditor.reader])
         history, mqtt = self.history, self.mqtt

@@ -40,6 +40,8 @@ from tests.simulation.network import Address, NetworkEnd
 
 __all__ = [
     "BROKER",
+    "CAPTURED",
+    "CAPTURED_TOPICS",
     "LOG",
     "MASTER",
     "PARTITIONS",
@@ -56,7 +58,12 @@ HOST = "192.0.2.2"
 MASTER = (HOST, 8715)
 BROKER = (HOST, 8123)
 LOG = "log"
-PARTITIONS = {LOG: 3}
+"""The topic of the producers."""
+CAPTURED = "captured"
+"""The topic that the rules write to."""
+CAPTURED_TOPICS = ("t/0", "t/1")
+"""Topics of MQTT that rules copy to it."""
+PARTITIONS = {LOG: 3, CAPTURED: 1}
 GROUP = "group"
 REQUEST_S = 10.0
 HEARTBEAT_S = 8.0
@@ -101,11 +108,30 @@ def tube_step(random: Random) -> TubeStep:
 
 
 class LogHistory(TubeHistory):
-    """Messages of the log, and what its clients have read; every event is part of the trace."""
+    """Messages of the log, and what its clients have read; every event is part of the trace.
 
-    def __init__(self, history: History) -> None:
+    Messages of MQTT in ``captured_topics`` are among them: rules copy them to the log.
+    """
+
+    def __init__(self, history: History, captured_topics: tuple[str, ...]) -> None:
         super().__init__()
+        self.captured_topics = captured_topics
+        self._transmissions: Counter[tuple[str, int]] = Counter()
+        """How often each captured message was sent to the MQTT broker."""
         self._history = history
+
+    def transmit(self, client: str, number: int) -> None:
+        """A message of a captured topic is sent to the MQTT broker, perhaps again."""
+        if not self._transmissions[client, number]:
+            self.send(client, number, repeats=True)
+        self._transmissions[client, number] += 1
+
+    def check_captured(self) -> None:
+        """No captured message is in the log more often than it was sent."""
+        for message, copies in Counter(self.stored.values()).items():
+            sent = self._transmissions.get(message)
+            if sent is not None and copies > sent:
+                raise Violation(f"{message} was sent {sent} times, and is in the log {copies} times")
 
     def apply(self, event: dict[str, Any]) -> None:
         self._history.note(f"log {sorted(event.items())}")
@@ -540,11 +566,19 @@ class _Reader(_Client):
         tube = self.simulation.tube
         for message in messages:
             assert message.offset is not None
-            name, number, _ = message.data.split(b" ", 2)
-            tube.read(self.reader, read.name, message.offset, name.decode(), int(number))
+            tube.read(self.reader, read.name, message.offset, *_sent(message))
 
     def dropped(self, read: _Read) -> None:
         """The broker has refused a partition for good."""
+
+
+def _sent(message: Message) -> tuple[str, int]:
+    """Producer and number of a message."""
+    if message.topic == LOG:
+        name, number, _ = message.data.split(b" ", 2)
+        return name.decode(), int(number)
+    headers = dict(message.record.headers)
+    return str(headers["publisher"]), int(headers["number"])
 
 
 class TubeConsumer(_Reader):
