@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, shared_options
+from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, local_token, shared_options
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 __all__ = ["NodeApi", "NodeOptions", "connects_to_node"]
@@ -88,8 +88,8 @@ class NodeOptions:
         files = (self.ca_file, self.cert_file, self.key_file)
         login = Login(self.username, self.password_file, TlsOptions(*files) if any(files) else None).client()
         token = "" if self.admin_token_file is None else read_token(self.admin_token_file)
-        if not token and self.username is None and parse_address(place.rstrip("/")).is_loopback:
-            token = _token_of(self.data_dir)
+        if not token and self.username is None:
+            token = local_token(address, self.data_dir)
         authorization = f"Bearer {token}" if token else ""
         if self.username is not None:
             credentials = f"{self.username}:{login['password'] or ''}".encode()
@@ -100,13 +100,6 @@ class NodeOptions:
 
 connects_to_node = shared_options(NodeOptions, "node")
 """Give a command the options of :class:`NodeOptions`, as its argument ``node``."""
-
-
-def _token_of(data_dir: Path) -> str:
-    try:
-        return (data_dir / "tube" / "admin-token").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 class NodeApi:

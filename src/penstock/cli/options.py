@@ -49,6 +49,7 @@ __all__ = [
     "connects_to_store",
     "duration_option",
     "input_bytes",
+    "local_token",
     "parse_token",
     "repeat",
     "shared_options",
@@ -494,3 +495,15 @@ def parse_token(text: str | None) -> Hlc | None:
             option="--fencing-token",
         )
     return token
+
+
+def local_token(address: str, data_dir: Path) -> str:
+    """Administration token in ``data_dir``; "" if there is none, or ``address`` is not on loopback."""
+    from penstock.runtime.io.network import parse_address
+
+    try:
+        if not parse_address(address.rpartition("//")[2].rstrip("/")).is_loopback:
+            return ""  # the token is a secret that other machines must not get
+        return (data_dir / "tube" / "admin-token").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""

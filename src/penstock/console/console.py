@@ -88,7 +88,7 @@ class Console:
     ) -> None:
         self.events = EventRing()
         self.pages = Pages()
-        self.rates = Rates(self._counters, gauges=("queued", "cpu"))
+        self.rates = Rates(self._counters, gauges=("queued",))
         self.node = node
         self.health = health
         self.listeners = listeners

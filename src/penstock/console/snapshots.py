@@ -240,7 +240,6 @@ class Topic:
     partitions: int
     bytes: int
     rate: float | None
-    first_at: int | None
     last_at: int | None
     retention: str | None
     accepts_records: bool

@@ -7,7 +7,6 @@ twentieth of the time goes into them, however many groups and requests there are
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from penstock.console.snapshots import (
 from penstock.errors import LocalProtocolError, RefusedError
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, PARTITIONS_PER_STORE, partition_ids
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, PARTITIONS_PER_STORE, partition_ids, query_of_group
 from penstock.tube.engine.broker.group_offsets import Key
 from penstock.tube.engine.broker.topics import Topic as BrokerTopic
 from penstock.tube.engine.interfaces import LogStore
@@ -230,7 +229,7 @@ class TubeViews:
         return OffsetMove(key[1], key[2], now, target, after - before, exact and exact_then)
 
     def _refuse_reset(self, name: str) -> None:
-        if _OF_QUERIES.fullmatch(name):
+        if query_of_group(name) is not None:
             raise RefusedError(
                 f"group {name!r} belongs to a pipeline or Spark query",
                 why="it continues from its checkpoint; the offsets of the group are published for information",
@@ -370,7 +369,6 @@ class TubeViews:
             partitions=len(self._partitions(topic)),
             bytes=_bytes(topic),
             rate=self._rate(topic.name),
-            first_at=None,
             last_at=max(ends, default=None),
             retention=topic.config.delete_policy,
             accepts_records=topic.writable,
@@ -382,8 +380,6 @@ class TubeViews:
 
 
 _NO_LAG: Final = _Lag()
-_OF_QUERIES: Final = re.compile(r"pipeline-.*|spark-tubemq-[0-9a-f]{8}", re.DOTALL)
-"""Groups of pipelines and Spark queries, which continue from their checkpoints."""
 
 
 def _largest(groups: dict[str, _Lag]) -> _Lag:

@@ -13,13 +13,10 @@ that pass the filter. Nothing is cut without a sign. An error is an object ``err
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -35,16 +32,14 @@ from penstock.console.statestore import pattern_of
 from penstock.errors import LocalProtocolError, RefusedError, StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
-from penstock.node.http import Denied, Identify, cross_site_reason
+from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
 from penstock.runtime.observability.audit import AuditTrail
-from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin.request import Caller
 
 __all__ = ["API", "api_routes"]
 
 API: Final = "/api/v1"
 
-_audit_log = logging.getLogger("penstock.audit")
 _FORMATS: Final = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
 _STARTING: Final = "this part has not started yet"
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
@@ -94,11 +89,7 @@ class _Api:
         return Route(API + path, respond, methods=[method])
 
     async def _caller(self, request: Request, *, protected: bool) -> Caller:
-        try:
-            refused = cross_site_reason(request, self._names)
-        except ValueError as error:
-            refused = f"the request's headers name no host: {error}"
-        if refused is not None:
+        if (refused := cross_site_reason(request, self._names)) is not None:
             raise _Failure(403, "cross_site", refused, "open the console at the address of the node")
         try:
             address = request.client.host if request.client is not None else ""
@@ -212,7 +203,6 @@ class _Api:
     async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
         """Write an entry of the audit trail; it is durable when this returns."""
         row = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "server": "node",
             "method": method,
             "credential": caller.credential,
@@ -221,10 +211,7 @@ class _Api:
             "parameters": dict(parameters),
             "result": True,
         }
-        try:
-            await asyncio.get_running_loop().run_in_executor(None, self._trail.append, row)
-        except StorageError as error:
-            _audit_log.error("the audit trail lacks a request", extra={"fields": {**row, **error_fields(error)}})
+        await write_audit_entry(self._trail, row)
 
 
 _LOGIN: Final = "send the administration token (tube/admin-token in the data directory), or name and password of a user"

@@ -59,6 +59,7 @@ __all__ = [
     "health_routes",
     "master_app",
     "names_of",
+    "write_audit_entry",
 ]
 
 _log = logging.getLogger("penstock.http")
@@ -230,11 +231,7 @@ def _administration(
     administer: Administer, names: Collection[str], identify: Identify
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        try:
-            refused = cross_site_reason(request, names)
-        except ValueError as error:
-            refused = f"the request's headers name no host: {error}"
-        if refused is not None:
+        if (refused := cross_site_reason(request, names)) is not None:
             return JSONResponse({"result": False, "errCode": 400, "errMsg": refused}, status_code=403)
         parameters = dict(request.query_params)
         if request.method == "POST":
@@ -268,11 +265,16 @@ def _administration(
 def cross_site_reason(request: Request, names: Collection[str]) -> str | None:
     """Reason why a browser may have sent the request for a page of another site; None if not.
 
-    Such a page could change TubeMQ through a visitor on the same machine: on loopback the token is no secret.
-
-    Raises:
-        ValueError: a header that must contain a host or a URL does not.
+    Such a page could change TubeMQ through a visitor on the same machine: on loopback the token is no secret. A request
+    whose headers lack a valid host or URL is refused too.
     """
+    try:
+        return _cross_site_reason(request, names)
+    except ValueError as error:
+        return f"the request's headers name no host: {error}"
+
+
+def _cross_site_reason(request: Request, names: Collection[str]) -> str | None:
     headers = request.headers
     host = urlsplit(f"//{headers.get('host', '')}")
     # Browsers send Sec-Fetch-Site to loopback and over TLS only; elsewhere Origin with forms, Referer with the rest.
@@ -622,16 +624,21 @@ def audited(
             trail.refused += 1
             _audit_log.debug("administration refused: no valid credentials", extra={"fields": fields})
             return reply
-        row = _row(server, method, params, caller.showing(params, token), reply)
-        try:
-            await asyncio.get_running_loop().run_in_executor(None, trail.append, row)
-        except StorageError as error:
-            _audit_log.error(
-                "an entry of the audit trail could not be written", extra={"fields": {**row, **error_fields(error)}}
-            )
+        await write_audit_entry(trail, _row(server, method, params, caller.showing(params, token), reply))
         return reply
 
     return answer
+
+
+async def write_audit_entry(trail: AuditTrail, fields: Mapping[str, object]) -> None:
+    """Write an entry with the current time and ``fields``; it is durable when this returns. A failure is logged."""
+    row = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, trail.append, row)
+    except StorageError as error:
+        _audit_log.error(
+            "an entry of the audit trail could not be written", extra={"fields": {**row, **error_fields(error)}}
+        )
 
 
 def _row(
@@ -640,7 +647,6 @@ def _row(
     rows = reply.get("data", reply.get("dataSet", []))
     failed = [str(row.get("errInfo", "")) for row in rows if isinstance(row, dict) and row.get("success") is False]
     found: dict[str, Any] = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "server": server,
         "method": method,
         "credential": caller.credential,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
-from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, shared_options
+from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, local_token, shared_options
 from penstock.cli.output import note
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
@@ -217,7 +217,7 @@ class TubeConnectionOptions(MasterOptions):
             )
         token = self.admin_token or ("" if self.admin_token_file is None else read_token(self.admin_token_file))
         if not token and client["user"] is None:
-            token = _local_token(address)
+            token = local_token(address, Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data"))
         return WebLogin(token, client["user"], client["password"] or "", client["tls"])
 
     def brokers(self) -> list[BrokerRow]:
@@ -305,19 +305,6 @@ connects_to_master = shared_options(MasterOptions, "master")
 
 connects = shared_options(TubeConnectionOptions, "tube")
 """Give a command the options of :class:`TubeConnectionOptions`, as its argument ``tube``."""
-
-
-def _local_token(address: str) -> str:
-    """Administration token of the local data directory; "" if there is none, or ``address`` is not on loopback."""
-    from penstock.runtime.io.network import parse_address
-
-    try:
-        if not parse_address(address.rpartition("//")[2].rstrip("/")).is_loopback:
-            return ""  # the token is a secret that other machines must not get
-        path = Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data") / "tube" / "admin-token"
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _note_unavailable(broker: BrokerRow) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -146,10 +145,6 @@ def _offsets(rows: list[dict[str, Any]], group: str) -> int:
 
 
 offset_app = Commands("List and reset the committed offsets of consumer groups.")
-PIPELINE_GROUP = "pipeline-"
-"""Prefix of the groups under which pipelines publish their offsets."""
-_QUERY_GROUP = re.compile(r"spark-tubemq-[0-9a-f]{8}")
-"""Groups of Spark queries that have no ``tubemq.group``."""
 OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC", autocompletion=complete_topic)]
 OnlyPartitions = Annotated[
     list[str] | None,
@@ -265,15 +260,15 @@ def offsets_reset(
 
 def _refuse_query(group: str) -> None:
     """Raise RefusedError if ``group`` has the name of a group of pipelines or Spark queries."""
-    if group.startswith(PIPELINE_GROUP):
-        who, do = (
-            "a pipeline",
-            "to process records again: penstock pipeline run FILE --from OFFSET [--to OFFSET] --into DIRECTORY",
-        )
-    elif _QUERY_GROUP.fullmatch(group):
-        who, do = "a Spark query", "give the query a new checkpointLocation, and startingOffsets"
-    else:
+    from penstock.tube.codec.strings import query_of_group
+
+    who = query_of_group(group)
+    if who is None:
         return
+    if who == "a pipeline":
+        do = "to process records again: penstock pipeline run FILE --from OFFSET [--to OFFSET] --into DIRECTORY"
+    else:
+        do = "give the query a new checkpointLocation, and startingOffsets"
     raise RefusedError(
         f"group {group!r} belongs to {who} and was not reset",
         why="it continues from its checkpoint; the offsets of the group are published for information",

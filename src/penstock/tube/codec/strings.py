@@ -40,6 +40,7 @@ __all__ = [
     "parse_condition",
     "parse_failure",
     "partition_ids",
+    "query_of_group",
     "valid_group",
     "valid_topic",
 ]
@@ -396,3 +397,17 @@ def check_client_id(client_id: str) -> str:
     if not client_id.strip() or len(client_id) > 1024 or "@" in client_id or "#" in client_id:
         raise LocalProtocolError(f"tube: {client_id!r} cannot be a client id (1 to 1024 characters, no '@', no '#')")
     return client_id
+
+
+_QUERY_GROUP: Final = re.compile(r"spark-tubemq-[0-9a-f]{8}")
+
+
+def query_of_group(group: str) -> str | None:
+    """Return "a pipeline" or "a Spark query" if ``group`` has the name of a group of these; else None.
+
+    They publish their offsets there and continue from their checkpoints. A Spark query has such a name if it has no
+    ``tubemq.group``.
+    """
+    if group.startswith("pipeline-"):
+        return "a pipeline"
+    return "a Spark query" if _QUERY_GROUP.fullmatch(group) else None
