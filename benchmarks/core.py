@@ -1,6 +1,6 @@
 """The request path in both forms of the core, compiled and interpreted, beside Redis and Mosquitto; all in memory.
 
-The floor of the state store is a server that only answers (``benchmarks.floor``).
+The floors are servers that only answer requests, or only acknowledge messages and forward them (``benchmarks.floor``).
 All servers run throughout and take turns. Processor time of the server for one request disturbs least on a shared
 machine; rates of single clients are mostly wake-up time.
 """
@@ -48,7 +48,9 @@ def core(settings: Settings) -> list[Figure]:
             name: stack.enter_context(servers.penstock("memory", core=form))
             for name, form in (("penstock", "compiled"), ("interpreted", "interpreted"))
         }
-        shell, shell_pid = stack.enter_context(floor("memory", f"{stack.enter_context(TemporaryDirectory())}/floor"))
+        folder = stack.enter_context(TemporaryDirectory())
+        shell, shell_pid = stack.enter_context(floor("memory", f"{folder}/memory"))
+        relay, relay_pid = stack.enter_context(floor("relay", f"{folder}/relay"))
         port, redis_pid = stack.enter_context(servers.redis_process("memory"))
         mosquitto, mosquitto_pid = stack.enter_context(servers.mosquitto_process())
         stores = {
@@ -69,5 +71,9 @@ def core(settings: Settings) -> list[Figure]:
                 name: partial(generator.measure, address, mode, pid=pid, seconds=settings.seconds, **options)
                 for name, (address, pid) in brokers.items()
             }
+            if mode != "reqresp" and "subscribers" not in options:
+                runners["floor"] = partial(
+                    generator.measure, relay, mode, pid=relay_pid, seconds=settings.seconds, **options
+                )
             figures += alternate(settings, case, "messages/s", runners)
     return figures

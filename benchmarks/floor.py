@@ -5,10 +5,13 @@ PUBLISH of the right size. It answers at once (``memory``), or after it has appe
 log would hold: one frame, filled up to whole sectors, for all requests that one turn of the loop (or the commit before)
 brought, in the loop (``inline``) or in a thread of its own (``thread``).
 
+Another one (``relay``) acknowledges each PUBLISH with QoS 1 and forwards it unchanged to all subscribers.
+
 Others answer CONNECT and PINGREQ: over TCP (``tcp``), and over TLS with OpenSSL's state between two memory BIOs
 (``tls``) or with uvloop's TLS transport (``loop-tls``).
 
-Run as a program it is that server, and prints its port: ``python -m benchmarks.floor FOLDER memory|inline|thread``,
+Run as a program it is that server, and prints its port:
+``python -m benchmarks.floor FOLDER memory|inline|thread|relay``,
 ``python -m benchmarks.floor CERTIFICATE tcp|tls|loop-tls``.
 """
 
@@ -25,7 +28,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 import uvloop
 
@@ -152,6 +155,46 @@ class Shell(asyncio.Protocol):
             os.write(self.descriptor, b"".join(answers))
 
 
+class Relay(asyncio.Protocol):
+    """One connection of a broker without topics: acknowledges each PUBLISH and forwards it to every subscriber."""
+
+    subscribers: ClassVar[list[int]] = []
+    """Descriptors of the connections that have sent SUBSCRIBE."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tcp = transport.get_extra_info("socket")
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._descriptor = tcp.fileno()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._descriptor in self.subscribers:
+            self.subscribers.remove(self._descriptor)
+
+    def data_received(self, data: bytes) -> None:
+        at = 0
+        acknowledgements: list[bytes] = []
+        messages: list[bytes] = []
+        while at < len(data):
+            size, start = data[at + 1], at + 2
+            if size > 127:
+                size, start = size - 128 + data[start] * 128, start + 1
+            kind = data[at] >> 4
+            if kind == 3:
+                identifier_at = start + 2 + (data[start] << 8 | data[start + 1])
+                acknowledgements.append(b"\x40\x02" + data[identifier_at : identifier_at + 2])
+                messages.append(data[at : start + size])
+            elif kind == 1:
+                os.write(self._descriptor, b"\x20\x03\x00\x00\x00")
+            elif kind == 8:
+                self.subscribers.append(self._descriptor)
+                os.write(self._descriptor, b"\x90\x04" + data[start : start + 2] + b"\0\x01")
+            at = start + size
+        if messages:
+            os.write(self._descriptor, b"".join(acknowledgements))
+            for subscriber in self.subscribers:
+                os.write(subscriber, b"".join(messages))
+
+
 class Accepting(asyncio.Protocol):
     """One MQTT connection that answers CONNECT and PINGREQ and closes after DISCONNECT."""
 
@@ -244,6 +287,8 @@ async def _serve(path: Path, way: str) -> None:
             server = await loop.create_server(lambda: AcceptingTls(context), "127.0.0.1", 0)
         else:
             server = await loop.create_server(Accepting, "127.0.0.1", 0, ssl=context)
+    elif way == "relay":
+        server = await loop.create_server(Relay, "127.0.0.1", 0)
     else:
         log = None if way == "memory" else Log(path, thread=way == "thread")
         server = await loop.create_server(lambda: Shell(log), "127.0.0.1", 0)
