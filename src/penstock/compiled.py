@@ -83,7 +83,7 @@ MANIFEST: Final = "manifest.json"
 """File of a build folder: the sources that the build was made from."""
 
 _PROBE: Final = "mqtt/codec/decoder"
-"""A module of the core, by which a build next to the sources is recognised."""
+"""A module of the core: if its extension module exists next to the sources, they are compiled."""
 
 
 _why_interpreted = "no form was chosen yet"
@@ -103,7 +103,7 @@ def build_folder(package: Path) -> Path:
 
 
 def digest(path: Path) -> str:
-    """The digest that a source is recognised by."""
+    """Digest of a source file, by which the manifest recognises it."""
     from hashlib import sha256
 
     return sha256(path.read_bytes()).hexdigest()
@@ -115,15 +115,15 @@ def form() -> str:
 
 
 def why_interpreted() -> str:
-    """The reason why the core is not compiled, and what to do; empty where it is."""
+    """The reason why the core is not compiled, and the action to take; empty if it is compiled."""
     return _why_interpreted
 
 
 def install() -> None:
-    """Choose the form; called once, before the first module of the core is imported.
+    """Choose the form of the core. Call once, before its first module is imported.
 
     Raises:
-        ImportError: ``PENSTOCK_CORE`` asks for a form that there is not.
+        ImportError: ``PENSTOCK_CORE`` has an unknown value, or is ``compiled`` without a build.
     """
     global _why_interpreted  # noqa: PLW0603 - one choice for the process
     wanted = os.environ.get("PENSTOCK_CORE", "")
@@ -147,7 +147,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Finds the modules of the core in the form that was chosen."""
+    """Import finder for the modules of the core in the chosen form."""
 
     def __init__(self, files: dict[str, Path]) -> None:
         self._files = files
@@ -169,7 +169,7 @@ def _has_extension(stem: Path) -> bool:
 
 
 def cached_build(package: Path) -> tuple[dict[str, Path], str]:
-    """The extension modules of this checkout, by module; or none, and why."""
+    """Extension modules of this checkout by module name, and the reason if there are none."""
     if not (package.parent.name == "src" and (package.parent.parent / "tools" / "core.py").exists()):
         return {}, "this installation has no extension modules: install the wheel of your platform"
     import json
@@ -188,7 +188,7 @@ def cached_build(package: Path) -> tuple[dict[str, Path], str]:
 
 
 def _changed(package: Path, sources: dict[str, list[object]]) -> str:
-    """The first source that is not as it was; empty where all are."""
+    """The first source file that differs from the manifest; empty if none does."""
     for name, (size, mtime_ns, known) in sources.items():
         path = package / name
         try:

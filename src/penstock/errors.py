@@ -1,8 +1,8 @@
-"""Errors of penstock, by who is at fault first, and by what the caller can do second.
+"""Errors of penstock: classes by who is at fault, attributes for what the caller can do.
 
 PenstockError                 retriable: bool, hint: str | None
 ├── ProtocolError             bytes or order of messages violated a protocol
-│   ├── LocalProtocolError    the caller requested something the protocol forbids
+│   ├── LocalProtocolError    the caller requested something that the protocol forbids
 │   └── RemoteProtocolError   the peer violated it; has the reason code to respond with
 ├── RefusedError              the peer rejected the request: code, text, address
 ├── UnavailableError          connection lost, timeout, not the leader: may be retried
@@ -80,7 +80,7 @@ class RemoteProtocolError(ProtocolError):
         """Copy the error without traceback, cause and context.
 
         A decoder keeps a copy of the error that stopped it: the traceback of the original refers to the decoder and its
-        input, a cycle that would keep all of them until the next full garbage collection.
+        input, a reference cycle that would keep all of them in memory until the next full garbage collection.
         """
         return RemoteProtocolError(self.what, reason_code=self.reason_code, why=self.why, do=self.do)
 
@@ -117,7 +117,8 @@ class UnavailableError(PenstockError):
 
 
 class ConfigError(PenstockError):
-    """A setting has an invalid value. The message has the setting, the value, the accepted values and the place."""
+    """A setting has an invalid value. The message has the setting, its value, the accepted values, and file and
+    line."""
 
     def __init__(
         self,
@@ -166,4 +167,4 @@ class StorageError(PenstockError):
 
 
 class OutOfSpaceError(StorageError):
-    """A write failed for lack of disk space and has no effect: it can be repeated when there is space."""
+    """A write failed for lack of disk space and has no effect: it can be repeated after space was freed."""

@@ -1,1 +1,1 @@
-"""MQTT 5.0: a pure codec and pure engines, and asyncio shells over them."""
+"""MQTT 5.0: codec and engines without IO, and their asyncio servers and clients."""

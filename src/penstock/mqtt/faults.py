@@ -33,7 +33,7 @@ DELAY: Final = "fault:delay"
 REQUEST_ID: Final = "fault:requestid"
 
 MAX_REQUEST_IDS: Final = 100_000
-"""Request ids that are remembered; the oldest are dropped first."""
+"""Maximum number of stored request ids; the oldest are dropped first."""
 MAX_DELAY_S: Final = 3600.0
 READ_BYTES: Final = 64 * 1024
 _HEADER: Final = 5

@@ -71,7 +71,7 @@ class InProcessLink(ClientLink):
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._blocked: list[bytes] = []
-        """Bytes that wait because a service of the broker is full."""
+        """Bytes that wait because a service of the broker cannot accept more requests."""
         self._connection = server.open_inside(self, name, access or AllowAll(name))
         if self._connection is None:
             self._closing = True

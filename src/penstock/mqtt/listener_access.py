@@ -5,9 +5,10 @@ the authentication methods that it accepts. A reload replaces the rules and chec
 
 :class:`PasswordChecks` hashes off the event loop: a few checks at a time, in turn by client address. A check
 deliberately takes about 20 ms of a core. A flood of CONNECTs with wrong passwords therefore waits in the short queue of
-its own address (IPv6: its /64), while other addresses wait for at most one check of each flood. If the connection of a
-waiting check ends, the check leaves the queue without computing a hash. Verified passwords are remembered by a keyed
-digest, in memory only, so that ten thousand devices that reconnect after a power failure do not wait for each other.
+its own address (IPv6: its /64), while other addresses wait for at most one check of each such address. If the
+connection of a waiting check ends, the check leaves the queue without computing a hash. Verified passwords are
+remembered by a keyed digest, in memory only, so that ten thousand devices that reconnect after a power failure do not
+wait for each other.
 """
 
 from __future__ import annotations
@@ -431,7 +432,7 @@ class InProcessAccess(ListenerAccess):
 
 
 def _identity(principal: Principal) -> str:
-    """User or certificate of a client as words, for logs."""
+    """User or certificate of a client as text for logs."""
     if principal.user is not None:
         return f"user {principal.user!r}"
     return "anonymous" if principal.certificate is None else f"certificate {principal.certificate!r}"
@@ -443,9 +444,9 @@ def _certificate(origin: Origin) -> Certificate:
 
 
 MAX_WORKERS: Final = 2
-"""Concurrent checks on a machine with cores for them; each uses a core and 19 MiB."""
+"""Maximum number of concurrent checks; each uses a core and 19 MiB."""
 REMEMBERED: Final = 20_000
-"""Verified passwords that are remembered."""
+"""Maximum number of remembered verified passwords."""
 
 Done = Callable[[bool | None], None]
 """Called in the loop's thread with the result; None if the password could not be checked: a queue is full, there is no
@@ -542,7 +543,7 @@ class PasswordChecks:
         return partial(self._withdraw, check)
 
     def close(self) -> None:
-        """Stop the threads. Waiting checks are answered None, and so are later ones."""
+        """Stop the threads. The result of waiting and later checks is None."""
         self._closed = True
         waiting = [check for queue in self._waiting.values() for check in queue]
         self._waiting.clear()
@@ -570,7 +571,7 @@ class PasswordChecks:
             check = queue.popleft()
             self._count -= 1
             if queue:
-                self._waiting[group] = queue  # at the end: other addresses are next
+                self._waiting[group] = queue  # at the end of the queue: other addresses are next
             self._running += 1
             self.hashed += 1
             if self._pool is None:

@@ -1,8 +1,8 @@
 """Sessions and retained messages on disk: commits the changes that the engine's journal collects.
 
 While a commit runs in its thread the journal continues to collect, so a message that its receivers acknowledge
-meanwhile is never written. Changes that no acknowledgement waits for are written behind: the ends of deliveries, and
-with durability ``memory`` all changes except those of sessions and messages that require the disk.
+meanwhile is never written. Changes that no acknowledgement waits for are written later (write-behind): the ends of
+deliveries, and with durability ``memory`` all changes except those of sessions and messages that require the disk.
 
 With durability ``flushed`` a small commit is a few writes into the page cache and runs in the loop.
 :mod:`penstock.runtime.io.commit_queue` decides when commits run, and handles failures.
@@ -27,8 +27,8 @@ __all__ = ["WRITE_BEHIND_S", "Persistence"]
 logger = logging.getLogger("penstock.mqtt")
 
 WRITE_BEHIND_S: Final = {Durability.DURABLE: 0.05, Durability.FLUSHED: 0.05, Durability.MEMORY: 1.0}
-"""Maximum age of a write-behind change. With the first two these are ends of deliveries: after a crash that loses one,
-a QoS 1 message is sent again, and a QoS 2 message is not."""
+"""Maximum age of a write-behind change in seconds. With durability ``durable`` and ``flushed`` these are ends of
+deliveries: after a crash that loses one, a QoS 1 message is sent again, and a QoS 2 message is not."""
 _INLINE_CHANGES: Final = 16
 """Maximum number of changes for a commit in the loop, without fsync. A larger commit runs in the thread: later changes
 share a commit, and many of them are reverted before it."""
@@ -74,7 +74,7 @@ class Persistence(CommitClient[Batch]):
         return self._queue.expected_s
 
     def metric_values(self) -> dict[str, int]:
-        """For the metrics: counters since the start, and current sizes."""
+        """Values of the metrics: counters since the start, and current sizes."""
         return {
             "commits": self.commits,
             "changes": self.changes,
@@ -86,7 +86,7 @@ class Persistence(CommitClient[Batch]):
         }
 
     async def open(self, wall_offset: Callable[[], int]) -> Recovered:
-        """Load the stored state. ``wall_offset``: wall clock minus the engine's clock, now, in ms.
+        """Load the stored state. ``wall_offset``: current wall clock minus the engine's clock, in ms.
 
         Raises:
             StorageError: the directory cannot be opened; a damaged value alone does not stop it.
@@ -162,7 +162,7 @@ class Persistence(CommitClient[Batch]):
         return len(batch) <= (_INLINE_CHANGES if self.durability is Durability.FLUSHED else 0)
 
     def end_commit(self, batch: Batch, failure: StorageError | None) -> None:
-        """Let the broker send the output that waited for the commit [CommitClient]."""
+        """Have the broker send the output that waited for the commit [CommitClient]."""
         if failure is None:
             self.commits += bool(batch)
             self.changes += len(batch)

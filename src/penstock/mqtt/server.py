@@ -1,4 +1,4 @@
-"""MQTT broker on asyncio: listeners, transports and one timer over the pure broker engine.
+"""MQTT broker on asyncio: listeners, transports and one timer around the broker engine.
 
 The output of one loop turn for a connection is sent with one write, including messages of other connections: the engine
 collects it, :meth:`MqttServer._flush` runs once. System calls and wake-ups cost more than Python code.
@@ -88,31 +88,31 @@ class MqttServer(ServerLinkOwner):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time: Callable[[], float] = _not_started
         self._read_at: i64 = -1
-        """The time of the last read, ms of the loop's clock."""
+        """Time of the last read, in ms of the loop's clock."""
         self._wall_ms: i64 = 0
-        """The wall clock at the first read of that millisecond."""
+        """Wall clock at the first read in that millisecond, in ms."""
         self.listeners: list[Listener] = []
         self._links: dict[SessionConnection, ServerLink] = {}
         self._inside: dict[SessionConnection, InProcessLink] = {}
         self._turns: TurnQueue[ServerLink] = TurnQueue(
             self._take_turn, self._work, TURN_SHARES * self._broker.max_turn_work, self._wake
         )
-        """Connections that have used their share of a turn, and those whose CONNECT waits."""
+        """Connections that have used their share of a turn, and connections whose CONNECT waits."""
         self._turn_end: i64 = -1
-        """The work of the broker from which connections without CONNACK, and ends, wait for the next turn; -1: there
-        was none in this turn."""
+        """Amount of the broker's work after which connections without CONNACK, and ends of connections, wait for the
+        next turn; -1 if this turn had neither."""
         self._awake = False
         """Whether :meth:`_next_turn` is scheduled."""
         self._urgent = False
-        """Whether a connection published without using up its share: its output does not wait for connections that
-        have."""
+        """True if a connection published without using up its share: its output does not wait for connections that used
+        theirs."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
         self._empty = asyncio.Event()
         self._closing = False
         self._joins_writes = False
-        """Whether the event loop itself joins the writes of a turn, so that output goes to the transports without
+        """True if the event loop itself joins the writes of a turn, so that output is written to the transports without
         :meth:`_flush`."""
 
     # Called by the owner
@@ -160,7 +160,7 @@ class MqttServer(ServerLinkOwner):
         return found
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; the bound address. May be called for several addresses.
+        """Listen; returns the bound address. May be called for several addresses.
 
         Raises:
             OSError: the address cannot be bound.
@@ -168,7 +168,7 @@ class MqttServer(ServerLinkOwner):
         return await self.listen(ListenerSettings(host=host, port=port))
 
     async def listen(self, settings: ListenerSettings) -> tuple[str, int]:
-        """Listen as the settings say; the bound address.
+        """Listen with these settings; returns the bound address.
 
         Raises:
             OSError: the address cannot be bound.
@@ -267,7 +267,7 @@ class MqttServer(ServerLinkOwner):
 
     @property
     def stats(self) -> BrokerStats:
-        """Counters since the start and sizes now; reading it walks the sessions."""
+        """Counters since the start and current sizes; reading it iterates over all sessions."""
         return self._broker.measure()
 
     def collect_client_events(self) -> list[ClientEvent]:
@@ -310,7 +310,7 @@ class MqttServer(ServerLinkOwner):
         """Handle received bytes. An internal error ends only this connection."""
         now: i64 = int(self._time() * 1000)
         try:
-            if now != self._read_at:  # the reads of a millisecond have one time
+            if now != self._read_at:  # all reads in a millisecond have the same time
                 self._read_at = now
                 self._wall_ms = self._clock()
             broker = self._broker
@@ -339,12 +339,13 @@ class MqttServer(ServerLinkOwner):
     def defers(self, link: ServerLink, work: int) -> bool:
         """Return whether bytes of a connection without CONNACK, or its end, must wait for a later turn.
 
-        Such connections and ends have ``TURN_SHARES`` of a turn together, besides those that wait already.
+        Such connections and ends have ``TURN_SHARES`` shares of a turn together, in addition to the connections that
+        wait already.
         """
         broker = self._broker
         if self._turn_end < 0:
             self._turn_end = broker.work + TURN_SHARES * broker.max_turn_work
-            self._wake()  # the time of the loop would not do: it may change within a turn
+            self._wake()  # not measured by the loop's time, which may change within a turn
         if broker.work < self._turn_end and not link.deferred:
             broker.work += work
             return False
@@ -361,7 +362,8 @@ class MqttServer(ServerLinkOwner):
         return self._broker.work
 
     def _take_turn(self, link: ServerLink) -> bool:
-        """Handle another share of a connection, or read it again; whether it waits for another turn [TurnQueue]."""
+        """Handle another share of a connection, or read it again; returns True if it waits for another turn
+        [TurnQueue]."""
         if not link.deferred:  # closed meanwhile
             return False
         broker, connection = self._broker, link.connection
@@ -374,7 +376,7 @@ class MqttServer(ServerLinkOwner):
                 logger.exception("internal error; closing %r", connection)
                 self._abort(link)
                 return False
-            return True  # also when nothing is left: a read would be its second share of this turn
+            return True  # also if no bytes are left: a read would be its second share of this turn
         if link.early and self.receiving:
             broker.work += link.early_work
             link.proceed()

@@ -3,14 +3,14 @@
 Databases: ``sessions``, ``subscriptions``, ``messages`` (shared by several deliveries), ``deliveries``, ``progress``
 (packet identifiers of messages that were queued before they were sent, and of messages after PUBREC), ``incoming`` (QoS
 2 messages of clients without PUBREL), ``retained``, ``meta`` (``schema``) and ``quarantine`` (records with a wrong
-checksum). Deliveries are numbered over all sessions, so new ones go to the end of their database, many to a page. A
-commit is applied completely or not at all.
+checksum). Deliveries of all sessions share one sequence of numbers, so new ones are appended to the end of their
+database, many to a page. A commit is applied completely or not at all.
 
 A commit depends on the durability: ``durable`` = fsynced, in the write-ahead log of :mod:`penstock.runtime.io.wal`;
 ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced when the kernel decides, when a
 change requires it, and on :meth:`SessionStore.close`.
 
-Every value is big-endian and begins with the crc32 of the rest. Times on disk are wall clock (ms since 1970); the
+Every value is big-endian and begins with the CRC-32 of the rest. Times on disk are wall clock (ms since 1970); the
 engine's clock has an arbitrary start: ``offset`` is wall clock minus that clock; 0 stays 0. A message is stored as it
 is sent: topic and property block with their lengths, then the payload.
 """
@@ -81,7 +81,7 @@ _LENGTH: Final = Struct(">I")
 _HAS_SOURCE: Final = 8
 """Flag of a stored message: its publisher precedes the topic."""
 _NEVER_BEFORE: Final = 1
-"""Replaces instants before the clock's zero; 0 means none."""
+"""Stored instead of instants before the clock's zero; 0 means none."""
 
 
 def digest_of(text: str) -> bytes:
@@ -333,7 +333,7 @@ _TABLES: Final = (
     *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained"),
     *("meta", "quarantine"),
 )
-"""Frames of the log name a table by its index here: new tables go to the end."""
+"""Frames of the log refer to a table by its index here: add new tables at the end."""
 
 T = TypeVar("T")
 
@@ -395,7 +395,7 @@ class SessionStore:
         self.stored_bytes = self._environment.stored_bytes()
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Call ``tell``, in another thread, after a failure of the write-back to LMDB."""
+        """Register ``tell``, which is called in another thread after a failure of the write-back to LMDB."""
         self._environment.on_failure = tell
 
     def reusable_bytes(self) -> int:

@@ -83,7 +83,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
 
 
 def _problem(error: ValueError) -> str:
-    """The cause why a URL cannot be split, without the words of the library."""
+    """The reason why a URL cannot be split, without the library's error text."""
     text = str(error)
     if text.startswith("Port"):
         return "the port is not a number from 0 to 65535"

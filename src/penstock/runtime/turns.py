@@ -1,8 +1,8 @@
-"""Turns of connections that have used their share of a loop turn: deficit round robin, for servers of all protocols.
+"""Fair shares of the event loop: deficit round robin among connections, for the servers of all protocols.
 
-A server counts work. A connection that has used its share pauses reading and waits here for another one, which it gets
-in a later loop turn, after the loop has polled the others. The connections that wait have a bounded amount of work per
-loop turn together, however many they are.
+A server counts the work of each connection. A connection that has used its share of a loop turn pauses reading and is
+queued here; it gets its next share in a later turn, after the loop has polled the other connections. All queued
+connections together have a bounded amount of work per turn, regardless of their number.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["LARGE_READ_BYTES", "TURN_SHARES", "TurnQueue"]
 T = TypeVar("T")
 
 TURN_SHARES: Final = 4
-"""Shares per loop turn of all connections together that wait for another one: other clients wait no longer, however
-many they are. Four of them take about a millisecond."""
+"""Shares that all queued connections together get in one loop turn. Four shares take about a millisecond, which bounds
+the delay of other clients regardless of the number of queued connections."""
 LARGE_READ_BYTES: Final = 128 * 1024
 """Size of a read after which a connection is not read again in the same turn. libuv reads up to 32 times while each
 read fills its buffer of 256,000 bytes, so that a client could send 8 MB before others are served."""
 
 
 class TurnQueue(Generic[T]):
-    """Connections that wait for their next share, the next one first.
+    """Queue of the connections that wait for their next share.
 
-    ``take_turn`` handles one share of a connection, and returns whether it waits for another one. ``work`` is the work
-    of the server since its start, of which a loop turn gets ``most`` units, and what the last connection takes beyond
-    them. ``wake`` has the server call :meth:`proceed` in a later loop turn.
+    ``take_turn`` handles one share of a connection and returns True if the connection needs another one. ``work``
+    returns the work of the server since its start. A loop turn is limited to ``most`` units, which the last connection
+    may exceed. ``wake`` schedules a call of :meth:`proceed` in a later loop turn.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class TurnQueue(Generic[T]):
         self._most = most
         self._wake = wake
         self._awake = False
-        """:meth:`proceed` will be called."""
+        """A call of :meth:`proceed` is scheduled."""
         self.waiting: deque[T] = deque()
 
     def add(self, connection: T) -> None:
-        """Give the connection a share in a later turn; call it once until then."""
+        """Queue the connection for a share in a later turn. Not to be called for a queued connection."""
         self.waiting.append(connection)
         self._schedule()
 
     def proceed(self) -> None:
-        """Give a share to the connections that wait, round-robin, within the work of a loop turn."""
+        """Give queued connections a share each, round-robin, until the work of a loop turn is used."""
         self._awake = False
         waiting, work = self.waiting, self._work
         end = work() + self._most

@@ -54,7 +54,7 @@ _SHORT = {
 def name_in_certificate(certificate: Mapping[str, object] | None, which: CertificateName) -> str | None:
     """Name in a verified certificate, as returned by :meth:`ssl.SSLObject.getpeercert`; None without one.
 
-    A name that appears twice in the subject is ignored: the result must not depend on the order.
+    A name that occurs twice in the subject is ignored, so that the result does not depend on the order.
     """
     if not certificate:
         return None
@@ -148,7 +148,7 @@ def read_revocations(pem: str) -> Revocations:
         raise ValueError("holds no block that begins with -----BEGIN X509 CRL-----")
     for text in lists:
         fields = list(_elements(_sequence(_sequence(_der(text)).content).content))
-        if fields and fields[0].tag == _INTEGER:  # the version
+        if fields and fields[0].tag == _INTEGER:  # skip the version
             del fields[0]
         if len(fields) < 3:
             raise ValueError("a revocation list is truncated")

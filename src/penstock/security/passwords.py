@@ -1,4 +1,4 @@
-"""Passwords: the password file with its slow hashes and the keys of SCRAM and TubeMQ, and SCRAM on the server's side.
+"""Passwords: the password file with slow hashes and the keys of SCRAM and TubeMQ, and the server side of SCRAM.
 
 The file has one line per user with four fields, separated by tabs; empty lines and lines that begin with ``#`` are
 ignored:
@@ -11,7 +11,8 @@ which the user signs in the TubeMQ protocol (:mod:`penstock.security.tube_key`);
 there.
 
 With SCRAM-SHA-256 a client proves that it knows the password without sending it, in two messages in each direction. The
-exchange with an unknown user is completed, with a salt that depends on the name only, to reveal nothing.
+exchange with an unknown user is completed with a salt that depends on the name only, so that clients cannot find out
+which users exist.
 
 Source: RFC 9106 (Argon2), RFC 5802 and 7677 (SCRAM-SHA-256), RFC 5803 (format of a verifier); MQTT 5.0 section 4.12.
 """
@@ -78,7 +79,7 @@ class ScramVerifier(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """A user of the file. Two are equal if nothing about the user was changed."""
+    """A user of the file. Two credentials are equal if the user was not changed."""
 
     name: str
     hash: str
@@ -111,7 +112,7 @@ def make_credential(name: str, password: bytes) -> Credential:
             do="choose another one",
         )
     scram = ""
-    # A password that SCRAM cannot carry (not UTF-8, control characters) still works as a plain one.
+    # A password that SCRAM cannot use (not UTF-8, control characters) still works with PASSWORD.
     with suppress(ScramException, UnicodeDecodeError):
         info = _MECHANISM.make_auth_info(password.decode(), SCRAM_ITERATIONS, secrets.token_bytes(16))
         salt, stored, server = (base64.b64encode(part).decode() for part in info[:3])
@@ -123,7 +124,8 @@ _NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$" + "A" 
 
 
 def verify_password(credential: Credential | None, password: bytes) -> bool:
-    """True if ``password`` is correct. Takes the same time for an unknown user (None), to reveal nothing.
+    """True if ``password`` is correct. Takes the same time for an unknown user (None), so that clients cannot find out
+    which users exist.
 
     About 20 ms of one core without the interpreter's lock: call it in a thread.
     """
@@ -211,7 +213,7 @@ def edit_passwords(path: Path, change: Callable[[dict[str, Credential]], Mapping
 def _write(path: Path, text: str, owner: os.stat_result | None) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         if owner is not None and (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-            # An administrator edits the file of the node's account.
+            # An administrator may edit the file of the account that runs the node.
             os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
         out.write(text)
         out.flush()
@@ -248,7 +250,8 @@ LONGEST_SCRAM_MESSAGE: Final = 4096
 
 
 class ScramExchange:
-    """An authentication. ``secret``: secret of the server, for unknown users; ``nonce``: new and random.
+    """One SCRAM authentication on the server. ``secret``: secret of the server, from which salts of unknown users are
+    derived; ``nonce``: new and random.
 
     Call :meth:`first` with the client's first message, then :meth:`final` with the second. None means rejection;
     clients get no reason.
@@ -266,11 +269,11 @@ class ScramExchange:
         self._server = _MECHANISM.make_server(self._verifier, s_nonce=nonce)
 
     def first(self, message: bytes) -> bytes | None:
-        """client-first-message in, server-first-message out."""
+        """Process the client-first-message; return the server-first-message."""
         return self._step(message, self._server.set_client_first, self._server.get_server_first)
 
     def final(self, message: bytes) -> bytes | None:
-        """client-final-message in, server-final-message with the proof of the server out."""
+        """Process the client-final-message; return the server-final-message with the server's proof."""
         answer = self._step(message, self._server.set_client_final, self._server.get_server_final)
         return answer if self.user is not None else None
 

@@ -1,13 +1,13 @@
 r"""Permissions of principals. Denied by default: every permission needs a rule.
 
 A :class:`Policy` is created from a policy file (``policy_file``) at each load. It returns :class:`Permissions` for each
-:class:`Principal`, the identity of a connected client; broker, state store and TubeMQ ask them. Decisions about topics
-and keys are cached within limits, since a client uses few topics many times.
+:class:`Principal`, the identity of a connected client; broker, state store and TubeMQ check each request with them.
+Decisions about topics and keys are cached within limits, since a client uses few topics many times.
 
 The rules have patterns: topic filters, and globs for keys and names, both with placeholders. A placeholder is replaced
-by a property of the principal, as plain text: a client with the identifier ``+`` or ``a/#`` gains nothing. In a topic
-filter the text never contains a level separator either, so a name with a ``/`` matches nothing. A pattern whose
-placeholder has no value (``{user}`` of an anonymous client) matches nothing.
+by a property of the principal, as plain text: a client with the identifier ``+`` or ``a/#`` gets no additional
+permission. In a topic filter the text never contains a level separator either, so a name with a ``/`` matches nothing.
+A pattern whose placeholder has no value (``{user}`` of an anonymous client) matches nothing.
 
     {clientId}  {principal.clientId}          the client identifier
     {clientIdHex}                             its UTF-8 in hexadecimal capitals, as in topics of the state store
@@ -74,7 +74,7 @@ class Principal:
 
     @property
     def proved(self) -> str | None:
-        """Value of ``{user}``: the user, else the name in the certificate."""
+        """Value of ``{user}``: the user, otherwise the name in the certificate."""
         return self.certificate if self.user is None else self.user
 
     @property
@@ -134,7 +134,7 @@ class BoundTopic:
     def covers(self, levels: list[str]) -> bool:
         """True if every topic that matches the well-formed filter, split into levels, is granted.
 
-        A filter wider than an exception is granted; :meth:`matches` is asked for each topic when messages are sent.
+        A filter wider than an exception is granted; each message is then checked with :meth:`matches`.
         """
         mine = self._levels
         asked_rest = levels[-1] == "#"
@@ -348,7 +348,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _set(text: str, start: int) -> tuple[Token, int]:
-    """Parse the set that begins at ``start``, after its bracket; the set and the end position."""
+    """Parse the set that begins at ``start``, after its bracket; returns the set and the end position."""
     end = text.find("]", start + 1 + (text[start : start + 1] in ("!", "^")))
     if end < 0:
         raise ValueError("expected a ] after [; a [ itself is written \\[")
@@ -526,7 +526,7 @@ class Subjects:
 
 
 class PolicyStatement:
-    """A statement of a policy: subjects and grants. ``name`` is for people."""
+    """A statement of a policy: subjects and grants. ``name`` is used in messages only."""
 
     __slots__ = ("grants", "name", "who")
 
@@ -585,11 +585,11 @@ class Permissions:
         self._writes: dict[bytes, bool] = {}
 
     def may_connect(self, client_id: str) -> bool:
-        """May connect with this client identifier."""
+        """True if the principal may connect with this client identifier."""
         return any(glob.matches(client_id) for glob in self._connect)
 
     def may_publish(self, topic: str) -> bool:
-        """May publish to this topic; asked for every message."""
+        """True if the principal may publish to this topic; called for every message."""
         decision = self._published.get(topic)
         if decision is None:
             levels = topic.split("/")
@@ -598,7 +598,7 @@ class Permissions:
         return decision
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        """May subscribe to the well-formed filter, which must lie within a granted one.
+        """True if the principal may subscribe to the well-formed filter, which must lie within a granted one.
 
         For a shared subscription this is the filter without the share name.
         """
@@ -608,7 +608,7 @@ class Permissions:
         return any(allowed.covers(levels) for allowed in self._subscribe)
 
     def may_receive(self, topic: str) -> bool:
-        """May receive messages of this topic: it lies within a granted filter."""
+        """True if the principal may receive messages of this topic, which must lie within a granted filter."""
         decision = self._received.get(topic)
         if decision is None:
             levels = topic.split("/")
@@ -627,15 +627,15 @@ class Permissions:
         return any(allowed.matches(levels) for allowed in self._observe_requests)
 
     def may_read(self, key: bytes) -> bool:
-        """May read this key: GET, KEYNOTIFY, SCAN."""
+        """True if the principal may read this key: GET, KEYNOTIFY, SCAN."""
         return self._key(self._reads, self._read, key)
 
     def may_write(self, key: bytes) -> bool:
-        """May write this key: SET, DEL, VDEL."""
+        """True if the principal may write this key: SET, DEL, VDEL."""
         return self._key(self._writes, self._write, key)
 
     def may_produce(self, topic: str) -> bool:
-        """May produce to this TubeMQ topic; asked for every request."""
+        """True if the principal may produce to this TubeMQ topic; called for every request."""
         decision = self._produced.get(topic)
         if decision is None:
             decision = any(glob.matches(topic) for glob in self._produce)
@@ -643,11 +643,13 @@ class Permissions:
         return decision
 
     def may_consume(self, topic: str, group: str | None) -> bool:
-        """May consume this TubeMQ topic as a member of the group; None: by offsets, without a group."""
+        """True if the principal may consume this TubeMQ topic as a member of the group; None: by offsets, without a
+        group."""
         return any(t.matches(topic) and (group is None or g.matches(group)) for t, g in self._consume)
 
     def may_administer(self, topic: str = "") -> bool:
-        """May administer this TubeMQ topic; without a topic: the cluster, which needs a rule for all topics."""
+        """True if the principal may administer this TubeMQ topic; without a topic: the cluster, which needs a rule for
+        all topics."""
         return any(glob.matches(topic) for glob in self._administer)
 
     @staticmethod
@@ -677,7 +679,7 @@ class Policy:
 
     @property
     def requests_observed(self) -> bool:
-        """Whether any rule permits observing the requests of other clients."""
+        """True if any rule permits observing the requests of other clients."""
         return any(rule.grants.observe_requests for rule in self._rules)
 
     @property

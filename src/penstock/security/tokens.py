@@ -20,7 +20,7 @@ __all__ = ["METHOD", "Token", "TokenEntry", "TokenFile", "load_tokens", "parse_t
 
 METHOD: Final = "K8S-SAT"
 LONGEST_TOKEN: Final = 16 * 1024
-"""Longest token in bytes; those of Kubernetes have about one thousand."""
+"""Longest token in bytes; tokens of Kubernetes have about one thousand."""
 
 
 class Token(NamedTuple):

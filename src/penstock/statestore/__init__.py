@@ -1,8 +1,8 @@
 """The Azure IoT Operations state store: a key-value store over MQTT 5 requests and responses.
 
 Public API: :class:`Client`, :class:`Lease`, :class:`LeaderElection`, and their blocking forms in
-:mod:`penstock.statestore.blocking`. Names are imported on first use, so that the pure modules of this package do not
-import asyncio.
+:mod:`penstock.statestore.blocking`. Names are imported on first use, so that the modules of this package without IO do
+not import asyncio.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The state store's messages on MQTT 5: topics, properties and dialects, without sockets.
 
-Both directions of both sides: the store reads requests (:func:`read_request`) and writes responses and notifications;
-our client writes requests and reads responses and notifications.
+Used by both sides: the store reads requests (:func:`read_request`) and writes responses and notifications; penstock's
+client writes requests and reads responses and notifications.
 
-A request that violates the rules of the transport is never executed and does not advance the clock. The document only
-requires that it fails; the response is defined here:
+A request that violates the rules of the transport is never executed and does not advance the clock. The protocol's
+document only requires that it fails; penstock responds as follows:
 
 ===================================================  =================================================================
 request                                              answer
@@ -21,7 +21,7 @@ no correlation data                                  ``__stat`` 400, ``__propNam
 ===================================================  =================================================================
 
 Source: state store protocol, "System topic, QoS, and required MQTT5 properties", "KEYNOTIFY notification topics"; the
-properties that the SDKs send and demand.
+properties that the SDKs send and require.
 """
 
 from __future__ import annotations
@@ -226,7 +226,8 @@ def read_request(
 
 
 def seconds_left(ask: StoreRequest, now_ms: int) -> i64:
-    """Return the Message Expiry Interval of an answer that is sent now; 0: none, -1: the request has expired."""
+    """Return the Message Expiry Interval of an answer sent at ``now_ms``, in seconds; 0: none, -1: the request has
+    expired."""
     if not ask.expires_at:
         return 0
     # Rounded up, so that the answer does not expire a fraction of a second too early.
@@ -454,7 +455,8 @@ _PAIRS: dict[tuple[str, str], bytes] = {
 
 
 def _property_wire(expiry_s: int | None, correlation: bytes | None, user: list[tuple[str, str]]) -> bytes:
-    """Encode the property block of an answer like the MQTT codec, whose general path costs as much as the other work.
+    """Encode the property block of an answer like the MQTT codec, whose general path costs as much as the rest of the
+    request.
 
     The texts are constants or were received, so they are valid; a test compares the result with the codec.
     """

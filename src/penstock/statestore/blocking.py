@@ -62,7 +62,7 @@ class Stream(Generic[T]):
         return self._thread.run(self._next(timeout_s))
 
     async def _next(self, timeout_s: float | None) -> T | None:
-        # The task survives a timeout: cancelling it would end the iterator.
+        # The task is kept after a timeout: cancelling it would end the iterator.
         if self._pending is None:
             self._pending = asyncio.create_task(_advance(self._items))
         done, _ = await asyncio.wait((self._pending,), timeout=timeout_s)
@@ -237,7 +237,7 @@ class Client(BlockingCommands):
     def lock(self, name: bytes | str, *, holder: bytes | str | None = None, ttl_ms: int = 10_000) -> Lease:
         """Create a lease of the lock ``name``, acquired by ``with`` or :meth:`Lease.acquire`; renewed automatically.
 
-        ``holder`` defaults to the client id. ``ttl_ms``: how long the lock stays held if this process dies.
+        ``holder`` defaults to the client id. ``ttl_ms``: time after which the lock expires if this process dies.
         """
         thread, client = self._opened()
         return Lease(thread, asynchronous_locks.Lease(client, name, holder=holder or client.client_id, ttl_ms=ttl_ms))
@@ -324,7 +324,8 @@ class LeaderElection:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this candidate is the leader, as far as it knows; write with the token nevertheless."""
+        """Whether this candidate is the leader according to its last renewal, which may be outdated: always write with
+        the token."""
         return self._election.is_leader
 
     campaign = blocking(asynchronous_locks.LeaderElection.campaign)

@@ -7,7 +7,7 @@ RefusedError
     ├── NotAuthorizedError    not permitted by the broker's policy
     ├── QuotaExceededError    a quota of the store is exceeded
     ├── InvalidRequestError   syntax, unknown command, arguments, timestamp, empty key
-    └── UnknownStoreError     an unknown error text: a newer store, or another implementation
+    └── UnknownStoreError     an unknown error text: from a newer store or another implementation
 WritesRefusedError            RefusedError of some of many writes; the others may have been executed
 RequestStatusError            RefusedError of the request/response protocol: ``code`` is its ``__stat``
 
@@ -64,7 +64,7 @@ class StateStoreError(RefusedError):
 
 
 class ClockSkewError(StateStoreError):
-    """Two clocks differ by more than a minute. ``skew_ms``: how far the client's is ahead; None: not known."""
+    """Two clocks differ by more than a minute. ``skew_ms``: lead of the client's clock in ms; None: not known."""
 
     skew_ms: int | None = None
 
@@ -95,7 +95,7 @@ class WritesRefusedError(RefusedError):
     """The store rejected some of many writes; the others are not affected.
 
     ``first``: the error that the first rejected write would have raised alone; ``refused``: the store's text for each
-    rejected key; ``applied``: for each write, in order, whether it changed anything. It is False also for a write whose
+    rejected key; ``applied``: for each write, in order, whether it changed anything. It is also False for writes whose
     condition was not met, and for writes that were not sent.
     """
 
@@ -178,9 +178,9 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
     StoreError.TOPIC_TOO_LONG: (InvalidRequestError, "observe shorter keys, or use a shorter client identifier"),
 }
 _NOT_OFFERED: Final = frozenset({StoreError.UNKNOWN_COMMAND, StoreError.SYNTAX, StoreError.ARITY})
-"""Errors of a request that needs an extension which the store does not have."""
+"""Errors of a request that needs an extension that the store does not have."""
 _BY_TEXT: Final = {error.value: error for error in StoreError}
-# The published specification has a different word in one text.
+# The published specification differs in one word of this text.
 _BY_TEXT[StoreError.FENCE_LOWER.replace("lower version than", "lower version that")] = StoreError.FENCE_LOWER
 
 _STATUS: Final = {

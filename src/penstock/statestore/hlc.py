@@ -1,7 +1,7 @@
 """Hybrid logical clocks: the versions, time stamps and fencing tokens of the state store.
 
 A clock value is ``{wall ms since the epoch}:{counter}:{node id}``. Values are ordered by wall clock, then counter, then
-node id byte by byte. Nothing here reads a clock: the time comes in as an argument.
+node id byte by byte. This module reads no clock: the time is an argument.
 
 Source: state store protocol, "Versioning and hybrid logical clocks"; Kulkarni et al., "Logical Physical Clocks" (2014).
 """
@@ -42,7 +42,7 @@ MAX_LEAD_MS: Final = 8
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
 _PLAIN: Final = re.compile(rb"(\d{1,18}):(\d{1,18}):[\x00-9;-\x7f]+")
-"""A clock value with short numbers and an ASCII node id, as nearly all values."""
+"""Pattern of a clock value with short numbers and an ASCII node id, which nearly all values have."""
 _COUNTERS: Final = 256
 """Number of cached counters: counters of versions are higher only in bursts."""
 _COMPILED: Final = not __file__.endswith(".py")
@@ -54,7 +54,7 @@ class Hlc:
     """One value of a hybrid logical clock: wall clock in ms since the epoch, counter, node id. Immutable.
 
     Values compare by wall clock, then counter, then node id; text compares by code point, which for UTF-8 is byte by
-    byte. Not a named tuple, since compiled code creates and compares instances ten times faster.
+    byte. It is not a named tuple, since compiled code creates and compares instances of a class ten times faster.
     """
 
     __slots__ = ("counter", "node", "wall_ms")
@@ -107,11 +107,11 @@ class Hlc:
         return self.padded_wire().decode()
 
     def padded_wire(self) -> bytes:
-        """Return the same as UTF-8."""
+        """Return :meth:`padded` as UTF-8."""
         return b"".join(self.padded_pieces())
 
     def padded_pieces(self) -> tuple[bytes, bytes, bytes]:
-        """Return the same as parts, for a caller that joins them with other bytes."""
+        """Return :meth:`padded_wire` as parts, for a caller that joins them with other bytes."""
         if self.wall_ms >= 10**15 or self.counter >= _COUNTERS:
             return b"%015d:%05d" % (self.wall_ms, self.counter), b"", b":" + self.node.encode()
         wall: i64 = self.wall_ms
@@ -193,7 +193,7 @@ class StoreClock:
         return Hlc(self.wall_ms, self.counter, self.node)
 
     def see(self, wall_ms: int, counter: int) -> None:
-        """Advance the clock to a timestamp if that is greater."""
+        """Advance the clock to a timestamp if the timestamp is greater."""
         if wall_ms > self.wall_ms:
             self.wall_ms = wall_ms
             self.counter = counter
@@ -249,7 +249,7 @@ class _PrintedNode:
 
 @final
 class _LastPrinted:
-    """Formatted second and node id of the last value: the next value usually has the same.
+    """Formatted second and node id of the last value; the next value usually has the same second and node id.
 
     Shared by all threads, so each attribute is one reference to immutable values; cached counters are only added.
     """
@@ -329,7 +329,7 @@ def _eight_digits(word: i64) -> i64:
     digits = word ^ 0x3030303030303030
     if (digits | digits + 0x0606060606060606) >> 4 & 0x0F0F0F0F0F0F0F0F:
         return -1
-    pairs = digits * 10 + (digits >> 8)  # in every second byte
+    pairs = digits * 10 + (digits >> 8)  # the results are in every second byte
     mask: i64 = 0x000000FF000000FF
     return ((pairs & mask) * 0x000F424000000064 + (pairs >> 16 & mask) * 0x0000271000000001) >> 32 & 0xFFFFFFFF
 

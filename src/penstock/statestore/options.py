@@ -74,10 +74,10 @@ class KeyPersistence:
 
 MAX_KEYS: Final = 1_000_000
 MAX_BYTES: Final = 1 << 30
-"""Approximate memory limit; all keys are in memory. A million keys of 100 bytes with values of 500 bytes are close to
-both limits."""
+"""Default of the approximate memory limit; all keys are in memory. A million keys of 100 bytes with values of 500 bytes
+almost reach both default quotas."""
 PRINCIPAL_SHARE: Final = 50
-"""Percent, so that one faulty application cannot use up the quotas of all."""
+"""Default share of one principal in percent, so that one faulty application cannot use up the quotas of all."""
 
 _HISTORY_CHANGES: Final = 100_000
 _HISTORY_BYTES: Final = 64 << 20
@@ -106,7 +106,7 @@ class StoreOptions:
 
     @property
     def keeps_history(self) -> bool:
-        """Whether an enabled extension uses the history."""
+        """True if an enabled extension uses the history."""
         return bool(self.extensions & (Extension.RESUME | Extension.AS_OF))
 
 

@@ -1,8 +1,8 @@
 """TubeMQ: master, broker, producer, consumer and a reader of exact ranges.
 
 For programs: :class:`Producer`, :class:`Consumer`, :class:`RangeReader` and their argument and result types; blocking
-producer and consumer are in :mod:`penstock.tube.blocking`. Names are imported on first use, so that the pure modules of
-this package do not load asyncio.
+producer and consumer are in :mod:`penstock.tube.blocking`. Names are imported on first use, so that the modules of this
+package without IO do not load asyncio.
 """
 
 from __future__ import annotations

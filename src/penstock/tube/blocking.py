@@ -86,7 +86,7 @@ class _BlockingClient(Generic[C]):
     """An asyncio client in a thread of its own: created by ``make`` in :meth:`start`, until :meth:`close`."""
 
     def __init__(self, name: str, make: Callable[[], C]) -> None:
-        make()  # raises errors of the arguments now
+        make()  # invalid arguments raise here
         self._name = name
         self._make: Callable[[], C] = make
         self._running: tuple[LoopThread, C] | None = None
@@ -107,7 +107,7 @@ class _BlockingClient(Generic[C]):
                 thread.close()
 
     def start(self) -> None:
-        """Register at the master; raises as the ``start`` of the asyncio client."""
+        """Register at the master; raises the errors of the asyncio client's ``start``."""
         client = self._make()
         thread = LoopThread(f"tube-{self._name}")
         try:
@@ -118,7 +118,7 @@ class _BlockingClient(Generic[C]):
         self._running = thread, client
 
     def close(self) -> None:
-        """As the ``close`` of the asyncio client; does nothing if it is closed."""
+        """Close like the asyncio client's ``close``; does nothing if it is closed."""
         self.__exit__(None, None, None)
 
     def _opened(self) -> tuple[LoopThread, C]:
@@ -194,12 +194,12 @@ class Consumer(_BlockingClient[consumer.Consumer]):
 
     @property
     def blocked(self) -> frozenset[Partition]:
-        """As :attr:`penstock.tube.consumer.Consumer.blocked`."""
+        """See :attr:`penstock.tube.consumer.Consumer.blocked`."""
         return self._opened()[1].blocked
 
     @property
     def assignment(self) -> frozenset[Partition]:
-        """The partitions that this member holds now."""
+        """The partitions that this member currently holds."""
         return self._opened()[1].assignment
 
     @property

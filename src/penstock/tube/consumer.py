@@ -62,24 +62,25 @@ class Consumer:
     """``async with Consumer("127.0.0.1:8715", "lake", ["line3"]) as consumer``. One task iterates.
 
     ``filters``: message types, for all topics or by topic. ``start``: earliest or latest, for a group without a stored
-    offset. ``start_offsets``: index offsets to start at instead, by partition key (``brokerId:topic:partition``); or
-    a function of the partition, which is called whenever reading begins, also after a lost connection, once the
-    application has processed all delivered messages of the partition. One batch a partition (about a megabyte) is in
-    memory at a time.
+    offset. ``start_offsets``: index offsets to start at instead, by partition key (``brokerId:topic:partition``); or a
+    function of the partition. It is called whenever reading begins, also after a lost connection, as soon as the
+    application has processed all delivered messages of the partition. At most one batch per partition (about a
+    megabyte) is in memory.
 
-    ``balance``: with ``server`` the master assigns the partitions; with ``client`` each member takes its share by
-    ``source_count`` and ``node_id``, or those of :meth:`assign`. ``bound``: the members start together, at offsets.
+    ``balance``: with ``server`` the master assigns the partitions; with ``client`` each member reads its share by
+    ``source_count`` and ``node_id``, or the partitions passed to :meth:`assign`. ``bound``: the members start together,
+    at offsets.
 
     ``auto_confirm=False``: penstock's brokers continue to deliver while messages wait for :meth:`confirm`. Apache's
-    deliver the next batch of a partition only after the last one was confirmed to its end; if that takes longer than
-    ``confirm_timeout_s``, :meth:`fetch` and the iterator raise LocalProtocolError until it is confirmed.
+    brokers deliver the next batch of a partition only after the last one was confirmed completely; if that takes longer
+    than ``confirm_timeout_s``, :meth:`fetch` and the iterator raise LocalProtocolError until it is confirmed.
 
-    ``session_timeout_s``: penstock's servers assign the partitions of a member that was silent for this time to others;
-    at least 3 s and two heartbeats. Default and upper limit: the servers' own setting, 30 s.
+    ``session_timeout_s``: penstock's servers assign the partitions of a member without heartbeats for this time to
+    others; at least 3 s and two heartbeats. Default and upper limit: the servers' own setting, 30 s.
 
     ``with_offsets``: messages have offset and append time (penstock's brokers). ``query_priority``: 303 reads also
     messages that are not on disk yet; see the reference's qryPriorityId. ``connections``: shared with other clients.
-    ``user``, ``password``, ``tls``: as the producer's.
+    ``user``, ``password``, ``tls``: see the producer.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Consumer:
         self._heartbeat_s = heartbeat_s
         self._batches: asyncio.Queue[FetchedBatch | PenstockError | None] = asyncio.Queue()
         self._current: FetchedBatch | None = None
-        # Last batch of each partition whose messages were all delivered, but not confirmed.
+        # By partition, the last batch whose messages were all delivered, but not confirmed.
         self._handed_out: dict[PartitionConsumer, FetchedBatch] = {}
         self._heart: asyncio.Task[None] | None = None  # to the brokers
         self._closed = False
@@ -169,12 +170,12 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._auto_confirm = False  # the current message was not processed: it is delivered again
+            self._auto_confirm = False  # the current message was not processed, so it is delivered again
         await self.close()
 
     @property
     def assignment(self) -> frozenset[Partition]:
-        """The partitions that this member holds now."""
+        """The partitions that this member currently holds."""
         return frozenset(self._member.held)
 
     @property
@@ -241,7 +242,7 @@ class Consumer:
         return item is not None
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Iterate over batches: the messages of one partition from one response."""
+        """Iterate over batches; a batch contains the messages of one partition from one response."""
         while await self.fetch():
             batch = self._current
             if batch is not None and not batch.revoked:
@@ -289,12 +290,13 @@ class Consumer:
                 raise outcome
 
     async def seek(self, offsets: Mapping[Partition, int]) -> None:
-        """Continue at these index offsets; fetched messages of the partitions are dropped. Others are ignored.
+        """Continue at these index offsets; fetched messages of the partitions are dropped. Partitions that this member
+        does not hold are ignored.
 
         Raises:
-            LocalProtocolError: a partition is not one of :attr:`assignment`'s type (a key, for example). ConfigError:
-            an offset is below 0, or not a multiple of 28. UnavailableError: a broker did not answer; the offset is
-            stored as soon as it does.
+            LocalProtocolError: a partition does not have the type of those in :attr:`assignment` (but is a key, for
+            example). ConfigError: an offset is below 0, or not a multiple of 28. UnavailableError: a broker did not
+            answer; the offset is stored as soon as the broker answers.
         """
         for partition in offsets:
             if not isinstance(partition, Partition):
@@ -323,7 +325,7 @@ class Consumer:
         """With ``balance="client"``: every partition of the topics, and whether it may be consumed.
 
         Raises:
-            UnavailableError: no master answers. RefusedError: it refuses.
+            UnavailableError: no master answers. RefusedError: the master refuses.
         """
         balanced = self._of_client_balance()
         await self._session.ask_metadata(balanced)

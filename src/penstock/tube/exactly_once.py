@@ -141,7 +141,7 @@ class BatchId:
     once: bool = False
 
     def ask(self, step: pb.Transaction.Step) -> pb.Transaction:
-        """Build a request about this batch."""
+        """Build a request that concerns this batch."""
         return pb.Transaction(
             step=step, query=self.query, run=self.run, batch=self.number, epoch=self.epoch, once=self.once
         )
@@ -163,7 +163,7 @@ class Staged:
 
 
 class TransactionClient:
-    """Sends the transaction requests of one batch to brokers; retries until ``timeout_s`` is over."""
+    """Sends the transaction requests of one batch to brokers; retries for ``timeout_s`` seconds."""
 
     def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:
         self.producer = producer
@@ -185,7 +185,7 @@ class TransactionClient:
             try:
                 answer = await self._attempt(broker, asked, left)
             except RefusedError:
-                return None  # Apache's broker: it fails on a send without a message
+                return None  # Apache's broker, which fails on a send without a message
             except UnavailableError as error:
                 if left <= pause_s:
                     raise UnavailableError(
@@ -203,7 +203,7 @@ class TransactionClient:
                 if not again or left <= pause_s:
                     raise _refused(broker, asked, answer)
                 if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
-                    await self.producer.sign_again()  # the token expired: a heartbeat gets the next one
+                    await self.producer.sign_again()  # the token expired: a heartbeat requests the next one
             await asyncio.sleep(pause_s)
 
     async def _attempt(self, broker: BrokerInfo, asked: pb.Transaction, left: float) -> pb.SendMessageResponseB2P:
@@ -239,7 +239,7 @@ class _Request:
 
 
 class _BrokerQueue:
-    """Requests to one broker: one at a time, so that its rows stay in order."""
+    """Requests to one broker, one at a time, so that its rows stay in order."""
 
     __slots__ = ("broker", "bytes", "filling", "requests", "rows", "task")
 
@@ -281,7 +281,7 @@ class Stager:
         await self._client.close()
 
     async def stages(self, topic: str) -> bool:
-        """Return True if all brokers of ``topic`` stage rows; the batch's run becomes the current run there.
+        """Return True if all brokers of ``topic`` stage rows; the batch's run becomes the current run at these brokers.
 
         Raises:
             RefusedError: the topic is unknown, or a newer run exists. UnavailableError: a broker does not respond.
@@ -305,7 +305,7 @@ class Stager:
 
     def _take(self, result: pb.TransactionResult) -> None:
         committed = result.committed if result.HasField("committed") else -1
-        if result.publishing:  # the commit is decided and cannot be aborted
+        if result.publishing:  # the commit is final and cannot be aborted
             committed = max(committed, result.transactionBatch)
         self.decided = self.decided or committed >= self._batch.number
 
@@ -379,7 +379,7 @@ class Stager:
             RefusedError, UnavailableError: earlier rows cannot be staged.
         """
         for queue in self._queues.values():
-            # Also a finished task: awaiting it raises the error of the rows that it sent.
+            # A finished task is awaited as well, which raises the error of the rows that it sent.
             if queue.task is not None and (queue.task.done() or queue.bytes >= CROWDED_BYTES):
                 await queue.task
                 queue.task = None
@@ -471,7 +471,7 @@ async def abort(producer: Producer, batch: BatchId, staged: Sequence[Staged], *,
 
 
 async def resolve(producer: Producer, batch: BatchId, brokers: Iterable[BrokerInfo], *, timeout_s: float = 60.0) -> int:
-    """Commit or abort the in-doubt transactions of a failed run of the query, as its next run would.
+    """Commit or abort the in-doubt transactions of a failed run of the query, like its next run.
 
     Returns the last committed batch, -1 for none. The run of ``batch`` becomes the current run of the query.
 

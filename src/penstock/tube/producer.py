@@ -1,7 +1,7 @@
 """The asyncio producer: ``await producer.send(topic, record)`` returns when the broker has acknowledged.
 
 Messages of one partition stay in order: a failed message is sent again only while no later one is in the log. A message
-whose outcome is unknown (the connection broke) is sent again, too: a record may be stored twice, but is not lost. Its
+whose outcome is unknown (the connection broke) is also sent again: a record may be stored twice, but is not lost. Its
 ``id`` identifies copies. With ``idempotent=True`` penstock's brokers store it once.
 """
 
@@ -56,7 +56,7 @@ class Producer:
     """``async with Producer("127.0.0.1:8715") as producer``. Safe to use from many tasks of one loop.
 
     At most ``max_in_flight`` messages and ``max_in_flight_bytes`` wait for their acknowledgement; further sends wait. A
-    message fails after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
+    message fails after ``delivery_timeout_s`` (UnavailableError; ``applied`` is None if the message was sent).
 
     A broker that has not responded to a request or connection attempt for ``availability_timeout_s`` is avoided until
     it responds: records without key and partition go to other brokers. Records with a key or a partition wait for their
@@ -121,7 +121,7 @@ class Producer:
         self._in_flight = 0
         self._bytes = 0
         self._pending: dict[str, deque[PendingRecord]] = {}  # not admitted yet, in the order of the calls
-        self._room: deque[asyncio.Future[None]] = deque()  # calls that wait for room
+        self._room: deque[asyncio.Future[None]] = deque()  # calls that wait for room in the in-flight window
         host = local_ipv4()
         self._writer = SendEncoder(self.client_id, ipv4_to_int(host))
         self._routes = Routes(
@@ -156,10 +156,10 @@ class Producer:
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that are published now."""
+        """The currently published topics."""
         return frozenset(self._routes.topics)
 
-    # For clients that send requests to brokers in this producer's name (penstock.tube.exactly_once).
+    # For clients that send requests to brokers as this producer (penstock.tube.exactly_once).
 
     @property
     def brokers(self) -> Mapping[int, BrokerInfo]:
@@ -202,7 +202,7 @@ class Producer:
         return self._writer.transaction(asked, (self._routes.token, self._routes.broker_token()))
 
     async def sign_again(self) -> None:
-        """Renew the token after a broker refused it. The next request raises an error of this one."""
+        """Renew the token after a broker refused it. An error of this call is raised by the next request."""
         if self._routes.credentials is not None:
             self._routes.credentials.refused()
         with contextlib.suppress(PenstockError):
@@ -252,7 +252,7 @@ class Producer:
         if waiting:
             await asyncio.wait(waiting)
         self._routes.topics.difference_update(topics)
-        with contextlib.suppress(PenstockError):  # reported by the next heartbeat
+        with contextlib.suppress(PenstockError):  # the next heartbeat reports it
             await self._session.heartbeat()
 
     async def send(
@@ -260,16 +260,16 @@ class Producer:
     ) -> SendResult:
         """Store ``record``; return after the broker's acknowledgement (with the broker's durability).
 
-        ``key`` (default: the record's) keeps equal keys in one partition and in order; without key and partition the
-        partitions take turns. ``partition``: one of :meth:`partitions`; or its number alone, on the first broker that
-        has it.
+        ``key`` (default: the record's) keeps equal keys in one partition and in order; without key and partition,
+        records are distributed round-robin. ``partition``: one of :meth:`partitions`; or its number alone, on the first
+        broker that has it.
 
         Raises:
             RefusedError: the broker refused it permanently, or the topic is unknown; nothing was stored.
             UnavailableError: not acknowledged in time; ``applied`` None: it is unknown whether it is stored.
             LocalProtocolError: it is empty, too large or not a record, or the topic name is not valid.
         """
-        # Queued before anything is awaited, so that messages go in the order of the calls.
+        # Queued before the first await, so that messages are sent in the order of the calls.
         return await self._accept(topic, record, partition, key)
 
     async def queue(
@@ -359,7 +359,7 @@ class Producer:
         return self._in_flight >= self._max_in_flight or self._bytes >= self._max_bytes
 
     def _must_wait(self, topic: str) -> bool:
-        """Whether a message of ``topic`` must wait before it is accepted."""
+        """Return True if a message of ``topic`` must wait before it is accepted."""
         return self._full or len(self._pending.get(topic, ())) >= self._max_in_flight
 
     async def _wait_for_room(self) -> None:

@@ -4,8 +4,8 @@ This uses the range extension of penstock's brokers, which needs neither registr
 committed offsets. The same range always returns the same messages. Apache's brokers do not have the extension; their
 response identifies them (:data:`NO_RANGES`), and :mod:`penstock.tube.client.apache_range_reader` reads from them.
 
-:func:`partitions` asks a master where the partitions of a topic are; :class:`RangeReader` reads them from a broker. A
-response is decoded into columns (:class:`MessageBatch`) without an object for each message.
+:func:`partitions` requests the partitions of a topic and their brokers from a master; :class:`RangeReader` reads them
+from a broker. A response is decoded into columns (:class:`MessageBatch`) without an object for each message.
 """
 
 from __future__ import annotations
@@ -183,10 +183,10 @@ class RangeResponse:
         return decode(broker_pb2.GetMessageResponseB2C, self.payload)
 
     def check(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
-        """Raise an error unless this response is the range that ``wanted`` asked for.
+        """Raise an error unless this response has the range that ``wanted`` requested.
 
         Raises:
-            DataLossError: a part of it is no longer stored. UnavailableError: the broker does not serve it now.
+            DataLossError: a part of it is no longer stored. UnavailableError: the broker currently does not serve it.
             RefusedError: the broker refused.
         """
         answer, peer = self.message, self.peer
@@ -363,8 +363,9 @@ def _learn(
     password: str | None,
     tls: ssl.SSLContext | None,
 ) -> Routes:
-    """Ask the first master that responds, as a producer of ``topics``."""
-    # As a producer, because only the response to its heartbeat lists partitions; the session is closed at once.
+    """Send a request to the first master that responds, as a producer of ``topics``."""
+    # As a producer, because only the response to a producer's heartbeat lists partitions; the session is closed
+    # immediately.
     routes = Routes(
         new_client_id("planner"),
         "127.0.0.1",
@@ -380,7 +381,7 @@ def _learn(
                 _ask_master(connection, routes, time.monotonic() + timeout_s)
                 return routes
         except TopicUnavailableError:
-            raise  # from the active master, so the others are not asked
+            raise  # an answer of the active master: do not try the others
         except UnavailableError as error:
             last = error
     assert last is not None
@@ -478,7 +479,8 @@ class BrokerReader(BrokerClient, ABC):
 
     @abstractmethod
     def bounds(self, topic: str, partition: int) -> tuple[int, ...]:
-        """Return oldest offset and durable end of the partition's store (half-open); from Apache's also of its data.
+        """Return oldest offset and durable end of the partition's store (half-open); from Apache's brokers also those
+        of its data.
 
         Raises:
             UnavailableError: no response in time.
@@ -516,7 +518,7 @@ class BrokerReader(BrokerClient, ABC):
     ) -> Iterator[MessageBatch]:
         """Yield exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches.
 
-        ``types``: only messages that may have one of these types, if the broker can filter. ``data_start``: byte at
+        ``types``: if the broker can filter, only messages that may have one of these types. ``data_start``: byte at
         which the data of the range begins, for brokers that do not detect missing data.
 
         Raises:
@@ -547,7 +549,7 @@ class RangeReader(BrokerReader):
         self._batch_bytes = batch_bytes
         self._client_id = new_client_id("reader")
         self._ahead: tuple[broker_pb2.RangeRequest, PendingResponse] | None = (
-            None  # sent request whose response is pending
+            None  # a request that was sent and whose response is pending
         )
 
     def close(self) -> None:
@@ -582,7 +584,7 @@ class RangeReader(BrokerReader):
                 return found.messageOffsets[0], found.appendTimes[0]
             if found.nextOffset <= position:
                 return None
-            position = found.nextOffset  # the store has had only messages of other partitions so far
+            position = found.nextOffset  # so far the store has only messages of other partitions
         return None
 
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
@@ -601,7 +603,8 @@ class RangeReader(BrokerReader):
         types: Collection[str] = (),
         data_start: int | None = None,  # noqa: ARG002 - this broker detects missing data itself
     ) -> Iterator[MessageBatch]:
-        """As :meth:`BrokerReader.read`. The broker selects types by a hash, so messages of others may be included."""
+        """See :meth:`BrokerReader.read`. The broker selects types by a hash, so messages of other types may be
+        included."""
         position, conditions, stored = start, [encode_msg_type(name) for name in types], True
 
         def wanted(offset: int) -> broker_pb2.RangeRequest:
@@ -639,13 +642,13 @@ class RangeReader(BrokerReader):
                 position = found.nextOffset
         finally:
             if self._ahead is not None and self._ahead[0] is following:
-                self.close()  # the caller stopped early, and nothing will read the pending response
+                self.close()  # the caller stopped early: the pending response will not be read
 
     def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
         return self._fetch(topic, partition, wanted, messages=False).message
 
     def _send(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, timeout_s: float) -> PendingResponse:
-        # The group is a required field; a range involves none.
+        # The group is a required field, but a range does not use it.
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._client_id, partitionId=partition, groupName="penstock-ranges", topicName=topic, range=wanted
         )
@@ -669,7 +672,7 @@ class RangeReader(BrokerReader):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is not wanted:
             ahead = None
-            self.close()  # otherwise its response, which may be long, would have to be read first
+            self.close()  # otherwise the response, which may be long, would have to be read first
         deadline, left = time.monotonic() + self._timeout_s, self._timeout_s
         backoff: Backoff | None = None
         while True:

@@ -38,7 +38,7 @@ FIELDS = (
     Field("key", "key", "bytes | None", "Key: equal keys go to one partition; from MQTT: the topic unless mapped."),
     Field("content_type", "content-type", "str | None", "Content type of the value."),
     Field("event_time_ms", "event-time", "int | None", "Time of the event, milliseconds since 1970-01-01 UTC."),
-    Field("id", "id", "str | None", "Identity of the message, equal in every copy; from MQTT: user property `id`, else "
+    Field("id", "id", "str | None", "Identity of the message, equal in every copy; from MQTT: user property `id`, or "
           "client id and sequence number."),
     Field("headers", HEADER_PREFIX + "<name>", "list[tuple[str, str | bytes]]", "User properties, in order, with "
           "duplicates; the name is percent-encoded too."),
@@ -192,7 +192,7 @@ _SAFE = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~/:@"
 _ESCAPED = [chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in range(256)]
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _UNSAFE_TYPE = re.compile(r"[%,=\s\x00-\x20]")
-# A "%" without an escape sequence encodes the empty value only: in any other value, the text was not encoded.
+# A "%" without an escape sequence is used for the empty value only: any other text with one was not encoded.
 _EMPTY = "%"
 
 
@@ -228,7 +228,7 @@ def _text_or_bytes(data: bytes) -> str | bytes:
 
 
 def encode_msg_type(text: str) -> str:
-    """Encode a message type, also of a filter. All other letters are unchanged, because the broker hashes the text."""
+    """Encode a message type, also of a filter. Other characters are unchanged, because the broker hashes the text."""
     return _UNSAFE_TYPE.sub(lambda match: "".join([f"%{byte:02X}" for byte in match[0].encode()]), text)
 
 

@@ -77,7 +77,7 @@ class Listeners:
         return _bound(self._servers[0])
 
     def stop(self) -> None:
-        """Accept no more connections; open ones stay."""
+        """Accept no more connections; open connections are not closed."""
         for server in self._servers:
             server.close()
 
@@ -99,9 +99,10 @@ def _bound(server: asyncio.Server) -> tuple[str, int]:
 
 TURN_WORK: Final = 1024
 """Share of a connection in a loop turn, in units of about a microsecond: one for each 4 KiB received or sent, and for
-each sent message of a request for one; :data:`REQUEST_WORK` for another request."""
+each request that sends one message; :data:`REQUEST_WORK` for other requests."""
 REQUEST_WORK: Final = 32
-"""Work of a request that does not send one message; one unit more for each 256 bytes of it: batches have many rows."""
+"""Work of a request that does not send one message; plus one unit for each 256 bytes of the request: batches have many
+rows."""
 STALLED_S = 60.0
 """Time after which a peer that does not read is disconnected: it is unreachable, or occupies memory on purpose."""
 _SMALL_FRAME = 1 << 20
@@ -137,8 +138,8 @@ class Peers:
 
 
 class ServerConnection(asyncio.Protocol):
-    """Connection of one peer. A subclass answers each frame in ``receive``: at once with ``put``, or later with ``put``
-    and ``flush``."""
+    """Connection of one peer. A subclass answers each frame in ``receive``: immediately with ``put``, or later with
+    ``put`` and ``flush``."""
 
     def __init__(self, peers: Peers) -> None:
         self.arrived_ms = 0
@@ -157,14 +158,16 @@ class ServerConnection(asyncio.Protocol):
         self._stopped = False
         self._stalled: asyncio.TimerHandle | None = None
         self._credit = 0
-        """Work of the last request beyond the share of its turn, as a negative number, subtracted from later turns."""
+        """Work of the last request beyond the share of its turn, as a negative number, which later turns make up
+        for."""
         self._deferred = False
-        """Whether it has used its share of this turn; reading is paused until its next share."""
+        """True if the connection has used its share of this turn; reading is paused until its next share."""
         self._ending = False
-        """Whether to close, or report as lost, after answering the requests received before."""
+        """True if the connection is to be closed, or reported as lost, after the requests received before are
+        answered."""
 
     def __repr__(self) -> str:
-        return f"<{self._peers.name}, client {self.place}>"  # an event loop logs it if a connection breaks
+        return f"<{self._peers.name}, client {self.place}>"  # event loops log it if a connection breaks
 
     def receive(self, serial: int, body: bytes) -> None:
         """Answer one frame."""
@@ -244,7 +247,7 @@ class ServerConnection(asyncio.Protocol):
             frames = self._decoder.feed(data)
         except RemoteProtocolError:
             frames = []
-        error = self._decoder.error  # a new error: the traceback of the raised one would create a reference cycle
+        error = self._decoder.error  # a copy: the traceback of the raised error would create a reference cycle
         if not self._frames:
             self.arrived_ms = self.now_ms()
         self._frames.extend(frames)
@@ -272,7 +275,7 @@ class ServerConnection(asyncio.Protocol):
         self._put(encode_frame(serial, body))
 
     def put_parts(self, serial: int, parts: Sequence[bytes], *, one_block: bool = False) -> None:
-        """As :meth:`put` for a response in ``parts``."""
+        """Like :meth:`put`, for a response in ``parts``."""
         self._put(encode_parts(serial, parts, one_block=one_block))
 
     def _put(self, frame: bytes) -> None:
@@ -280,7 +283,7 @@ class ServerConnection(asyncio.Protocol):
         self._peers.work += len(frame) >> 12
 
     def put_all(self, serials: list[int], bodies: list[bytes]) -> None:
-        """As :meth:`put` for each."""
+        """Like :meth:`put`, for each pair of serial number and body."""
         self._put(encode_frames(serials, bodies))
 
     def flush(self) -> None:
@@ -303,12 +306,12 @@ class ServerConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close immediately, without sending pending data."""
         if self._transport is not None:
             self._transport.abort()
 
     def _work(self) -> None:
-        """Answer requests within a share."""
+        """Answer received requests within one share of work."""
         if self._full:
             return  # resume_writing continues
         frames, peers = self._frames, self._peers
@@ -332,7 +335,7 @@ class ServerConnection(asyncio.Protocol):
             return False
         if self._frames and not self._full:
             self._work()
-            return True  # also when nothing is left: a read would be its second share of this turn
+            return True  # also if no bytes are left: a read would be its second share of this turn
         self._deferred = False
         if self._frames or not self._ending:
             self._update_reading()
@@ -375,14 +378,14 @@ class ServerConnection(asyncio.Protocol):
         after_reading(asyncio.get_running_loop(), self._cut_if_full)
 
     def _cut_if_full(self) -> None:
-        if self._stalled is None:  # it has read in the meantime
+        if self._stalled is None:  # the peer has read in the meantime
             return
         self._peers.refuse(f"the peer did not read its answers for {STALLED_S:g} s")
         self.abort()
 
 
 class AnsweringProtocol(ServerConnection):
-    """Answers each request at once with ``answer(request, context)``; the connection is named ``address:port``.
+    """Answers each request immediately with ``answer(request, context)``; the connection is named ``address:port``.
 
     ``lost(connection)`` is called after the end of the connection.
     """

@@ -87,7 +87,7 @@ class ScramAuthentication:
         return proof.encode()
 
     def finish(self, data: bytes | None) -> None:
-        """Verify the server's proof that it knows the password.
+        """Verify the server's proof that it has the password.
 
         Raises:
             RemoteProtocolError: the proof is missing or wrong.

@@ -158,7 +158,7 @@ class Driver:
         await self.wait_connected()
         if self.engine.unsent >= MAX_UNSENT:
             self.flush()
-            await asyncio.sleep(0)  # uvloop reports a full buffer only then
+            await asyncio.sleep(0)  # uvloop reports a full buffer only after the loop has run
         while not self.engine.writable:
             await self._drained.wait()
             await self.wait_connected()
@@ -299,7 +299,7 @@ class Driver:
                 return errors.no_answer(self.url, timeout_s)
             if link.failure is None:
                 await asyncio.shield(link.closed)
-        except PenstockError as e:  # raised by the authentication method
+        except PenstockError as e:  # an error of the authentication method
             return e
         finally:
             self._link = None
@@ -395,7 +395,8 @@ class Driver:
             self._link.close()
 
     def _arm(self) -> None:
-        """Set the timer to the engine's next deadline; traffic only postpones that, so a set timer is left alone."""
+        """Set the timer to the engine's next deadline; traffic only postpones the deadline, so a set timer is not
+        changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

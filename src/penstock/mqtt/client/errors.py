@@ -50,13 +50,13 @@ _START: Final = "start a node (penstock up), or correct the address"
 
 
 def not_connected(url: BrokerUrl, error: OSError, certificate: str | None = None) -> UnavailableError:
-    """The server is not reachable. ``certificate`` is the file of the client certificate."""
+    """Error: the server is not reachable. ``certificate`` is the file of the client certificate."""
     said = connection_failure(error, url.host, tls=url.tls, certificate=certificate)
     return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=said.why, do=said.do or _START)
 
 
 def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
-    """The server accepted the connection and sent no CONNACK."""
+    """Error: the server accepted the connection and sent no CONNACK."""
     return UnavailableError(
         f"mqtt: {url} does not answer CONNECT",
         applied=False,
@@ -68,13 +68,13 @@ def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
 
 
 def rejected(url: BrokerUrl, error: Exception | None, certificate: str | None) -> UnavailableError | None:
-    """The server closed the connection with the TLS alert in ``error``; None if ``error`` is not an alert."""
+    """Error: the server closed the connection with the TLS alert in ``error``; None if ``error`` is not an alert."""
     said = tls_alert_failure(error, certificate)
     return None if said is None else UnavailableError(f"mqtt: no connection to {url}", why=said.why, do=said.do)
 
 
 def http_server(url: BrokerUrl, data: bytes) -> UnavailableError:
-    """The server answered CONNECT with the HTTP response in ``data``."""
+    """Error: the server answered CONNECT with the HTTP response in ``data``."""
     status = data.partition(b"\r\n")[0][:80].decode("latin-1")
     return UnavailableError(
         f"mqtt: {url} does not speak MQTT",
@@ -85,7 +85,7 @@ def http_server(url: BrokerUrl, data: bytes) -> UnavailableError:
 
 
 def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
-    """The connection was closed without DISCONNECT."""
+    """Error: the connection was closed without DISCONNECT."""
     if accepted:
         return UnavailableError(f"mqtt: the connection to {url} was lost")
     return UnavailableError(
@@ -99,7 +99,7 @@ def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
 
 
 def tls_server(url: BrokerUrl) -> UnavailableError:
-    """The server answered CONNECT with a TLS record."""
+    """Error: the server answered CONNECT with a TLS record."""
     return UnavailableError(
         f"mqtt: {url} does not speak MQTT without TLS",
         applied=False,
@@ -113,7 +113,7 @@ def _with_tls(url: BrokerUrl) -> str:
 
 
 def denied(url: BrokerUrl, what: str, permission: str, topic: str, code: int, text: str) -> RefusedError:
-    """The server refused ``what``, for which the policies of a node must grant ``permission`` on ``topic``."""
+    """Error: the server refused ``what``, for which the policies of a node must grant ``permission`` on ``topic``."""
     do = None
     if code == ReasonCode.NOT_AUTHORIZED:
         do = f"grant {permission} on {topic!r} to this client in the policy file of the server, then SIGHUP"
@@ -121,14 +121,14 @@ def denied(url: BrokerUrl, what: str, permission: str, topic: str, code: int, te
 
 
 def refused(url: BrokerUrl, what: str, code: int, text: str, do: str | None = None) -> RefusedError:
-    """The server refused ``what``."""
+    """Error: the server refused ``what``."""
     return RefusedError(
         f"mqtt: {url} refused {what}: {reason_name(code)}", code=code, text=text, peer=str(url), why=text or None, do=do
     )
 
 
 def connect_refused(url: BrokerUrl, packet: ConnAck) -> RefusedError:
-    """The server refused CONNECT."""
+    """Error: the server refused CONNECT."""
     properties = packet.properties
     hint = _CONNECT_HINTS.get(packet.reason_code)
     if properties.server_reference is not None:
@@ -139,7 +139,7 @@ def connect_refused(url: BrokerUrl, packet: ConnAck) -> RefusedError:
 
 
 def closed(url: BrokerUrl, event: Closed, client_id: str) -> PenstockError:
-    """The server sent DISCONNECT, or the client closed the connection because of an error."""
+    """Error: the server sent DISCONNECT, or the client closed the connection because of an error."""
     if event.error is not None:
         return event.error
     who = "the server" if event.by_server else "the client"
@@ -160,7 +160,7 @@ def closed(url: BrokerUrl, event: Closed, client_id: str) -> PenstockError:
 
 
 def abandoned(cause: PenstockError | None, *, sent: bool) -> UnavailableError:
-    """An operation was not answered before the client closed; ``sent``: the server may have received it."""
+    """Error: an operation was not answered before the client closed. ``sent``: the server may have received it."""
     return UnavailableError(
         "mqtt: the client was closed before the operation was answered",
         applied=None if sent else False,

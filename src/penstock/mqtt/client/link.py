@@ -12,7 +12,7 @@ __all__ = ["ClientLink", "ClientLinkOwner"]
 
 
 class ClientLinkOwner(Protocol):
-    """Callbacks of a link; ``link`` may be one that the owner has closed already."""
+    """Callbacks of a link; the owner may have closed ``link`` already."""
 
     def received(self, link: ClientLink, data: bytes) -> None:
         """Bytes were received."""
@@ -55,7 +55,7 @@ class ClientLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set up the transport [asyncio]."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass of asyncio's
         tcp = transport.get_extra_info("socket")
         if tcp is not None:
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

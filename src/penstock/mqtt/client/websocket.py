@@ -118,7 +118,7 @@ class WebSocketClientLink(ClientLink):
             self.ready.set_result(None)
 
     def _frame(self, frame: Frame, pieces: list[bytes]) -> None:
-        # MQTT packets need not be aligned to frames, so fragments are simply more bytes [MQTT-6.0.0-2].
+        # MQTT packets need not be aligned to frames, so the content of fragments is concatenated [MQTT-6.0.0-2].
         if frame.opcode in (Opcode.BINARY, Opcode.CONT):
             pieces.append(bytes(frame.data))
         elif frame.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]

@@ -1,4 +1,4 @@
-"""Incremental decoder of MQTT 5 and MQTT 3.1.1: received bytes in, packets out.
+"""Incremental decoder of MQTT 5 and MQTT 3.1.1: converts received bytes to packets.
 
 Fixed header [MQTT 5.0 section 2.1]:  type (4 bits) | flags (4 bits) | Remaining Length (1 to 4 bytes, shortest form)
 
@@ -6,8 +6,9 @@ A server reads packet by packet: :meth:`Decoder.add`, then :meth:`Decoder.next_t
 :meth:`Decoder.publish`, :attr:`Decoder.packet_id` of a short acknowledgement, or :meth:`Decoder.packet`. A client calls
 :meth:`Decoder.feed`, which returns all packets of a read.
 
-Invariant: any bytes give packets or one RemoteProtocolError, the same in one piece or split. Work is linear in the
-bytes received, however they are split: pieces of an unfinished packet are joined once, when the packet is complete.
+Invariant: any sequence of bytes results in packets or one RemoteProtocolError, regardless of how it is split. Work is
+linear in the bytes received, however they are split: pieces of an unfinished packet are joined once, when the packet is
+complete.
 
 Source: MQTT 5.0 chapter 3; reason codes for malformed packets: sections 2.4, 4.13 and the text of each packet.
 """
@@ -70,7 +71,7 @@ _PUBCOMP: Final = 7
 
 
 class Role(Enum):
-    """The side that decodes; it decides which packets are accepted."""
+    """The side that decodes; it determines which packets are accepted."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -89,7 +90,7 @@ class TopicNames:
     """Cache of validated topic names by their encoded bytes, so that each topic is decoded and hashed once.
 
     Bounded: emptied at ``limit`` names or ``limit_bytes`` bytes, after which each name is decoded once more; long names
-    are not cached. The default is enough for 4,096 names of 256 bytes; decoded text takes up to four times as much
+    are not cached. The default is sufficient for 4,096 names of 256 bytes; decoded text uses up to four times as much
     memory.
     """
 
@@ -166,7 +167,7 @@ class Decoder:
         self.error: RemoteProtocolError | None = None
         """Error of an earlier :meth:`feed`, after which nothing can be decoded."""
         self.protocol_level = 0
-        """Protocol level byte of the received CONNECT, which with the name selects the form of a refusal. 0 before a
+        """Protocol level byte of the received CONNECT; level and name determine the format of a refusal. 0 before a
         complete CONNECT was received, valid or not."""
         self.protocol_name = b""
         """The first bytes of the protocol name of that CONNECT."""
@@ -218,13 +219,13 @@ class Decoder:
         """Return whether bytes follow the current packet; if not, discard the packet."""
         if self._end < len(self._data):
             return True
-        self._data = b""  # an idle connection has no buffer
+        self._data = b""  # so that an idle connection has no buffer
         self._end = 0
         return False
 
     def add(self, data: bytes) -> None:
-        """Add received bytes. Cheap after :meth:`next_type` returned 0 or :meth:`has_more` False; otherwise the bytes
-        after the current packet are copied."""
+        """Add received bytes. Copies the bytes after the current packet, unless :meth:`next_type` returned 0 or
+        :meth:`has_more` returned False."""
         if self.buffered:
             self._pieces.append(data)
             self.buffered += len(data)
@@ -512,7 +513,7 @@ def _connect(data: bytes, position: int, end: int) -> Connect:
         level = 4
     if name != b"MQTT" or level not in (4, 5):  # [MQTT-3.1.2-1], [MQTT-3.1.2-2]
         raise RemoteProtocolError(
-            f"mqtt: protocol {name[:16]!r} level {level} is not spoken here",
+            f"mqtt: protocol {name[:16]!r} level {level} is not supported",
             reason_code=0x84,
             do="use MQTT 5.0 or 3.1.1",
         )

@@ -59,7 +59,7 @@ def head_size(remaining: i64) -> i64:
 def write_publish_head(out: BytesWriter, first: i64, remaining: i64) -> None:
     """Append the fixed header of a PUBLISH: ``first`` byte and Remaining Length."""
     if remaining < 128:
-        head: int = first << 8 | remaining  # positive: the type of PUBLISH is 3
+        head: int = first << 8 | remaining  # below 2**15, because the type of PUBLISH is 3
         write_i16_be(out, head)
     else:
         byte: int = first
@@ -185,7 +185,7 @@ def _short(first: int, packet: Disconnect | Auth) -> bytes:
     """Encode the body of DISCONNECT or AUTH: empty for reason code 0x00 without properties.
 
     DISCONNECT may omit the property length, but paho.golang before 0.23 (and so the Go SDK of the state store) treats
-    that as a broken connection and does not report the reason code, for example that another client took over the
+    that as a broken connection and does not report the reason code, for example 0x8E when another client took over the
     session [MQTT-3.1.4-3].
     """
     packet_type = first >> 4

@@ -91,7 +91,7 @@ class Publish:
 
     @property
     def properties(self) -> Properties:
-        """The properties; made on first use."""
+        """The properties; created on first use."""
         given = self.optional_properties
         if given is None:
             given = self._properties = Properties()
@@ -114,7 +114,7 @@ class Publish:
         self.properties_wire = b""
 
     def property_block(self) -> PropertyBlock | None:
-        """The encoded properties, also of a message created in this process; None without properties."""
+        """The encoded properties, encoded first if the message was created in this process; None without properties."""
         if self.block is None:
             given = self.optional_properties
             if given is not None:
@@ -156,7 +156,7 @@ class _Acknowledgement:
 
     @property
     def properties(self) -> Properties:
-        """The properties; made on first use."""
+        """The properties; created on first use."""
         given = self.optional_properties
         if given is None:
             given = self.optional_properties = Properties()

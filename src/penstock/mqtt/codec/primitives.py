@@ -137,13 +137,14 @@ def encode_binary(raw: bytes, what: str) -> bytes:
 def is_plain(data: bytes, position: i64, end: i64, zeros: i64) -> bool:
     """Return whether ``data[position:end]`` is ASCII with exactly ``zeros`` zero bytes; checks eight bytes at a time.
 
-    Added to 127, a byte of ASCII that is not zero sets its highest bit, and no other byte is touched.
+    Adding 127 to each byte sets the highest bit of exactly the non-zero ones; ASCII bytes do not overflow into the next
+    byte.
     """
     if not COMPILED or end < 8 or end - position > 2000:  # eight counters of one byte each must not overflow
         run = data[position:end]
         return run.isascii() and run.count(0) == zeros
     ones: i64 = 0x0101010101010101
-    sevens = ones * 127  # a literal of this size would be a Python object
+    sevens = ones * 127  # mypyc would make a literal of this size a Python object
     word: i64
     all_bits: i64 = 0
     filled: i64 = 0
@@ -193,7 +194,7 @@ def is_at(data: bytes, position: i64, piece: bytes) -> bool:
 
 
 def check_text(data: bytes, position: i64, end: i64) -> None:
-    """Check that ``data[position:end]`` is text, as :func:`decode_text` does.
+    """Check that ``data[position:end]`` is valid text, like :func:`decode_text`.
 
     Raises:
         RemoteProtocolError: as :func:`decode_text`.
@@ -211,7 +212,7 @@ def decode_text(raw: bytes) -> str:
     """Decode and validate UTF-8 text [MQTT-1.5.4-1, MQTT-1.5.4-2]; U+FEFF is kept [MQTT-1.5.4-3].
 
     Raises:
-        RemoteProtocolError: U+0000, or not UTF-8 (surrogates and overlong forms are not).
+        RemoteProtocolError: U+0000, or invalid UTF-8, which includes surrogates and overlong forms.
     """
     if 0 in raw:
         raise malformed("a string contains U+0000")

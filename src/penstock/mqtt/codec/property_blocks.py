@@ -165,8 +165,8 @@ _PUBLISH: Final = 1 << PacketType.PUBLISH
 class PropertyBlock:
     """Validated properties of one PUBLISH in their encoded form; :class:`Properties` has the decoded ones.
 
-    ``seen`` has bit n set for property identifier n; the values of the others are 0 or empty. ``wire`` is the encoded
-    block, ``user_at`` the start of the first user property (the end of the block without any).
+    ``seen`` has bit n set if the property with identifier n is present; values of absent properties are 0 or empty.
+    ``wire`` is the encoded block, ``user_at`` the start of the first user property (the end of the block without any).
     """
 
     __slots__ = (
@@ -192,7 +192,7 @@ class PropertyBlock:
         self.content_type_at: i64 = 0
         """Position of the Content Type in ``wire``; 0 without one."""
         self.name_lengths: i64 = 0
-        """Bit n is set if a user property has a name of n bytes; bit 62 stands for all longer names."""
+        """Bit n is set if a user property has a name of n bytes; bit 62 represents all longer names."""
         self.seen: i64 = 0
         self.payload_format_indicator: i64 = 0
         self.message_expiry_interval: i64 = 0
@@ -246,7 +246,7 @@ class PropertyBlock:
             value_at = position + size + 2
             same = size == wanted
             if same:
-                at = size - 1  # names of one length often differ only in their last bytes
+                at = size - 1  # names of the same length often differ only in their last bytes
                 while at >= 0 and wire[position + at] == name[at]:
                     at -= 1
                 same = at < 0
@@ -299,7 +299,7 @@ class PropertyBlock:
         return one, two, three, four
 
     def _read_in_bulk(self) -> dict[bytes, bytes]:
-        """As :meth:`user_property`, for all names, without loops over bytes; used interpreted."""
+        """Like :meth:`user_property`, for all names, without loops over bytes; used by the interpreted form."""
         pairs = self._pairs
         if pairs is None:
             pairs = self._pairs = {}
@@ -337,7 +337,7 @@ def _after(wire: bytes, position: i64) -> i64:
 
 MAX_USER_PROPERTIES: Final = 1_000
 """Maximum user properties of a packet other than PUBLISH, for which the broker has a limit; each becomes two objects.
-Those of a will in CONNECT are bounded by the size of the packet."""
+User properties of a will in CONNECT are limited by the size of the packet."""
 
 _USER_PROPERTY: Final = 0x26
 HAS_EXPIRY: Final = 1 << 0x02
@@ -351,7 +351,7 @@ HAS_USER_PROPERTY: Final = 1 << 0x26
 @final
 @mypyc_attr(acyclic=True)
 class LastResponseTopic:
-    """The last response topic of a client, encoded and decoded: most requests of a client have the same."""
+    """The last response topic of a client, encoded and decoded: most requests of a client have the same topic."""
 
     __slots__ = ("text", "wire")
 
@@ -516,7 +516,7 @@ def _check_range(spec: PropertySpec, number: int) -> None:
 
 
 def _refuse_misplaced(properties: Properties, context: int) -> None:
-    """Raise for a property that this packet cannot have; not called for PUBLISH, whose cost would grow."""
+    """Raise for a property that this packet cannot have. Not called for PUBLISH, which it would slow down."""
     for spec in PROPERTIES:
         if not spec.contexts & context and getattr(properties, spec.attribute) not in (None, []):
             raise LocalProtocolError(f"mqtt: property {spec.name} does not belong in this packet")

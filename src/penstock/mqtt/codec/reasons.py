@@ -1,6 +1,7 @@
 """The reason codes of MQTT 5 as data: number, name, and the packets that may carry them.
 
-One byte on the wire; below 0x80 success, from 0x80 failure. Decoder, engines and documentation read this table.
+A reason code is one byte; codes below 0x80 are success, others failure. Decoder, engines and documentation read this
+table.
 
 Source: MQTT 5.0 section 2.4 and the list in each packet's section.
 """
@@ -93,7 +94,8 @@ ALLOWED: dict[int, frozenset[int]] = {
     PacketType.PUBCOMP: _RELEASE_ANSWERS,
     PacketType.SUBACK: frozenset((0x00, 0x01, 0x02, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2)),
     PacketType.UNSUBACK: frozenset((0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91)),
-    # 0x8C: the overview of section 2.4 is commonly read as allowing it here, the list in 3.14 lacks it; accepted.
+    # 0x8C is accepted: the overview in section 2.4 is commonly read as allowing it here, although the list in 3.14
+    # lacks it.
     PacketType.DISCONNECT: frozenset(
         (0x00, 0x04, 0x80, 0x81, 0x82, 0x83, 0x87, 0x89, *range(0x8B, 0x91), *range(0x93, 0xA3))
     ),
@@ -108,7 +110,7 @@ CLIENT_DISCONNECT = frozenset(
 
 
 def reason_name(code: int) -> str:
-    """Format a reason code for messages: ``0x87 not authorized``; an unknown code is only the number."""
+    """Format a reason code for messages: ``0x87 not authorized``; for an unknown code only the number."""
     try:
         return f"0x{code:02X} {ReasonCode(code).name.lower().replace('_', ' ')}"
     except ValueError:

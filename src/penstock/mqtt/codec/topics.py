@@ -1,6 +1,6 @@
 """Topic names and filters: validation and matching.
 
-Text is compared as received: no normalization, case counts [MQTT-4.7.3-4].
+Text is compared as received: case-sensitive, without normalization [MQTT-4.7.3-4].
 
 Source: MQTT 5.0 sections 4.7 and 4.8.2.
 """
@@ -51,7 +51,7 @@ def filter_problem(topic_filter: str) -> str | None:
 
 
 def plain_filter_problem(topic_filter: str) -> str | None:
-    """As :func:`filter_problem`, for MQTT 3.1.1: ``$share`` has no meaning there."""
+    """Like :func:`filter_problem`, for MQTT 3.1.1, where ``$share`` has no meaning."""
     problem = _text_problem(topic_filter)
     if problem is not None or not has_wildcard(topic_filter):
         return problem

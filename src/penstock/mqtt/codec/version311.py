@@ -48,8 +48,8 @@ __all__ = ["BODIES_311", "BRIDGE_LEVEL", "encode_311", "return_code"]
 BRIDGE_LEVEL: Final = 0x84
 """Protocol level of bridges (Mosquitto and others): 3.1.1 with the highest bit set.
 
-A convention, not part of the standard. A broker without support answers with return code 1, and the bridge retries with
-level 4.
+This is a convention, not part of the standard. A broker without support answers with return code 1, and the bridge
+retries with level 4.
 """
 
 _RETURN_CODES: dict[int, int] = {
@@ -64,7 +64,7 @@ _RETURN_CODES: dict[int, int] = {
     ReasonCode.BANNED: 5,
 }
 _REASON_CODES: Final = (0x00, 0x84, 0x85, 0x88, 0x86, 0x87)
-"""Return code of CONNACK -> reason code."""
+"""Return code of CONNACK -> reason code of MQTT 5."""
 
 
 def return_code(reason_code: int) -> int:

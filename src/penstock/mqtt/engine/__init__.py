@@ -1,1 +1,1 @@
-"""MQTT 5.0 without IO: bytes and ``now`` in, bytes with an address out."""
+"""MQTT 5.0 without IO: the engines take bytes and the time, and return bytes for each connection."""

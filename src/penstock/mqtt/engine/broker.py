@@ -1,7 +1,7 @@
-"""The broker without IO, as the shell calls it.
+"""The interface of the broker engine, which does no IO, for the asyncio server (the shell).
 
 The shell opens a :class:`BrokerConnection` for each network connection, feeds it bytes, and after each loop turn takes
-its output from :meth:`Broker.flush`. Time comes in as ``now``, milliseconds of a clock that never jumps;
+its output from :meth:`Broker.flush`. The time is the argument ``now``, milliseconds of a clock that never jumps;
 :meth:`next_deadline` returns when :meth:`tick` is due. ``wake`` is called when there is output for the first time since
 the last flush, so that an acknowledgement is sent although no bytes were received.
 
@@ -31,7 +31,7 @@ __all__ = ["Broker"]
 class Broker(BrokerCore):
     """One broker: the interface of the shell.
 
-    ``journal`` records persistent state; without one nothing survives a restart. ``new_client_id`` returns an
+    ``journal`` records persistent state; without a journal no state survives a restart. ``new_client_id`` returns an
     unguessable identifier for clients without one. ``wake`` is called for the first output since the last flush.
     ``report`` is called with every connection that the broker ends or refuses, the reason code and the reason, for
     logs; an :class:`Access` logs its own decisions. ``report_merged`` is called with a client identifier and the number
@@ -105,7 +105,8 @@ class Broker(BrokerCore):
         return connection
 
     def flush(self, now: int) -> list[PendingWrite]:
-        """Return the output to write, one piece per connection; ``wake`` was called if the next turn has more."""
+        """Return the output to write, one piece per connection. If there is more for the next turn, ``wake`` was
+        called."""
         if self.ending:
             self._session_manager.remove_subscriptions()
         return self.outbound.flush(now)
@@ -124,7 +125,7 @@ class Broker(BrokerCore):
     def stalled(self, now: int, grace_ms: int) -> None:
         """Extend deadlines after the process did not run for a while: none expires before ``now + grace_ms``.
 
-        Packets that clients sent meanwhile are still to be read. Later deadlines stay as they are.
+        Packets that clients sent meanwhile have not been read yet. Later deadlines do not change.
         """
         self.grace_until = max(self.grace_until, now + grace_ms)
 

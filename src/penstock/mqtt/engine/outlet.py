@@ -1,4 +1,4 @@
-"""The interface of the broker to its services: publish, respond, deliver, disconnect; reads the clock."""
+"""Implements the interface of the broker for services: publish, respond, deliver, disconnect; reads the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BrokerOutlet(Outlet):
         self._now = now
         self._write = write
         self._collecting_since = 0
-        """Time of the output that is being collected; 0: none is."""
+        """Time at which collecting output began, in ms; 0 if no output is being collected."""
 
     def publish(self, message: Publish) -> None:
         """Route a message of the node itself: to subscribers, retained, and to rules. No Local does not apply.

@@ -1,8 +1,8 @@
-"""Limits of network connections that apply before a byte is read. Pure: time is an argument.
+"""Limits of network connections that apply before a byte is read. No IO: time is an argument.
 
 A connection is unauthenticated from its acceptance until the broker accepts its CONNECT. If there are too many
-unauthenticated connections, the oldest one of the address with the most is closed, so that a flood of silent
-connections from one address closes only its own.
+unauthenticated connections, the oldest one of the address with the most of them is closed, so that a flood of idle
+connections from one address closes only connections of that address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 RATES_KEPT: Final = 10_000
-"""Addresses whose connect rate is tracked; the least recently active one is removed first."""
+"""Maximum number of addresses whose connect rate is tracked; the least recently active one is removed first."""
 
 L = TypeVar("L")
 
@@ -117,7 +117,8 @@ class ConnectionLimiter(Generic[L]):
         if most and self._unauthenticated_count >= most:
             crowd, links = max(self._unauthenticated.items(), key=lambda item: len(item[1]))
             victim = next(iter(links))
-            # Removed at once, although it ends later: other connections of this turn must not choose it again.
+            # Removed immediately, although it ends later, so that other connections of this turn do not choose it
+            # again.
             self.authenticated(victim, crowd)
             self._stats.evicted_unauthenticated += 1
         self._unauthenticated.setdefault(group, {})[link] = None
@@ -125,7 +126,7 @@ class ConnectionLimiter(Generic[L]):
         return victim
 
     def authenticated(self, link: L, group: str) -> None:
-        """Note that the CONNECT of the connection was accepted."""
+        """Register that the CONNECT of the connection was accepted."""
         found = self._unauthenticated.get(group)
         if found is not None and link in found:
             del found[link]
@@ -157,7 +158,8 @@ class ConnectionLimiter(Generic[L]):
 
 
 def address_group(address: str) -> str:
-    """Return the key under which an address is counted: of IPv6 the /64 of a site; mapped IPv4 as IPv4."""
+    """Return the key under which an address is counted: for IPv6 its /64, for an IPv4-mapped address the IPv4
+    address."""
     if ":" not in address:
         return address
     try:

@@ -114,7 +114,7 @@ class ServerLink(OutputTransport):
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
         self._aborted = False
-        """Whether it was aborted before the event loop opened its transport."""
+        """True if the link was aborted before the event loop opened its transport."""
         self._buffered = False
         """Whether the transport was used for writing, so that its write buffer may have bytes."""
         self._full = False
@@ -129,18 +129,18 @@ class ServerLink(OutputTransport):
         self.early = b""
         """Bytes of a TLS handshake, before CONNACK or of WebSocket frames that wait for a later turn."""
         self.early_work = 0
-        """Units of work for these bytes, without that of MQTT packets."""
+        """Units of work for these bytes, without the work for MQTT packets."""
         self.lost = False
         """Whether the connection is closed while received bytes still wait."""
         self.listener = listener
         self.descriptor = -1
         """The socket's descriptor, to which :meth:`send_now` writes; set by the listener. -1 over WebSocket, and once
-        the connection is being closed: then another one may have the number."""
+        the connection is being closed: then another descriptor may have the number."""
         self.address = address
         self.port = port
         self.group = group
         self.unauthenticated = True
-        """Whether CONNECT was not accepted yet."""
+        """True until CONNECT is accepted."""
         self.connection: BrokerConnection | None = None
         self.transport: asyncio.Transport | None = None
         self.certificate: str | None = None
@@ -148,7 +148,7 @@ class ServerLink(OutputTransport):
         self.anchor: bytes | None = None
         """Digest of the authority of the certificate; None without a certificate, empty if it is not known."""
         self.identity: bytes | None = None
-        """Identity of the certificate in revocation lists."""
+        """Identity of the certificate as used in revocation lists."""
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ class ServerLink(OutputTransport):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set up the transport, read the client certificate and open the connection in the engine [asyncio]."""
-        transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
+        transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass of asyncio's
         self.transport = transport
         if self._aborted:
             transport.abort()
@@ -254,9 +254,9 @@ class ServerLink(OutputTransport):
     def send_now(self, data: bytes) -> None:
         """Write immediately, without the transport if its write buffer is empty.
 
-        Only while received bytes are handled, or if the transport is not closing: one that closes by itself passes on
-        no received bytes any more, so its descriptor is still valid. uvloop's transport would write at the end of the
-        loop turn, after the broker has processed other connections, and at a higher cost.
+        Only while received bytes are handled, or if the transport is not closing: a transport that closes by itself
+        delivers no received bytes any more, so during a delivery the descriptor is valid. uvloop's transport would
+        write at the end of the loop turn, after the broker has processed other connections, and at a higher cost.
         """
         tls = self._tls
         if self.descriptor < 0 or ((self._buffered or tls is not None) and self._waits()):
@@ -304,7 +304,7 @@ class ServerLink(OutputTransport):
         if transport is not None:
             if not transport.is_closing():
                 transport.resume_reading()
-        elif self._tls is not None:  # in its handshake
+        elif self._tls is not None:  # reading is paused by the TLS handshake
             self._tls.resume_reading()
 
     def defer_reading(self) -> None:
@@ -313,7 +313,7 @@ class ServerLink(OutputTransport):
         if self.transport is not None:
             if not self.transport.is_closing():
                 self.transport.pause_reading()
-        elif self._tls is not None:  # in its handshake
+        elif self._tls is not None:  # reading is paused by the TLS handshake
             self._tls.pause_reading()
 
     def pause_reading(self) -> None:
@@ -327,7 +327,7 @@ class ServerLink(OutputTransport):
         if self._abort is not None:
             self._abort.cancel()
         if self.deferred and self.connection is not None and (self.connection.unread or self.early):
-            self.lost = True  # its last packets, for example DISCONNECT, were received before
+            self.lost = True  # handle the last packets first, for example DISCONNECT
             self.descriptor = -1
         elif self._server.defers(self, END_WORK):
             self.lost = True
@@ -367,7 +367,7 @@ class ServerLink(OutputTransport):
             else:
                 transport.close()
             if self._tls is None and not (self._buffered and self._waits()):
-                return  # it is closed in the next turn
+                return  # closed in the next turn
         elif not self._lingering:
             self._lingering = True
             try:

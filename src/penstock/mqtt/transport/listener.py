@@ -4,7 +4,7 @@ It does not use the event loop's server, for two reasons: connections over a lim
 which costs a millisecond; and at the limit of descriptors new connections wait in the kernel's queue instead of being
 dropped, without a busy loop of failing accepts.
 
-A connection has neither a task nor a timer of its own: together they cost as much as CONNECT.
+Connections have neither a task nor a timer each: together these cost as much as CONNECT.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ logger = logging.getLogger("penstock.mqtt")
 
 BACKLOG: Final = 1024
 ACCEPT_AT_ONCE: Final = 16
-"""Connections accepted per loop turn, so that existing connections are served in between."""
+"""Connections accepted per loop turn, so that existing connections are served as well."""
 RESUME_S: Final = 0.25
-"""Interval at which a paused listener checks for a free descriptor; also checked when a connection is closed."""
+"""Interval at which a paused listener checks for a free descriptor; it also checks when a connection is closed."""
 RESERVED_DESCRIPTORS: Final = 64
 """Descriptors reserved for files, health checks and other connections of the node; at most an eighth of all."""
 REFUSING_AT_ONCE: Final = 64
@@ -70,7 +70,7 @@ class Listener(ListenerState):
         self._closed = False
 
     async def start(self) -> tuple[str, int]:
-        """Listen; return the bound address, of a host name with several addresses the first.
+        """Listen; return the bound address, or the first one of a host name with several addresses.
 
         Raises:
             OSError: the address cannot be bound.
@@ -133,7 +133,7 @@ class Listener(ListenerState):
     # Internal
 
     def _bind(self, family: int, where: tuple[object, ...]) -> socket.socket:
-        # The event loops set TCP_NODELAY on accepted sockets; asyncio's only where the protocol is given.
+        # The event loops set TCP_NODELAY on accepted sockets; asyncio only if the protocol number is given.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -155,7 +155,8 @@ class Listener(ListenerState):
 
     def _stop_listening(self) -> None:
         if self._loop is not None:
-            # uvloop returns None where asyncio returns False: compiled code accepts that as an object only.
+            # Typed as an object because uvloop returns None where asyncio returns False, which compiled code would
+            # reject.
             remove: Callable[[int], object] = self._loop.remove_reader
             for listening in self._sockets:
                 remove(listening.fileno())
@@ -188,7 +189,7 @@ class Listener(ListenerState):
             self._refuse(client, refusal.reason_code)
             return
         if self.settings.transport.websocket:
-            # The library takes half a megabyte and 20 ms to import.
+            # Imported here because the library uses half a megabyte and 20 ms.
             from penstock.mqtt.transport.websocket import WebSocketLink
 
             link: ServerLink = WebSocketLink(self._server, self, address, port, group)
@@ -214,7 +215,7 @@ class Listener(ListenerState):
     def _connect(self, protocol: asyncio.Protocol, client: socket.socket) -> None:
         """Pass an accepted socket to the event loop, which calls ``connection_made`` in its next turn.
 
-        The loop's coroutine awaits one future: it runs here up to that await, and to its end when the future is done.
+        The loop's coroutine awaits one future: it runs here up to that await, and is completed when the future is done.
 
         Raises:
             OSError: the socket cannot be used.
@@ -334,10 +335,10 @@ class RefusingLink:
         """Let the transport close: the peer closed its side [asyncio]."""
 
     def pause_writing(self) -> None:
-        """The answer is a few bytes [asyncio]."""
+        """Do nothing: the answer has only a few bytes [asyncio]."""
 
     def resume_writing(self) -> None:
-        """The answer is a few bytes [asyncio]."""
+        """Do nothing: the answer has only a few bytes [asyncio]."""
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """Notify the listener [asyncio]."""

@@ -25,9 +25,9 @@ class ListenerStats:
         self.websocket_rejected = 0
         """Refused WebSocket handshakes."""
         self.pauses = 0
-        """Times that it stopped accepting connections because no file descriptor was free."""
+        """Number of times that the listener stopped accepting connections because no file descriptor was free."""
         self.paused = 0
-        """1 while it does not accept connections."""
+        """1 while the listener does not accept connections."""
         self.connections = 0
 
 

@@ -67,7 +67,7 @@ class ServerTls:
         _load_certificate(context, files)
         self.expiry: dict[Path, float] = {}
         """Expiry in seconds since 1970, by file: the certificate, the revocation lists."""
-        with suppress(ValueError):  # OpenSSL accepted it; a form that is not parsed here gets no expiry warning
+        with suppress(ValueError):  # OpenSSL accepted the file; if it cannot be parsed here, there is no expiry warning
             self.expiry[files.certificate] = certificate_expiry(files.certificate.read_text("latin-1"))
         self.anchors: frozenset[bytes] = frozenset()
         """Digests of the trusted authorities' certificates."""

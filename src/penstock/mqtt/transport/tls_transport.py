@@ -1,10 +1,10 @@
 """TLS of an accepted connection, between the transport of its socket and its link.
 
-The TLS transports of the event loops have read buffers for each connection. This one does not: OpenSSL frees its record
-buffers between records, and the two memory BIOs for its input and output contain bytes only during a call. All
-connections of a listener share them, because a memory BIO never shrinks: 3 KB for a handshake. A method that fills one
-empties it before other code runs, also if it fails. Remaining bytes would end the next connection that uses the BIO,
-because they are encrypted with the keys of another one.
+The TLS transports of the event loops have read buffers for each connection. This transport has none: OpenSSL frees its
+record buffers between records, and the two memory BIOs for its input and output contain bytes only during a call. All
+connections of a listener share them, because a memory BIO never shrinks: 3 KB for a handshake. A method that fills a
+BIO empties it before other code runs, even if the method fails. Remaining bytes would break the next connection that
+uses the BIO, because they are encrypted with other keys.
 
 Bytes are encrypted when they are written: the socket's transport is the only write buffer, with the connection's
 limits. A failed handshake ends with an alert (see :mod:`penstock.runtime.io.tls`).
@@ -32,9 +32,10 @@ class TlsTransport:
     compiled class has only compiled base classes.
 
     ``protocol.connection_made`` is called after the handshake. If that fails, ``failed`` is called with the reason,
-    once, unless :meth:`abort` was called before; the caller limits its time by :meth:`end_handshake`.
-    ``protocol.connection_lost`` is called at the end of the connection, also without a handshake. ``defers`` is asked
-    with each message of the handshake; if it returns True, its owner calls :meth:`receive` in a later turn.
+    once, unless :meth:`abort` was called before; the caller limits the duration of the handshake by
+    :meth:`end_handshake`. ``protocol.connection_lost`` is called at the end of the connection, also without a
+    handshake. ``defers`` is called with each message of the handshake; if it returns True, its owner calls
+    :meth:`receive` in a later turn.
     """
 
     __slots__ = ("_closing", "_defers", "_failed", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls")
@@ -53,7 +54,7 @@ class TlsTransport:
         self._tls = tls.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._socket: asyncio.Transport | None = None
         self._open = False
-        """The handshake is complete."""
+        """True after the handshake."""
         self._closing = False
         self._failed: Callable[[Exception], None] | None = failed
         """None once the handshake has succeeded or failed."""
@@ -72,7 +73,7 @@ class TlsTransport:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the client's first message [asyncio]."""
-        self._socket = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
+        self._socket = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass of asyncio's
         if self._closing:
             self._socket.abort()
 
@@ -194,7 +195,7 @@ class TlsTransport:
         return False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """``ssl_object``, or the information of the socket's transport."""
+        """Return ``ssl_object``, or the information of the socket's transport [asyncio]."""
         if name == "ssl_object":
             return self._tls
         return default if self._socket is None else self._socket.get_extra_info(name, default)
@@ -221,16 +222,16 @@ class TlsTransport:
     # Internal
 
     def _continue_handshake(self) -> bool:
-        """Whether the handshake is complete."""
+        """Continue the handshake; return True if it is complete."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self.send_encrypted(self._outgoing.read())
             failure, self._tls.failure = self._tls.failure, None
-            if failure is not None:  # the client closes: closing first could discard the alert
+            if failure is not None:  # wait until the client closes: closing first could discard the alert
                 self._fail(failure)
             return False
-        except ssl.SSLError as error:  # no TLS: no alert
+        except ssl.SSLError as error:  # the client does not use TLS: send no alert
             self._outgoing.read()
             self._fail(error)
             self.abort()

@@ -1,7 +1,7 @@
 """MQTT over WebSocket, server side: the opening handshake, then frames of MQTT bytes [MQTT 5.0 section 6].
 
-The framing is the sans-IO layer of the ``websockets`` library. Packets need not be aligned to frames, so fragments are
-simply more bytes.
+The framing is the sans-IO layer of the ``websockets`` library. Packets need not be aligned to frames, so the content of
+fragments is concatenated.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ FRAMES_PER_TURN: Final = 64
 FRAME_WORK: Final = 4
 """Units of work for a frame, in later turns."""
 PIECE_BYTES: Final = 1024
-"""Bytes that are decoded at once, at most 170 frames, which are handled in the same turn."""
+"""Bytes that are decoded in one step: at most 170 frames, which are handled in the same turn."""
 FRAME_SLACK: Final = 64 * 1024
-"""Additional size of a frame over the largest packet: some clients send several packets in a frame."""
+"""Bytes by which a frame may exceed the largest packet: some clients send several packets in a frame."""
 
-# The library logs every connection; the server logs what matters.
+# The library logs every connection; the server has its own log messages.
 _quiet = logging.getLogger("penstock.mqtt.websocket")
 _quiet.setLevel(logging.WARNING)
 
@@ -53,7 +53,7 @@ class WebSocketLink(ServerLink):
     def __init__(self, server: ServerLinkOwner, listener: ListenerState, address: str, port: int, group: str) -> None:
         super().__init__(server, listener, address, port, group)
         self._handshake_bytes = 0
-        # Before CONNECT is accepted, buffer no more than over TCP.
+        # Before CONNECT is accepted, the buffer has the same limit as over TCP.
         self._protocol = ServerProtocol(
             subprotocols=[_SUBPROTOCOL], max_size=(None, listener.max_connect_size), logger=_quiet
         )
@@ -74,7 +74,7 @@ class WebSocketLink(ServerLink):
     def data_received(self, data: bytes) -> None:
         """Receive the handshake, then frames, and pass their content to the broker [asyncio].
 
-        Bytes that wait for a later turn are not decoded before: frames without MQTT are work, too.
+        Bytes that wait for a later turn are not decoded before it: frames without MQTT bytes also cost time.
         """
         if self.early:
             self.early += data
@@ -195,7 +195,8 @@ class WebSocketLink(ServerLink):
         self._send()
 
     def _respond(self, response: Response) -> None:
-        """Answer the handshake, unless bytes after it have closed the connection: the library reads ahead."""
+        """Answer the handshake, unless later bytes of the same read have closed the connection: the library reads
+        ahead."""
         if not self._protocol.eof_sent:
             self._protocol.send_response(response)
 

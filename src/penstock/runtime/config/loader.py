@@ -1,4 +1,4 @@
-"""Load YAML configuration files into typed models, with errors that have line and column.
+"""Load YAML configuration files into typed models; errors have the line and column.
 
 All YAML files of penstock are loaded here (``penstock.yaml``, pipelines). Models are pydantic models; their errors
 become one ConfigError with file, line and column, path of the option, value, accepted values, and the nearest known
@@ -29,9 +29,10 @@ SHOWN_ERRORS = 10
 SHOWN_NAMES = 20
 """Known options that an error lists if none is similar to the unknown one."""
 _SYNONYMS = {"listen": "bind", "listener": "bind", "port": "bind", "host": "bind", "address": "bind"}
-"""Names of options in other servers, and ours."""
+"""Names of options in other servers, with penstock's name."""
 _SECRET = re.compile(r"password|passwd|secret|credential|api_?key|admin_token|sha256", re.IGNORECASE)
-"""Options whose values no error shows. ``sha256``: of a token, in whose place the token itself may be by mistake."""
+"""Options whose values are never shown in errors. ``sha256`` is the digest of a token: a user may have written the
+token itself by mistake."""
 _PLACE = re.compile(r":(\d+):(\d+)$")
 
 _UNITS = {
@@ -42,7 +43,7 @@ _UNITS = {
     "_mib": "MiB",
     "_percent": "percent",
 }
-"""Units of numbers, by the end of the option's name."""
+"""Units of numbers, by the suffix of the option's name."""
 
 _EXPECTED = {
     "string_type": "text (quote a value that looks like a number)",
@@ -75,7 +76,7 @@ def load(path: Path | str, model: type[Model], *, environment: Mapping[str, str]
 
 
 def parse(text: str, model: type[Model], *, name: str, environment: Mapping[str, str] | None = None) -> Model:
-    """Parse text as ``load`` does a file; ``name`` is the file name in errors."""
+    """Like :func:`load`, but of a text; ``name`` is the file name in errors."""
     return validate(parse_document(text, name, _environment(environment)), model)
 
 
@@ -103,13 +104,13 @@ def _config_error(error: ValidationError, document: Document, model: type[BaseMo
     for detail in error.errors(include_url=False):
         where, option, text, do = _explain(detail, document, schema)
         text = document.without_secrets(text)
-        # Branches of a union repeat errors; one line each is sufficient.
+        # Branches of a union repeat errors: each line is shown once.
         found.setdefault(f"{where}: option {option!r}: {text}" if option else f"{where}: {text}", (where, option, do))
     # In the order of the file.
     lines = sorted(found, key=lambda line: _line_and_column(found[line][0]))
     where, option, do = found[lines[0]]
     if len(lines) > 1:
-        # Several errors have their hints on their lines.
+        # With several errors, each hint is on the line of its error.
         lines = [line + (f" ({found[line][2]})" if found[line][2] else "") for line in lines]
         do = None
     shown = lines[:SHOWN_ERRORS]
@@ -181,7 +182,8 @@ def _expected(text: str) -> str:
 
 
 def _in_data(loc: tuple[str | int, ...], data: Value) -> Location:
-    """The part of a pydantic location that exists in the file: union branches and validators add parts of their own."""
+    """The part of a pydantic location that exists in the file: pydantic adds the names of union branches and
+    validators."""
     location: list[str | int] = []
     node = data
     for part in loc:
@@ -214,14 +216,14 @@ def _show(value: object, location: Location) -> str:
 
 
 def _put_under(name: str, below: Mapping[str, list[str]]) -> str | None:
-    """Neighbouring options below which ``name`` is known."""
+    """Neighbouring options that have an option ``name``."""
     wanted = name.lower().replace("-", "_")
     places = [repr(option) for option, names in below.items() if wanted in map(str.lower, names)]
     return f"put it under {' or '.join(places)}" if places else None
 
 
 def _similar(name: str, known: list[str]) -> str | None:
-    """A question with the most similar known name, or with the known name of what ``name`` is elsewhere."""
+    """A question with the most similar known name, or with penstock's name if ``name`` is used by another server."""
     synonyms = {other: ours for other, ours in _SYNONYMS.items() if ours in known}
     near = nearest(name, [*known, *synonyms])
     return None if near is None else f"did you mean {synonyms.get(near, near)!r}?"
@@ -255,7 +257,7 @@ class _Schema:
         return sorted({name for node in self._at(loc) for name in node.get("properties", ())})
 
     def below(self, loc: tuple[str | int, ...]) -> dict[str, list[str]]:
-        """Options at ``loc``, with the options below each."""
+        """Options at ``loc``, each with its own options."""
         return {name: self.names((*loc, name)) for name in self.names(loc)}
 
     def inside_mappings(self, loc: tuple[str | int, ...]) -> dict[str, list[str]]:
@@ -286,7 +288,7 @@ class _Schema:
             for inner in node["patternProperties"].values():
                 yield from self._unfold(inner)
         elif node.get("title") == part or part in self._tags(node):
-            # Part of the location that names the branch of a union, by class or by tag.
+            # A part of the location that names the branch of a union, by class or by tag.
             yield node
 
     def _tags(self, node: dict[str, Any]) -> set[str]:

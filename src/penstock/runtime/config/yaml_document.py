@@ -49,8 +49,8 @@ _TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "
 class Document:
     """The values of a file and their positions.
 
-    ``places`` maps the path of a value to ``file:line:column``, ``keys`` that of its key. ``secrets`` are texts of
-    files, which no message may contain.
+    ``places`` maps the path of a value to ``file:line:column``, ``keys`` maps it to the position of its key.
+    ``secrets`` are texts read from files, which messages must not contain.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Document:
         return self.places.get(location, self.name)
 
     def where_key(self, location: Location) -> str:
-        """Position of the key at ``location``; that of its value if there is no key."""
+        """Position of the key at ``location``, or of its value if there is no key."""
         return self.keys.get(location) or self.where(location)
 
     def put(self, location: tuple[str, ...], value: Value, where: str) -> None:
@@ -115,7 +115,7 @@ def parse_document(text: str, name: str, environment: Mapping[str, str], directo
     """
     document = Document(name, {})
     try:
-        # Event by event, so that the limits below stop the parser as well, which is quadratic in the depth.
+        # Event by event, so that the limits below also stop the parser, whose time is quadratic in the depth.
         root = _Builder(document, iter(YAML(typ="safe", pure=True).parse(text)), environment, directory).document()
     except MarkedYAMLError as error:
         raise _syntax_error(name, error, text) from error
@@ -355,7 +355,7 @@ def _plain(text: str) -> Value:
     if text in _BOOL:
         return _BOOL[text]
     if _INT.fullmatch(text):
-        # Very long numbers stay text: int() is quadratic, and Python rejects them.
+        # Very long numbers stay text: int() takes quadratic time, and Python rejects them.
         return int(text, 0 if text[:2] in {"0o", "0x"} else 10) if len(text) < 100 else text
     if _FLOAT.fullmatch(text):
         return float(text.replace(".", "", 1) if text.lstrip("+-").lower() in {".inf", ".nan"} else text)

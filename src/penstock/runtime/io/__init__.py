@@ -1,1 +1,1 @@
-"""Event loops, clocks, files, commits, connections and their credentials: the outside world of every part."""
+"""Event loops, clocks, files, commits, connections and their credentials, for all parts of penstock."""

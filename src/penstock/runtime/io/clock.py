@@ -85,7 +85,7 @@ _CHECK_S: Final = 1.0
 
 
 def utc(ms: int) -> str:
-    """Format ms since 1970; years after 9999 as a number."""
+    """Format ms since 1970 as a UTC time; times after the year 9999 as a number."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):
@@ -119,7 +119,7 @@ class SteppedClock:
         self._read_at: i64 = -1
         """Millisecond of the monotonic clock in which ``_elapsed`` was read last for :meth:`now`."""
         self._read_ns = 0
-        """The result of that."""
+        """The value that was read then."""
         self._hold_ns = int(hold_s * 1e9)
         self._offset = self._wall() - self._elapsed()
         self._step: tuple[int, int] | None = None
@@ -131,7 +131,7 @@ class SteppedClock:
         """Called after a held step was followed."""
 
     def __call__(self) -> int:
-        """Now, in ms since 1970."""
+        """Current time in ms since 1970."""
         return self.now()
 
     def now(self) -> int:
@@ -146,8 +146,8 @@ class SteppedClock:
     def _read(self) -> int:
         """The elapsed time in ns, read once in a millisecond.
 
-        The monotonic clock says whether it is the same millisecond: reading it costs a fifth of reading the clock that
-        includes suspended time.
+        The monotonic clock shows whether it is still the same millisecond: reading it costs a fifth of reading the
+        clock that includes suspended time.
         """
         if not self._is_system:
             return self._elapsed()

@@ -1,39 +1,39 @@
 """The commit queue: makes changes durable in groups, for MQTT sessions, the state store and TubeMQ.
 
-A client of the queue changes its state in memory, in the event loop. What promises that a change is durable (an
-acknowledgement, an answer, a notification) has to wait for a commit. Commits are numbered from 1, run one at a time,
-and end in the order of their numbers. A change belongs to the commit ``number`` of that moment, the next one to begin:
+A client of the queue changes its state in memory, in the event loop. Messages that confirm a change (an
+acknowledgement, an answer, a notification) wait until it is committed. Commits are numbered from 1, run one at a time,
+and end in the order of their numbers. A change belongs to the next commit to begin, whose number is ``number``:
 
     changes ──▶ request() ──▶ begin_commit()   ──▶ write_commit()    ──▶ end_commit(), then the waiters
     in the loop               in the loop:         in the loop or        in the loop
                               takes all changes    in a thread
 
 Grouping needs no timer. A requested commit begins at the end of the loop turn, or when the running commit has ended,
-and ``begin_commit`` takes all that has been changed until then. So a slow disk makes commits larger, not the queue
-longer, and at most two commits are unfinished: one that runs and one that collects. ``request_within`` is for changes
+and ``begin_commit`` takes all changes made until then. So a slow disk makes commits larger, not the queue longer, and
+at most two commits are unfinished: one is running, the other collects changes. ``request_within`` is for changes
 without waiters (write-behind): their commit begins some time later, or with the next requested one.
 
 Inline or in the thread. Passing a commit to the thread and back costs as much as a small commit on a fast disk. So a
-commit runs in the loop if its client calls the batch small and the disk has been fast: the longest of the last commits,
-faded by a tenth with each commit since, took less than ``inline_s``. A disk that stalls once stops the loop once; after
-that its commits run in the thread until it has been fast for a while. At the start nothing is known about the disk, and
-the first commit runs in the thread.
+commit runs in the loop if its client declares the batch small and the disk has been fast: the maximum duration of the
+last commits, reduced by a tenth with each later commit, is less than ``inline_s``. A disk that stalls blocks the loop
+once; later commits run in the thread until the disk has been fast for a while. The first commit runs in the thread,
+because the speed of the disk is not known yet.
 
-No space. A commit that finds the disk full remains the running one: nothing of it was synced, so ``write_commit`` gets
-the same batch again every second, in the thread, until it succeeds, and the next commit waits behind it. At a shutdown
-:meth:`CommitQueue.give_up` makes it a failure.
+No space. If the disk is full, the commit remains the running one: none of it was synced, so ``write_commit`` gets the
+same batch again every second, in the thread, until it succeeds, and the next commit waits for it. At shutdown
+:meth:`CommitQueue.give_up` turns this into a failure.
 
 Failure. **After a commit has failed, nothing is acknowledged any more.** The kernel reports a failed fsync once, and
 may have dropped the dirty pages: a second fsync would succeed and prove nothing, and a change that builds on a lost one
 must not be acknowledged either. So the first failure is final for the life of the process. That commit and every later
-one end with it, nothing is written any more, and the node has to be restarted, which recovers what is on the disk. The
-same holds for a failure that another thread reports (:meth:`CommitQueue.fail_soon`) and for any exception in
+one end with this failure, nothing more is written, and the node has to be restarted; the start recovers the data on the
+disk. The same holds for a failure that another thread reports (:meth:`CommitQueue.fail_soon`) and for any exception in
 ``write_commit``.
 
 The order at the end of a commit matters. ``end_commit`` comes before the waiters: a request that a waiter causes must
 see the commit as done. The next commit begins before both if it runs in the thread (the disk does not wait for Python),
-and after both if it runs in the loop (answers do not wait for the disk). A waiter that fails does not keep others
-waiting.
+and after both if it runs in the loop (answers do not wait for the disk). An exception in a waiter does not delay other
+waiters.
 """
 
 from __future__ import annotations
@@ -66,18 +66,19 @@ Batch = TypeVar("Batch")
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CommitWaiter:
-    """Something that is sent or reported after a commit."""
+    """An object that is notified after a commit, to send or report something."""
 
     __slots__ = ()
 
     def commit_ended(self, failure: StorageError | None) -> None:
-        """Called in the loop, once. ``failure``: the changes are not known to be durable and will never be."""
+        """Called in the loop, once. ``failure``: the changes may not be durable and will not be retried."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CommitClient(Generic[Batch]):
-    """The client of a commit queue. A base class and no set of functions: compiled code calls its methods directly."""
+    """The client of a commit queue. It is a base class instead of a set of functions so that compiled code calls its
+    methods directly."""
 
     def begin_commit(self) -> Batch:
         """Take the changes for a commit. Also called when the commit cannot be written, after a failure."""
@@ -98,7 +99,7 @@ class CommitClient(Generic[Batch]):
         """Called once, with the first failure."""
 
     def send_answers(self) -> None:
-        """Called after the waiters of a commit: send at once what they collected."""
+        """Called after the waiters of a commit: send the answers that they collected."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -109,30 +110,30 @@ class CommitQueue(Generic[Batch]):
     The queue itself has no limit: every waiter belongs to a request whose peer waits for the answer, so the limits of
     the protocols on requests in flight bound it.
 
-    ``name``: for the thread and in errors.
+    ``name`` is the name of the thread, also used in errors.
     """
 
     def __init__(self, name: str, client: CommitClient[Batch]) -> None:
         self.name = name
         self.number = 1
-        """The commit that changes of now belong to."""
+        """Number of the commit that will contain the current changes."""
         self.ended = 0
-        """The last commit that has ended, also if it failed."""
+        """Number of the last commit that has ended, even if it failed."""
         self.commits = 0
-        """Commits that succeeded."""
+        """Number of successful commits."""
         self.inline_commits = 0
-        """Commits that ran in the loop."""
+        """Number of commits that ran in the loop."""
         self.failure: StorageError | None = None
-        """The reason if nothing is committed any more."""
+        """The error if no further commit is possible."""
         self.stalled: StorageError | None = None
-        """The reason if the running commit waits for disk space."""
+        """The error if the running commit waits for disk space."""
         self.inline_s = INLINE_S
-        """Small commits that are expected to take less run in the loop."""
+        """Small commits run in the loop if they are expected to take less than this many seconds."""
         self.expected_s = INLINE_S
-        """Longest duration of the last commits, faded."""
+        """Maximum duration of the last commits in seconds, reduced with each later commit."""
         self.clock: Callable[[], float] = time.monotonic
         self._last_failure: StorageError | None = None
-        """Of the commit that ended last."""
+        """Error of the commit that ended last."""
         self._client = client
         self._requested = False
         self._last_is_small = False
@@ -148,7 +149,7 @@ class CommitQueue(Generic[Batch]):
         self._worker: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_turn_end: Callable[[], None] = self._turn_ended
-        """Made once: a bound method is an object."""
+        """Bound once, because each access would create a new object."""
         self._idle: asyncio.Event | None = None
         """Set when nothing runs; created by a drain that waits."""
 
@@ -171,7 +172,7 @@ class CommitQueue(Generic[Batch]):
     # Requests
 
     def request(self) -> int:
-        """Have the next commit begin, at the end of this turn or of the running commit; returns its number.
+        """Begin the next commit at the end of this turn or of the running commit; returns its number.
 
         ``end`` and waiters are never called before this returns.
         """
@@ -183,7 +184,7 @@ class CommitQueue(Generic[Batch]):
         return self.number
 
     def request_within(self, seconds: float) -> None:
-        """Have the next commit begin in ``seconds`` at most; of several such requests the first one counts."""
+        """Begin the next commit within ``seconds``; the first of several such requests determines the time."""
         if self._timer is None and not self._requested:
             assert self._loop is not None, "call start() first"
             self._timer = self._loop.call_later(seconds, self.request)
@@ -201,12 +202,12 @@ class CommitQueue(Generic[Batch]):
     # Failures and shutdown
 
     def fail_soon(self, failure: StorageError) -> None:
-        """Fail, from any thread: something else showed that nothing can be committed any more."""
+        """Stop all commits with ``failure``, which another part detected; from any thread."""
         assert self._loop is not None, "call start() first"
         self._loop.call_soon_threadsafe(self._fail, failure)
 
     def give_up(self) -> None:
-        """Let commits without disk space fail from now on, also the one that waits: the node is about to end."""
+        """From now on let commits fail that lack disk space, including a waiting one: the node is about to stop."""
         self._gives_up = True
         if self._retry is not None and self.stalled is not None:
             self._retry.cancel()
@@ -215,12 +216,13 @@ class CommitQueue(Generic[Batch]):
             self._end_commit(batch, self.stalled, 0.0)
 
     async def drain(self) -> None:
-        """Commit everything that was requested, also for later; return when nothing runs. Waits for no disk space."""
+        """Run all requested commits, including delayed ones; return when they have ended. Does not wait for disk
+        space."""
         self.give_up()
         while True:
             if self._timer is not None:
                 self.request()
-            # What ends may request once more, before this task's turn comes.
+            # A waiter may request another commit before this task runs again.
             if not (self._requested or self.running):
                 return
             if self._idle is None:
@@ -228,7 +230,7 @@ class CommitQueue(Generic[Batch]):
             await self._idle.wait()
 
     async def close(self) -> None:
-        """Drain, then stop the thread. A commit that is requested later ends with an error."""
+        """Drain, then stop the thread. Later requests end with an error."""
         if self._worker is None:
             return
         await self.drain()
@@ -255,7 +257,7 @@ class CommitQueue(Generic[Batch]):
             self._jobs.put(batch)
 
     def _begin(self) -> Batch:
-        """Make the collecting commit the running one."""
+        """Begin the commit that has collected changes."""
         self._requested = False
         if self._timer is not None:
             self._timer.cancel()
@@ -267,7 +269,7 @@ class CommitQueue(Generic[Batch]):
         return batch
 
     def _is_fast(self) -> bool:
-        """Whether the next commit is expected to be shorter than passing it to the thread is worth."""
+        """True if the next commit is expected to be too short to be worth passing to the thread."""
         return self.expected_s < self.inline_s
 
     def _work(self) -> None:
@@ -278,7 +280,7 @@ class CommitQueue(Generic[Batch]):
             self._loop.call_soon_threadsafe(self._end_commit, batch, failure, seconds)
 
     def _write(self, batch: Batch) -> tuple[StorageError | None, float]:
-        """Commit ``batch``: why it failed, and how many seconds it took."""
+        """Commit ``batch``; returns the failure, if any, and the duration in seconds."""
         failure: StorageError | None = None
         started = self.clock()
         try:
@@ -294,7 +296,7 @@ class CommitQueue(Generic[Batch]):
             )
             failure.__cause__ = full
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
-            # The file is part of the reason alone: clients get the first line.
+            # Only ``why`` has the file: clients get the first line.
             file = getattr(error, "filename", None)
             failure = StorageError(
                 f"{self.name}: commit failed: {error.strerror if isinstance(error, OSError) else repr(error)}",
@@ -325,7 +327,7 @@ class CommitQueue(Generic[Batch]):
         self._jobs.put(batch)
 
     def _end_commit(self, batch: Batch, failure: StorageError | None, seconds: float) -> None:
-        """The running commit was written, or failed, or waits for disk space."""
+        """Handle the result of the running commit: success, failure, or a wait for disk space."""
         self.expected_s = max(seconds, self.expected_s * _FADE)
         if failure is None:
             if self.stalled is not None:

@@ -5,11 +5,11 @@ requests that need space. Reads, deletes, expiry, retention and stored offsets c
 and may use the minimum. Otherwise the first sign of a full disk would be a write that fails in the middle of a commit.
 
 LMDB reuses freed space inside its file, which does not shrink. So a part with at least :data:`REUSABLE` bytes of free
-pages may write even while the node is out of space: deletes make room in this way.
+pages may write even while the node is out of space, and deletes make room for it.
 
-Rejection ends at 95 % of the limit, or 110 % of the minimum, so that the node does not alternate. RabbitMQ
-(``disk_free_limit``) and Elasticsearch (flood-stage watermark) have the minimum, etcd (``quota-backend-bytes``) and
-NATS (``max_file_store``) the limit.
+Rejection ends at 95 % of the limit, or 110 % of the minimum, so that the node does not alternate between the two
+states. RabbitMQ (``disk_free_limit``) and Elasticsearch (flood-stage watermark) have the minimum, etcd
+(``quota-backend-bytes``) and NATS (``max_file_store``) the limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REUSABLE: Final = 4 << 20
 """Bytes of free pages with which a part may write while the node is out of space: more than a commit needs."""
 
 REFUSAL: Final = "out of disk space: until there is more, nothing is stored that needs space (see /readyz)"
-"""Reason for clients; the one for operators has paths and settings."""
+"""Reason sent to clients; operators get one with paths and settings."""
 
 _CHECK_S: Final = 1.0
 _SIZE_EVERY: Final = 30
@@ -46,7 +46,7 @@ class FileSystem(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """A part that stores data. ``writes``: requests that it rejects without space, for people.
+    """A part that stores data. ``writes`` describes the requests that it rejects without space, for messages.
 
     ``refuse`` is called in the loop with the reason to reject requests that need space, "" for none. ``reusable``
     returns the bytes that the part can write without growing its files; called in a thread.
@@ -96,7 +96,7 @@ class DiskSpace:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, writer: Writer) -> None:
-        """Notify ``writer`` from now on."""
+        """Register ``writer`` to be notified."""
         self._writers.append(writer)
         writer.refuse(REFUSAL if self.reason else "")
 
@@ -145,11 +145,11 @@ class DiskSpace:
             try:
                 await self.check()
             except OSError as error:
-                # The parts report errors of the file system themselves.
+                # Errors of the file system are reported by the parts that use it.
                 _log.warning("disk space cannot be measured path=%s: %s", self._path, error)
 
     def _measure(self) -> tuple[str, str, list[int]]:
-        """Cause and hint, and the reusable bytes of each writer (only with a cause)."""
+        """Return cause and hint, and the reusable bytes of each writer if there is a cause."""
         total, self.free_bytes = self._file_system(self._path)
         if self._max_bytes or self._checks % _SIZE_EVERY == 0:
             self.used_bytes = _size_of(self._path)
@@ -173,7 +173,7 @@ class DiskSpace:
 
 
 def _refused(refused: list[str], measured: list[tuple[Writer, int]]) -> str:
-    """Requests that are rejected now, for people; parts with free pages reject nothing."""
+    """Text with the requests that are rejected now; parts with free pages reject nothing."""
     if refused or not measured:
         return f"{' and '.join(refused) or 'writes that need space'} are refused"
     return "nothing is refused while the files have free pages"

@@ -1,7 +1,7 @@
 """File operations of every log behind one small interface, and the durability that a write guarantees.
 
-Tests record the writes and fsyncs that pass through this interface, cut the record at any point and recover from what a
-disk may hold then. So no log opens a file in any other way.
+Tests record the writes and fsyncs that pass through this interface, cut the record at any point and recover from every
+content that a disk may have then. So logs must open all files through it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Durability(StrEnum):
 
 
 SECTOR: Final = 512
-"""Bytes that a disk writes atomically; unbuffered writes begin and end at a multiple of it."""
+"""Bytes that a disk writes atomically; unbuffered writes begin and end at a multiple of this size."""
 
 _UNBUFFERED_BYTES: Final = 64 << 10
-"""Largest unbuffered write; larger ones consist mostly of whole pages anyway."""
+"""Largest unbuffered write; larger writes consist mostly of whole pages anyway."""
 
 
 NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -118,7 +118,7 @@ class Files(Protocol):
     def open_unbuffered(self, path: Path) -> File:
         """Open an existing file; writes of whole sectors bypass the page cache if the file system supports it.
 
-        A write through the page cache writes at least a whole page to disk, these only what they are given. For
+        A write through the page cache writes at least a whole page to disk, an unbuffered one only its data. For
         existing blocks only.
         """
 
@@ -139,7 +139,7 @@ class Files(Protocol):
 class DirectFile(File):
     """A file of the operating system; ``direct``: a second descriptor, opened with ``O_DIRECT``.
 
-    Errors have the ``path``.
+    Errors contain the ``path``.
     """
 
     __slots__ = ("_aligned", "_direct", "_fd", "_path", "_views")
@@ -150,7 +150,7 @@ class DirectFile(File):
         self._direct = direct
         self._aligned: mmap.mmap | None = None
         self._views: list[memoryview | None] = []
-        """The beginnings of the aligned buffer that were written, by their number of sectors."""
+        """Views of the beginning of the aligned buffer, by their number of sectors."""
 
     def read(self, position: int, size: int) -> bytes:
         """With ``pread``, repeated after a short read [File]."""
@@ -182,7 +182,7 @@ class DirectFile(File):
             done += os.pwrite(self._fd, memoryview(data)[done:], position + done)
 
     def _write_unbuffered(self, position: int, data: bytes, size: int) -> int:
-        """Write from an aligned buffer; the number of bytes written."""
+        """Write from an aligned buffer; returns the number of bytes written."""
         aligned = self._aligned
         if aligned is None:
             aligned = self._aligned = mmap.mmap(-1, _UNBUFFERED_BYTES)
@@ -251,7 +251,7 @@ def _named(error: OSError, path: str | None) -> OSError:
 
 
 def room(path: Path) -> str:
-    """Free space of the file system of ``path``, as text for errors."""
+    """Free space of the file system of ``path`` as a phrase for errors."""
     try:
         found = os.statvfs(path)
     except OSError as error:

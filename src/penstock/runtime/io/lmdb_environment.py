@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def release_pages() -> None:
-    """Call :meth:`LmdbEnvironment.release_pages` of all open environments; from any thread."""
+    """Call :meth:`LmdbEnvironment.release_pages` on all open environments; from any thread."""
     for environment in list(_open_environments.values()):
         environment.release_pages()
 
@@ -47,8 +47,8 @@ def release_pages() -> None:
 class LmdbEnvironment:
     """The environment at ``path``, created if it does not exist, with the databases ``tables``, among them ``meta``.
 
-    ``name`` is its name in errors (``many``: a plural), ``owner`` the part that uses it. ``schema`` is the version of
-    the databases: a newer one is rejected, an older one is replaced.
+    ``name`` is its name in errors (``many``: the name is a plural), ``owner`` the part that uses it. ``schema`` is the
+    version of the databases: a newer one is rejected, an older one is replaced.
     """
 
     def __init__(
@@ -154,13 +154,14 @@ class LmdbEnvironment:
         sync: bool = False,
         size: int = 0,
     ) -> None:
-        """Run ``write`` in one transaction, again if the map was too small; ``sync``: fsynced with any durability.
+        """Run ``write`` in one transaction, again if the map was too small. ``sync``: fsync it regardless of the
+        durability.
 
-        ``size``: bytes of the data. Without space for them nothing is begun: LMDB reports a write that a full disk
-        truncated as an input/output error, like an error of the device.
+        ``size``: bytes of the data. If there is no space for them, no transaction is begun: LMDB reports a write
+        truncated by a full disk as an input/output error, like an error of the device.
 
         Raises:
-            OutOfSpaceError: the disk is full; nothing was written, and it may be repeated.
+            OutOfSpaceError: the disk is full; nothing was written, and the call may be repeated.
             StorageError: ``what`` failed; the data may not be on disk.
         """
         assert self._env is not None, "open() comes first"
@@ -244,10 +245,11 @@ class LmdbEnvironment:
             return int(max(0, pages) * page)
 
     def release_pages(self) -> None:
-        """Free the memory of earlier transactions; waits for one that runs.
+        """Free the memory of earlier transactions; waits for a running one.
 
-        LMDB keeps a page of memory for each page that its largest transaction changed, until it is closed (80 MB after
-        300,000 keys were written and deleted). If it cannot be opened again, later transactions fail.
+        LMDB keeps a page of memory for each page that its largest transaction changed until it is closed (80 MB after
+        300,000 keys were written and deleted), so this closes and reopens it. If it cannot be reopened, later
+        transactions fail.
         """
         with self._lock:
             if self._env is None:

@@ -1,15 +1,15 @@
-"""Event loops: create and tune one, run one in a thread, stop on signals, notice when one stalled.
+"""Event loops: create and tune a loop, run it in a thread, stop it on signals, detect stalls.
 
 A server process shuts down on SIGTERM or SIGINT, also during its start; a second signal stops it immediately.
 
 A loop stalls when the process is stopped, the machine is migrated or a disk blocks. Requests of clients wait in sockets
-meanwhile. Two rules keep servers from taking the delay for silence of the clients:
+meanwhile. Two rules keep servers from mistaking the delay for idle clients:
 
 * :func:`after_reading`: timeouts of clients are checked after the loop has polled every socket once. This is enough for
   short stalls.
 * :class:`StallWatch`: after a stall of more than :data:`STALL_S`, every timeout is extended by its length, at most by
   :data:`MAX_GRACE_S`. A frozen machine received nothing, and its peers retransmit at intervals that have doubled up to
-  the length of the pause. A client that is really gone is noticed one grace period later.
+  the length of the pause. A client that is really unreachable is detected one grace period later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Client = TypeVar("Client")
 Client_co = TypeVar("Client_co", covariant=True)
 
 MOST_DESCRIPTORS = 1 << 20
-"""Upper limit of file descriptors: larger tables of the kernel cost more than the clients need."""
+"""Upper limit of file descriptors: larger kernel tables cost memory without a benefit for clients."""
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
@@ -138,7 +138,7 @@ def freeze_memory() -> None:
     """Exclude all current objects from garbage collection; call once after start and recovery.
 
     A full collection of 300,000 recovered objects would stop the loop for 32 ms. The oldest generation is then
-    collected less often, since the hot path keeps bytes, which have no cycles.
+    collected less often, since the hot path keeps bytes objects, which form no cycles.
     """
     gc.collect()
     gc.freeze()
@@ -154,7 +154,7 @@ class RunsInLoopThread(Protocol[Client_co]):
     """A blocking wrapper of an asyncio client that runs in a :class:`LoopThread`."""
 
     def _opened(self) -> tuple[LoopThread, Client_co]:
-        """Thread and client; raises LocalProtocolError if closed."""
+        """Return the thread and the client. Raises LocalProtocolError if closed."""
 
 
 def blocking(
@@ -171,7 +171,8 @@ def blocking(
 
 
 class LoopThread:
-    """Runs coroutines for other threads, until :meth:`close`. A daemon: a program may exit without closing it."""
+    """Runs coroutines for other threads, until :meth:`close`. The thread is a daemon: a program may exit without
+    closing it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -179,7 +180,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._closed = False
         self._closing = threading.Lock()
-        """Held while work is submitted, so that none follows the end, where it would never complete."""
+        """Held while work is submitted, so that no work is submitted after the end, where it would never complete."""
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -221,7 +222,7 @@ class LoopThread:
         with self._closing:
             if not self._closed:
                 self._closed = True
-                # After all submitted work, which has begun by then and is cancelled.
+                # Runs after all submitted work has begun; that work is then cancelled.
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -311,7 +312,7 @@ class StallWatch:
 
 
 _watches: WeakValueDictionary[asyncio.AbstractEventLoop, StallWatch] = WeakValueDictionary()
-"""The servers of a loop own its watch. A watch refers to its loop, so the loop must not be what keeps it."""
+"""Weak: the servers of a loop own its watch. A watch refers to its loop, so this map must not keep either alive."""
 
 
 def watch_stalls(on_stall: Callable[[int], None]) -> StallWatch:

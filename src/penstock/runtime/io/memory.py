@@ -4,8 +4,8 @@ While a server works, memory that was freed is kept for the next allocation: ret
 halves the throughput of large messages (:func:`~penstock.runtime.io.loop.tune_process`). After the work it would stay
 permanently: glibc returns none by itself, and LMDB keeps the pages of its largest transaction.
 
-Python's own allocator returns an arena of 1 MB when its last object is freed, so it needs no help, as long as few small
-objects live long among many that do not.
+Python's own allocator returns an arena of 1 MB when the arena's last object is freed. This works well while few
+long-lived small objects are spread among many short-lived ones.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from penstock.runtime.io.lmdb_environment import release_pages
 __all__ = ["INTERVAL_S", "IdleRelease", "release_memory"]
 
 INTERVAL_S: Final = 10.0
-"""Time between two looks at the processor time of the process."""
+"""Seconds between two checks of the processor time of the process."""
 
 _IDLE: Final = 0.1
 """Cores in use during an interval, below which the process is idle."""
 
 _WORK_S: Final = 2.0
-"""Processor time after which there may be memory to return."""
+"""Processor time in seconds after which there may be memory to return."""
 
 
 def release_memory() -> None:
-    """Return free memory to the kernel; from any thread. With another C library than glibc only that of LMDB."""
+    """Return free memory to the kernel; from any thread. With a C library other than glibc, only the memory of LMDB is
+    returned."""
     release_pages()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -62,11 +63,11 @@ class IdleRelease:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look every :data:`INTERVAL_S`; call it in the event loop."""
+        """Check every :data:`INTERVAL_S` seconds; call it in the event loop."""
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look_again)
 
     def close(self) -> None:
-        """Stop, after a release that is running."""
+        """Stop, after a running release has ended."""
         if self._timer is not None:
             self._timer.cancel()
         if self._thread is not None:
@@ -75,13 +76,13 @@ class IdleRelease:
     def _look_again(self) -> None:
         if self.is_due():
             self._forget()
-            # Not one of the loop's executor, which would stay.
+            # A thread of its own: one of the loop's executor would stay.
             self._thread = threading.Thread(target=self._release, name="release memory")
             self._thread.start()
         self.start()
 
     def is_due(self) -> bool:
-        """Whether the process was idle since the last call, and has worked since the last time that it was due."""
+        """True if the process was idle since the last call, and has worked since the last release."""
         now_s = self._processor_s()
         is_idle = now_s - self._looked_s < _IDLE * INTERVAL_S
         self._looked_s = now_s

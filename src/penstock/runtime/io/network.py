@@ -29,8 +29,8 @@ _ACCEPTED: Final[dict[int, type[socket.socket]]] = {
     family: type("AcceptedSocket", (socket.socket,), {"__slots__": (), "family": family, "type": socket.SOCK_STREAM})
     for family in (socket.AF_INET, socket.AF_INET6)
 }
-"""Classes of accepted sockets, by family. A :class:`socket.socket` converts its family and type to enums whenever they
-are read: five times for a new connection, which took as long as the system calls."""
+"""Classes of accepted sockets, by family. A :class:`socket.socket` converts its family and type to enums at each
+access: five times for a new connection, which took as long as the system calls."""
 
 
 def accept(listening: socket.socket, family: int) -> tuple[socket.socket, str, int]:
@@ -63,8 +63,8 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can connect to it. Names other than ``localhost`` count as reachable from other
-        machines."""
+        """True if only this machine can connect to it. Host names other than ``localhost`` count as reachable from
+        other machines."""
         if self.host == "localhost":
             return True
         try:
@@ -96,7 +96,8 @@ def parse_address(text: str) -> Address:
 
 
 def is_host(host: str) -> bool:
-    """True if the resolver accepts ``host``; for other text it raises an error that is not an ``OSError``."""
+    """True if ``host`` has the form of a host name; for other text the resolver raises an error that is not an
+    ``OSError``."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
@@ -160,7 +161,7 @@ _CERTIFICATE_ALERTS: Final = {
     "CERTIFICATE_UNKNOWN": ("it is not acceptable", "see the server's log for the reason"),
     "ACCESS_DENIED": ("access is denied", "see the server's log for the reason"),
 }
-"""TLS alerts about the client certificate [RFC 8446 section 6.2]: the reason, and what to do."""
+"""TLS alerts about the client certificate [RFC 8446 section 6.2]: the reason and the action to take."""
 
 _MISSING_CERTIFICATE: Final = "set the client certificate (--cert-file, cert_file)"
 
@@ -178,7 +179,7 @@ def tls_alert_failure(error: BaseException | None, certificate: str | None = Non
     ``certificate`` is the file of the client certificate. With TLS 1.3 the server checks it after the client's
     handshake, so the alert arrives with the first read.
     """
-    # OpenSSL puts the protocol version that introduced the alert in front, as in TLSV13_ALERT_CERTIFICATE_REQUIRED.
+    # OpenSSL prefixes the protocol version that introduced the alert, as in TLSV13_ALERT_CERTIFICATE_REQUIRED.
     alert = (getattr(error, "reason", None) or "").partition("_ALERT_")[2] if isinstance(error, ssl.SSLError) else ""
     if alert in _CERTIFICATE_ALERTS:
         reason, do = _CERTIFICATE_ALERTS[alert]
@@ -227,10 +228,10 @@ _VERIFICATION: Final = {
     62: _OTHER_NAME,
     64: _OTHER_NAME,
 }
-"""Failures by OpenSSL's code of verification (X509_V_ERR_...)."""
+"""Failures by OpenSSL's verification code (X509_V_ERR_...)."""
 
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-"""OpenSSL's reasons for an answer that is not TLS."""
+"""OpenSSL's error codes for an answer that is not TLS."""
 
 _WITHOUT_TLS: Final = (
     "use the port with TLS (MQTT: 8883, TubeMQ master: 8716), or connect without TLS (mqtt://, http://; omit --tls)"
@@ -280,7 +281,7 @@ def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str
 
 
 def no_response(*, tls: bool) -> ConnectionFailure:
-    """Possible causes of a connection, with TLS or without, that the peer closed before its first answer."""
+    """Likely cause if the peer closed a connection, with TLS or without, before its first answer."""
     if tls:
         # TLS 1.3 checks the client's certificate after the client's handshake, and some servers send no alert.
         return ConnectionFailure(

@@ -5,7 +5,7 @@ sees a closed connection without a reason [RFC 8446 section 6.2]. Both send pend
 data. The handshake object of :class:`AlertingContext` therefore reports a failure as "more data wanted": the alert is
 sent, further bytes are discarded, and the connection ends when the client closes it or the handshake timeout of the
 listener expires. Closing at once instead would reset the connection while the client still sends, and a reset discards
-an alert that was not read yet.
+an unread alert.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def certificate_problem(path: Path) -> PemProblem | None:
 
 
 def pair_problem(certificate: Path, key: Path, error: OSError) -> tuple[bool, PemProblem]:
-    """Find out why OpenSSL refused a certificate with its key. The first value is True if the cause is in the key."""
+    """Find out why OpenSSL refused a certificate with its key. Returns True first if the cause is in the key."""
     if (problem := certificate_problem(certificate)) is not None:
         return False, problem
     if (
@@ -154,10 +154,10 @@ def _pem_problem(path: Path, block: re.Pattern[bytes], what: str, command: str) 
 HANDSHAKE_FAILED: Final[ContextVar[Callable[[ssl.SSLError], None] | None]] = ContextVar(
     "handshake_failed", default=None
 )
-"""Called with the reason of a failed handshake; set it in the context that accepts the connection."""
+"""Called with the reason of a failed handshake; the context variable is set where the connection is accepted."""
 
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
-"""Failures of peers without TLS, which could not read an alert."""
+"""Failures of peers that do not use TLS and could not read an alert."""
 
 
 def handshake_failure(error: Exception) -> str:
@@ -170,7 +170,7 @@ def handshake_failure(error: Exception) -> str:
 
 
 class AlertingObject(ssl.SSLObject):
-    """A connection's TLS state whose handshake leaves time to send the alert."""
+    """TLS state of a connection whose alert is sent before a failed handshake closes it."""
 
     incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO
@@ -280,7 +280,7 @@ class Login:
 
 
 def read_password(path: Path, option: str = "password_file") -> str:
-    """Read the password in the file named by ``option``: its first line.
+    """Read the password, the first line of the file that ``option`` names.
 
     Raises:
         ConfigError: the file cannot be read, or its first line is empty.

@@ -5,8 +5,8 @@ the log is one write into blocks that the file already has. So with durability `
 a thread applies many frames to LMDB at once, in a transaction that also stores the sequence of the last one. LMDB holds
 all data and is what a start reads; frames that it does not contain yet are applied then.
 
-A commit that does not fit into the log applies everything to LMDB itself: when the thread is behind, when the frame is
-larger than a segment, or when the disk had no room for segments. This is the backpressure, and the path without a log.
+A commit that does not fit into the log applies everything to LMDB itself: if the thread is behind, the frame is larger
+than a segment, or the disk has no room for segments. This is the backpressure of the log.
 
 With the other durabilities there is no log: a commit is a transaction. Frames of an earlier log are applied first.
 
@@ -39,7 +39,7 @@ SEGMENT_BYTES: Final = 4 << 20
 _log = logging.getLogger("penstock.runtime")
 
 _BEHIND_S: Final = 60.0
-"""Longest delay before frames are applied to LMDB that fill less than a segment. A transaction of LMDB writes about
+"""Maximum delay before frames that fill less than a segment are applied to LMDB. A transaction of LMDB writes about
 24 KiB: at one commit per second, a delay of five seconds would write ten times as much as the log. A start applies
 these frames in a fraction of a second."""
 
@@ -48,7 +48,7 @@ _RETRY_S = 1.0
 too."""
 
 _DECODED_BYTES: Final = 64 << 10
-"""Bytes of operations that are decoded before other threads may run."""
+"""Bytes of operations decoded before other threads get the interpreter."""
 
 T = TypeVar("T")
 
@@ -57,9 +57,9 @@ T = TypeVar("T")
 class LoggedEnvironment:
     """``environment``, which is not open yet, with a log next to it for its durable commits.
 
-    Operations name a table by its index, so new tables go to the end. Keys have 1 to 511 bytes, as LMDB requires. The
-    log has segments of ``segment_bytes`` next to the environment, unless ``log`` is given. One thread at a time calls
-    :meth:`commit`.
+    Operations refer to a table by its index, so new tables are added at the end. Keys have 1 to 511 bytes, as LMDB
+    requires. The log has segments of ``segment_bytes`` next to the environment, unless ``log`` is given. One thread at
+    a time calls :meth:`commit`.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class LoggedEnvironment:
         self._haste = threading.Event()
         self._closing = False
         self._waits = False
-        """LMDB had no disk space when it was last updated."""
+        """True if LMDB had no disk space when it was last updated."""
         self._roomless = False
-        """The disk had no room for one more segment when it was last tried."""
+        """True if the last attempt to add a segment found no disk space."""
         self._follower: threading.Thread | None = None
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
@@ -130,7 +130,7 @@ class LoggedEnvironment:
         self._start_thread()
 
     def _start_thread(self) -> None:
-        """Have :meth:`_write_back` called in time. The simulator does without a thread."""
+        """Start the thread that calls :meth:`_write_back`. The simulator replaces this method."""
         self._follower = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
         self._follower.start()
 
@@ -141,11 +141,11 @@ class LoggedEnvironment:
     def commit_body(self, body: bytes, what: str, *, sync: bool = False) -> None:
         """Execute the operations in ``body``, all of them or none; durable if the environment is, or with ``sync``.
 
-        ``body`` is encoded as that of a frame; ``what`` describes the commit in errors.
+        ``body`` is an encoded frame body; ``what`` describes the commit in errors.
 
         Raises:
-            OutOfSpaceError: nothing is committed; the same commit may be retried, and no other.
-            StorageError: nothing is known to be on disk, and every later commit fails too.
+            OutOfSpaceError: nothing is committed; only the same commit may be retried. StorageError: it is unknown
+            whether anything is on disk, and every later commit fails too.
         """
         if self._follower is None:
             self._transact(body, what, sync=sync)
@@ -157,7 +157,8 @@ class LoggedEnvironment:
         try:
             appended = self._pending.append(body)
         except DiskFullError as full:
-            # Where blocks are not overwritten in place. The frame is not whole, and the next one begins where it does.
+            # Some file systems do not overwrite blocks in place. The frame is incomplete, and the next one overwrites
+            # it.
             raise OutOfSpaceError(
                 f"{self._name} {self.path}: {what} waits for disk space",
                 path=str(full.filename or self.path),
@@ -168,7 +169,7 @@ class LoggedEnvironment:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
         except OutOfSpaceError:
-            raise  # by the log: the same commit may be repeated
+            raise  # raised by the log: the same commit may be repeated
         except StorageError as refused:
             self._failure = refused
             raise
@@ -199,7 +200,7 @@ class LoggedEnvironment:
         return self._environment.stored_bytes()
 
     def reusable_bytes(self) -> int:
-        """Bytes that LMDB's file can take without growing; from any thread."""
+        """Bytes that can be added to LMDB's file without growing it; from any thread."""
         return self._environment.reusable_bytes()
 
     def may_wait(self) -> bool:
@@ -216,7 +217,7 @@ class LoggedEnvironment:
                 thread.join()
                 # After a failure the next start recovers from the log.
                 if self._failure is None:
-                    with suppress(OutOfSpaceError):  # the log has it, and the next start recovers from it
+                    with suppress(OutOfSpaceError):  # the log contains everything, and the next start recovers from it
                         self._apply("closing")
         finally:
             self._leave()
@@ -226,7 +227,7 @@ class LoggedEnvironment:
         self._environment.close()
 
     def _follow(self) -> None:
-        """Update LMDB from time to time; the thread."""
+        """Update LMDB from time to time; runs in the thread."""
         while True:
             hasty = self._haste.wait(_RETRY_S if self._waits else _BEHIND_S)
             self._haste.clear()
@@ -239,7 +240,7 @@ class LoggedEnvironment:
             self._apply("applying the log to LMDB")
             self._waits = False
         except OutOfSpaceError as full:
-            # Nothing is lost: commits continue while the log has room.
+            # No data is lost: commits continue while the log has room.
             if not self._waits:
                 _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, full)
             self._waits = True
@@ -247,7 +248,7 @@ class LoggedEnvironment:
             _log.critical("read-only path=%s: %s", self.path, error)
             self.on_failure(error)
             return False
-        # On a full disk every commit is in haste: growing is retried when there is time.
+        # On a full disk every commit is urgent: growing is retried later.
         if self._log.is_scarce() and not (hasty and self._roomless):
             self._grow()
         return True
@@ -257,13 +258,14 @@ class LoggedEnvironment:
             self._log.grow()
             self._roomless = False
         except OSError as error:
-            # Nothing is lost: commits that do not fit into the log wait for LMDB.
+            # No data is lost: commits that do not fit into the log wait for LMDB.
             if not self._roomless:
                 _log.warning("no room for the log, commits are slower path=%s: %s", self.path, error)
             self._roomless = True
 
     def _apply(self, what: str, more: bytes = b"") -> None:
-        """Apply everything that is pending to LMDB, durably; ``more`` is a commit that did not fit into the log."""
+        """Apply everything that is pending to LMDB, durably; ``more`` is the body of a commit that did not fit into the
+        log."""
         with self._applying:
             if self._failure is not None:
                 raise self._failure
@@ -278,7 +280,7 @@ class LoggedEnvironment:
                 size += len(body)
                 if size - decoded > _DECODED_BYTES:
                     decoded = size
-                    time.sleep(0)  # the event loop waits for the interpreter meanwhile
+                    time.sleep(0)  # let the event loop have the interpreter
             applied = self._applied._replace(sequence=sequence)
 
             def write(transaction: lmdb.Transaction[bytes]) -> None:
@@ -291,7 +293,7 @@ class LoggedEnvironment:
                 self._pending.put_back(pending)
                 raise
             except StorageError as error:
-                # The pages that LMDB would continue from may be gone; the next start recovers from the log.
+                # The pages that LMDB would continue from may be lost; the next start recovers from the log.
                 self._failure = error
                 raise
             if more:
@@ -299,7 +301,7 @@ class LoggedEnvironment:
             self._log.release(sequence)
 
     def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
-        """Write the operations; of several on a row only the last."""
+        """Write the operations; only the last one of each row."""
         tables, drops = last_of(operations)
         for table, rows in tables.items():
             database = self.tables[self._names[table]]

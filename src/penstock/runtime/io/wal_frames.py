@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 PUT: Final = 0
-"""The table gets this row."""
+"""Insert or replace this row."""
 DELETE: Final = 1
-"""The table loses the row with this key."""
+"""Delete the row with this key."""
 DROP: Final = 2
-"""The table loses all rows up to this key, inclusive, and gets none there any more."""
+"""Delete all rows up to this key, inclusive. No later operation puts rows there."""
 
 Operation = tuple[int, int, bytes, bytes]
 """Kind, number of the table, key, value (empty unless it is a PUT)."""
@@ -54,14 +54,14 @@ _CHECKSUM: Final = Struct(">I")
 _BODY_AT: Final = _HEAD.size + _CHECKSUM.size
 _OPERATION_BYTES: Final = 8
 _SIGNED: Final = 1 << 60
-"""Numbers below are the same with and without a sign."""
+"""Smaller numbers have the same encoding with and without a sign."""
 _ZEROS: Final = bytes(SECTOR)
 _crc32: Final = crc32
 """A name of this module: compiled code looks up an imported one at each call."""
 
 
 class Frame(NamedTuple):
-    """A whole frame. ``sequence`` counts the commits of an ``epoch``, from 1; an epoch is one opening of the log."""
+    """A complete frame. ``sequence`` counts the commits of an ``epoch``, from 1; an epoch is one opening of the log."""
 
     epoch: int
     sequence: int
@@ -93,12 +93,12 @@ def encode_operations(operations: Sequence[Operation]) -> bytes:
 
 
 def write_u32(out: BytesWriter, number: int) -> None:
-    """Write four bytes, without a sign."""
+    """Write an unsigned number of four bytes."""
     write_i32_be(out, number - (1 << 32) if number >= 1 << 31 else number)
 
 
 def write_u64(out: BytesWriter, number: int) -> None:
-    """Write eight bytes, without a sign."""
+    """Write an unsigned number of eight bytes."""
     if number < _SIGNED:
         write_i64_be(out, number)
     else:
@@ -106,13 +106,13 @@ def write_u64(out: BytesWriter, number: int) -> None:
 
 
 def frame_bytes(body_size: i64) -> i64:
-    """Bytes of a frame with its zeros."""
+    """Bytes of a frame with its padding, for a body of ``body_size`` bytes."""
     size = _BODY_AT + body_size
     return size + -size % SECTOR
 
 
 def encode_frame(identity: bytes, epoch: int, sequence: int, body: bytes) -> bytes:
-    """Encode a frame, filled up to whole sectors."""
+    """Encode a frame, padded with zeros to whole sectors."""
     size: i64 = len(body)
     out = BytesWriter()
     out.write(identity)
@@ -126,19 +126,19 @@ def encode_frame(identity: bytes, epoch: int, sequence: int, body: bytes) -> byt
 
 
 def frames_in(data: bytes, identity: bytes) -> Iterator[Frame]:
-    """Find the whole frames of the log ``identity`` in a segment; zeros, torn and damaged frames are skipped."""
+    """Find the complete frames of the log ``identity`` in a segment; zeros, torn and damaged frames are skipped."""
     at = data.find(identity)
     while at >= 0:
         size = _size_of_frame(data, at)
         if size:
             _, epoch, sequence, _ = _HEAD.unpack_from(data, at)
             yield Frame(epoch, sequence, data[at + _BODY_AT : at + size])
-        # Not byte by byte: a value that looks like a frame must not be mistaken for one.
+        # Frames begin at sectors only, so a value that looks like a frame is not mistaken for one.
         at = data.find(identity, at - at % SECTOR + (-(-size // SECTOR) or 1) * SECTOR)
 
 
 def _size_of_frame(data: bytes, at: int) -> int:
-    """Bytes of the frame that begins at ``at``, without the zeros after it; 0: there is no whole one."""
+    """Bytes of the frame that begins at ``at``, without padding; 0 if there is no complete one."""
     if at % SECTOR or at + _BODY_AT > len(data):
         return 0
     end = at + _BODY_AT + _HEAD.unpack_from(data, at)[3]
@@ -164,7 +164,7 @@ def decode_operations(body: bytes) -> list[Operation]:
 
 
 def last_of(operations: Sequence[Operation]) -> tuple[dict[int, dict[bytes, bytes | None]], dict[int, bytes]]:
-    """Return the last value of each row by table (None: deleted), and by table the last key to drop.
+    """Return by table the last value of each row (None: deleted), and by table the last key to drop.
 
     Compiled it takes less than 2 ms for a full segment. Interpreted it delays the event loop more: whenever the loop
     waits for a system call, the other thread keeps the interpreter for a whole switch interval.

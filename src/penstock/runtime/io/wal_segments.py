@@ -3,7 +3,7 @@
 The files are segments of one size, filled with zeros before their first use, and used repeatedly. Writing into blocks
 that the file already has changes neither its size nor its blocks, so a commit is one operation of the disk instead of
 three, and the write can bypass the page cache: a small commit then writes one sector instead of a page. Segments are
-added when the load needs them, up to a limit, and are kept.
+added when the load needs them, up to a limit, and are not removed.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class _Segment:
     def __init__(self, file: File) -> None:
         self.file = file
         self.end = 0
-        """Offset of the next frame."""
+        """Byte position of the next frame."""
         self.last = 0
-        """Sequence of the last frame in it."""
+        """Sequence of the last frame in the segment."""
 
 
 class Segments:
     """The segments in ``directory``: at most ``most`` of ``size`` bytes each.
 
-    One thread appends; another one may release and grow meanwhile. Errors are the operating system's (OSError).
+    One thread appends; another one may release and grow meanwhile. Methods raise the OSError of the operating system.
     """
 
     def __init__(self, files: Files, directory: Path, *, size: int, most: int = SEGMENTS) -> None:
@@ -59,7 +59,7 @@ class Segments:
         self._released = 0
 
     def read(self, identity: bytes) -> Iterator[Frame]:
-        """Read every whole frame of the log ``identity`` from the existing files, in no order."""
+        """Read every complete frame of the log ``identity`` from the existing files, in no particular order."""
         for path in self._paths():
             file = self._files.open(path)
             try:
@@ -68,13 +68,13 @@ class Segments:
                 file.close()
 
     def start(self) -> None:
-        """Use the existing files, whose frames are not needed any more. Sequences begin at 1 again."""
+        """Reuse the existing files, whose frames are not needed any more. Sequences restart at 1."""
         self._released = 0
         for path in self._paths():
             file = self._files.open_unbuffered(path)
             if file.size() == self._size:
                 self._free.append(_Segment(file))
-            else:  # of another version, or incomplete
+            else:  # written by another version, or incomplete
                 file.close()
                 self._files.remove(path)
 
@@ -105,7 +105,7 @@ class Segments:
             return segment
 
     def release(self, sequence: int) -> None:
-        """Free the segments whose frames up to ``sequence`` are not needed any more."""
+        """Free the segments that have no frame after ``sequence``."""
         with self._lock:
             self._released = sequence
             self._sort_out()
@@ -151,7 +151,7 @@ class Segments:
         self._files.sync_dir(self._directory)
 
     def close(self) -> None:
-        """Close the files, which are kept."""
+        """Close the files without deleting them."""
         segments = [*self._full, *self._free, *([self._current] if self._current is not None else [])]
         for segment in segments:
             segment.file.close()
@@ -176,7 +176,7 @@ class SegmentLog(CommitLog):
             # Files of the log are created after the first transaction, which writes the position.
             if self._segments.exist():
                 raise self._damaged(
-                    "the files log-* exist, and data.mdb knows of no log",
+                    "the files log-* exist, and data.mdb has no position of a log",
                     "; or move log-* away to start without them",
                 )
             applied = LogPosition(secrets.token_bytes(8), 0, 0)
@@ -192,12 +192,12 @@ class SegmentLog(CommitLog):
                     f"{frame.sequence} of epoch {frame.epoch}",
                     "; or move its files log-* away to start without their content",
                 )
-        # No earlier frame can be mistaken for one of this epoch.
+        # Earlier frames cannot be mistaken for frames of this epoch.
         self._position = LogPosition(applied.identity, applied.epoch + 1, 0)
         return [frame.body for frame in frames], self._position
 
     def start(self) -> None:
-        """Use the existing files [CommitLog]."""
+        """Reuse the existing files [CommitLog]."""
         self._segments.start()
 
     def append(self, sequence: int, body: bytes) -> bool:
@@ -246,9 +246,9 @@ class SegmentLog(CommitLog):
 class PendingCommits:
     """Appends commits to ``log``, and keeps their bodies until LMDB contains them.
 
-    One thread at a time appends; another one may take what is pending meanwhile. There is no lock, which would cost as
-    much as the encoding of a row: appending to a list and cutting off its beginning are atomic, and no number is
-    changed by two threads at once. ``hasty_bytes``: size of pending frames above which they are to be applied.
+    One thread at a time appends; another one may take the pending bodies meanwhile. There is no lock, which would cost
+    as much as encoding a row: appending to a list and removing its beginning are atomic, and each number is changed by
+    one thread only. ``hasty_bytes``: size of pending frames above which they are to be applied.
     """
 
     def __init__(self, log: CommitLog, hasty_bytes: int) -> None:
@@ -257,7 +257,7 @@ class PendingCommits:
         self.sequence = 0
         """Sequence of the last commit."""
         self.pending: list[bytes] = []
-        """Bodies of the commits that LMDB does not contain."""
+        """Bodies of the commits that LMDB does not contain yet."""
         self._taken = 0
         """Sequence of the last commit that is not pending."""
         self._appended_bytes = 0
@@ -268,7 +268,7 @@ class PendingCommits:
         self.sequence = self._taken = sequence
 
     def append(self, body: bytes) -> bool:
-        """Make a commit durable; False, and nothing is written, if the log has no room."""
+        """Make a commit durable. Returns False and writes nothing if the log has no room."""
         sequence = self.sequence + 1
         if not self._log.append(sequence, body):
             return False
@@ -279,7 +279,7 @@ class PendingCommits:
 
     @property
     def hasty(self) -> bool:
-        """Whether the pending operations should be applied soon."""
+        """True if the pending operations should be applied to LMDB soon."""
         return self._appended_bytes - self._taken_bytes > self._hasty_bytes or self._log.is_scarce()
 
     def take(self) -> tuple[list[bytes], int]:
@@ -291,7 +291,7 @@ class PendingCommits:
         return bodies, self._taken
 
     def put_back(self, bodies: list[bytes]) -> None:
-        """Undo :meth:`take`, for operations that could not be applied."""
+        """Undo :meth:`take` for commits that could not be applied."""
         self._taken -= len(bodies)
         self._taken_bytes -= _frames_bytes(bodies)
         self.pending[:0] = bodies

@@ -37,7 +37,7 @@ class AuditTrail:
         self.rows = 0
         """Entries since the start."""
         self.refused = 0
-        """Requests without valid credentials, which change nothing and are not recorded."""
+        """Requests without valid credentials. They change nothing and are not recorded."""
         self.failures = 0
         self.failure: StorageError | None = None
         """Error of the last entry; None if it was written."""
@@ -79,7 +79,7 @@ class AuditTrail:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "ab", buffering=0) as file:
             if not fresh and not _ends_with_newline(self._path):
-                line = b"\n" + line  # a crash truncated the last entry: keep it apart from this one
+                line = b"\n" + line  # a crash truncated the last entry: begin a new line
             file.write(line)
             os.fsync(file.fileno())
         if fresh:

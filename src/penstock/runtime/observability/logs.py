@@ -4,7 +4,7 @@ Modules log through ``logging.getLogger("penstock.<part>")`` with an event and i
 
     log.info("broker registered", extra={"fields": {"broker_id": 1, "topics": 3}})
 
-Text of peers is escaped here, so that no client can forge a line or control a terminal.
+Text from peers is escaped here, so that a client can neither forge a log line nor control a terminal.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Metrics:
 _log = logging.getLogger("penstock.metrics")
 
 CLIENT_S = 10.0
-"""Timeout of a silent client, since each has a thread."""
+"""Timeout of an idle client in seconds; each client occupies a thread."""
 PATHS = frozenset({"/", "/metrics"})
 
 
@@ -115,7 +115,7 @@ class _MetricsServer6(_MetricsServer):
 
 @contextmanager
 def serve_page(address: tuple[str, int], page: Callable[[], bytes], content_type: str) -> Iterator[str]:
-    """Serve ``page`` as ``/metrics`` at ``address`` during the block, which gets the bound ``HOST:PORT``.
+    """Serve ``page`` as ``/metrics`` at ``address`` during the block; yields the bound ``HOST:PORT``.
 
     Raises:
         ConfigError: the server cannot listen on the address.
@@ -136,7 +136,7 @@ def serve_page(address: tuple[str, int], page: Callable[[], bytes], content_type
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """No access log: scrapes are frequent."""
+            """Write no access log: scrapes are frequent."""
 
     host, port = address
     shown = f"[{host}]" if ":" in host else host

@@ -1,6 +1,6 @@
 """Client of the state store: get, set, delete, scan and observe over an MQTT 5 connection.
 
-Requests have the form of the SDKs, so it works with any broker that has a state store.
+Requests use the SDK dialect, so the client works with any broker that has a state store.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class StateStoreClient:
             remove()
         self._fail(None)
         if self._owns_mqtt:
-            # This session is not used again.
+            # The session is not used again.
             await self._mqtt.disconnect(session_expiry_s=0)
 
     def _fail(self, error: PenstockError | None) -> None:
@@ -297,7 +297,7 @@ class StateStoreClient:
         stop: bool = False,
         timeout_s: float | None = None,
     ) -> list[bool]:
-        """Execute ``writes``, those of one key in order; return for each whether it was applied.
+        """Execute ``writes``, in order for each key; return for each write whether it was applied.
 
         They are sent in batches if the store has penstock's extension ``batch``; otherwise each is a request, with many
         in flight. A rejected write does not stop the others, unless ``stop`` is set, which sends no further requests.
@@ -329,7 +329,8 @@ class StateStoreClient:
     async def _get_many(
         self, verb: bytes, keys: Iterable[bytes | str], each: int, timeout_s: float | None
     ) -> tuple[list[bytes], list[bytes | None], Hlc | None]:
-        """Return the keys as bytes, the response to ``verb`` (``each`` elements per key) and the store's version."""
+        """Return the keys as bytes, the elements of the response to ``verb`` (``each`` per key), and the store's
+        version."""
         names = [as_key(key) for key in keys]
         if not names:
             raise LocalProtocolError(f"state store: {verb.decode()} without a key", do="pass at least one key")

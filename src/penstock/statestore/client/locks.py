@@ -1,8 +1,9 @@
 """Locks and leader election: leases on a key, with fencing tokens.
 
 A lock is a key whose value names the holder and which expires. It is acquired and renewed with
-``SET key holder NEX PX ttl`` and released with ``VDEL key holder``, as in the SDKs, so that both exclude each other. If
-the holder dies, the lock is free when the key expires; waiting clients get the notification.
+``SET key holder NEX PX ttl`` and released with ``VDEL key holder``, as in the SDKs, so that clients of penstock and of
+the SDKs exclude each other. If the holder dies, the lock is free when the key expires; waiting clients get the
+notification.
 
 A lease can be lost without its holder noticing in time (a suspended process, a network failure). Writes under it must
 therefore carry the fencing token: the version of the SET that acquired the lease. Renewals get newer versions, which
@@ -37,7 +38,7 @@ _RENEWALS_PER_TTL: Final = 3
 _PAUSE_S: Final = 0.1
 """Pause between attempts while the store is not reachable."""
 _RETRY_S: Final = 1.0
-"""Longest pause between attempts to acquire: the most that a lost notification can delay."""
+"""Longest pause between attempts to acquire, in seconds: the maximum delay after a lost notification."""
 
 
 class Lease:
@@ -47,7 +48,7 @@ class Lease:
         client: a connected state store client.
         name: the lock's key.
         holder: identifies this holder among all users of the lock; a lease of the same holder is taken over.
-        ttl_ms: how long the lock stays held after the last renewal if this process dies.
+        ttl_ms: time from the last renewal after which the lock expires if this process dies.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Lease:
                 return (await self._client.set(key, value, fencing_token=token)).version
             except FencingError:
                 if not self.lost.is_set() and await self.current_holder() == self.holder:
-                    raise  # not a later holder: the key is protected by a token of another lock
+                    raise  # the lock has no later holder: the key is protected by a token of another lock
             finally:
                 await self._release_quietly()
 
@@ -227,7 +228,7 @@ class Lease:
             try:
                 entry = await self._client.get(self.name, timeout_s=_RETRY_S)
             except UnavailableError as error:
-                failure = _describe(error)  # the time was over before the first request was sent
+                failure = _describe(error)  # the time limit passed before the first request was sent
         if failure:
             return UnavailableError(what, applied=False, why=failure, do="try again when the store is reachable")
         left = ""
@@ -249,7 +250,7 @@ class Lease:
     async def _try(self, timeout_s: float | None = None) -> tuple[Hlc, float] | None:
         """Send one SET; return the token and the time until which the lock is held, or None if another holds it."""
         loop = asyncio.get_running_loop()
-        # Counted from before the request: the store starts counting later.
+        # Measured from before the request: the store starts measuring later.
         held_until = loop.time() + self.ttl_ms / 1000
         self._requesting = True
         result = await self._client.set(
@@ -277,7 +278,7 @@ class Lease:
     async def _wait_for_release(self) -> tuple[Hlc, float]:
         async with self._client.observe(self.name) as changes:
             while True:
-                # After the observation began, so that a release before the wait is not missed.
+                # Try after the observation has begun, so that a release before the wait is not missed.
                 acquired = await self._try()
                 if acquired is not None:
                     return acquired
@@ -352,7 +353,7 @@ class LeaderElection:
         client: a connected state store client.
         name: the election's key, whose value is the leader.
         candidate: identifies this candidate among all candidates.
-        ttl_ms: how long the leadership lasts after the last renewal if the leader dies.
+        ttl_ms: time from the last renewal after which the leadership expires if the leader dies.
     """
 
     def __init__(
@@ -378,7 +379,8 @@ class LeaderElection:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this candidate is the leader, as far as it knows; write with the token nevertheless."""
+        """Whether this candidate is the leader according to its last renewal, which may be outdated: always write with
+        the token."""
         return self._lease.token is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Observations of a client: begun and ended at the store, restored after a lost connection."""
+"""Observations of a client: begin and end them at the store, restore them after a lost connection."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Observations:
             self._resumes = False  # a store without the extension
             return False
         except StateStoreError:
-            return False  # its history does not go back that far
+            return False  # the history does not reach that version
         return True
 
     async def _stop(self, observed: ObservedKey) -> None:

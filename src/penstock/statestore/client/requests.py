@@ -1,9 +1,9 @@
 """Requests of a state store client: timestamps, correlation of responses, and errors.
 
 Each request carries a hybrid logical clock value greater than all values that the client sent or received. The store
-rejects one that is more than a minute ahead of its own clock; a clock that is behind does not matter. With
-``server_clock`` the timestamps contain no time of this machine: they follow the newest version received from the store,
-which preserves causal order and is never ahead of the store.
+rejects a value that is more than a minute ahead of its own clock; values behind it are accepted. With ``server_clock``
+the timestamps contain no time of this machine: they follow the newest version received from the store, which preserves
+causal order and is never ahead of the store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TIMED_OUT: Final = "408"
 _WITH_VALUE: Final = frozenset(("SET", "VDEL"))
 """Commands with a value, which may be too large."""
 _WARN_AGAIN_MS: Final = 3_600_000
-"""A wrong clock is reported once per hour."""
+"""Interval of reports of a wrong clock, in ms."""
 
 
 class RequestClock:
@@ -56,8 +56,8 @@ class RequestClock:
     def behind_ms(self) -> int | None:
         """Lead of the newest received version over this machine's clock, in ms; None: none received.
 
-        A lower bound of how far the clock of the store, or of another client, is ahead. Negative values mean little,
-        because a version may be old.
+        This is a lower bound of the lead of the clock of the store, or of another client. A negative value gives no
+        information, because a version may be old.
         """
         return None if self._newest is None else self._newest.wall_ms - self._newest_at
 
@@ -66,7 +66,7 @@ class RequestClock:
         now_ms = 0 if self._server_clock else self._wall_ms()
         if not self._server_clock and self._value.wall_ms - now_ms > MAX_DRIFT_MS:
             # The machine's clock was set back: timestamps after the old time would be rejected until it is reached
-            # again. Starting over is safe, because the store assigns the versions, in increasing order.
+            # again. Starting at the new time is safe, because the store assigns the versions, in increasing order.
             self._value = Hlc(0, 0, self._value.node)
         self._value = self._value.ticked(now_ms)
         return self._value
@@ -86,7 +86,7 @@ class RequestClock:
         try:
             self._value = self._value.merged(version, now_ms)
         except RemoteProtocolError as error:
-            # The response is valid all the same.
+            # The response is valid nevertheless.
             if self._warned_at is None or now_ms - self._warned_at > _WARN_AGAIN_MS:
                 self._warned_at = now_ms
                 _log.warning("%s", error)
@@ -131,8 +131,8 @@ class RequestSender:
     ) -> tuple[bytes, Hlc | None]:
         """Send a request and wait for its response; return the payload and its version.
 
-        Errors name the command and key in ``named`` (default: the first two of ``args``), and the extension of the
-        store that the request needs: ``extension``, by default that of the command.
+        Errors contain the command and key in ``named`` (default: the first two of ``args``), and the ``extension`` of
+        the store that the request needs (default: that of the command).
 
         Raises:
             StateStoreError: the store rejected the request.
@@ -229,7 +229,7 @@ class RequestSender:
 
 
 def _not_sent(named: tuple[str, bytes], error: LocalProtocolError) -> LocalProtocolError:
-    """The error of a request that the server's Maximum Packet Size does not permit; other errors unchanged."""
+    """Return the error for a request that exceeds the server's Maximum Packet Size; return other errors unchanged."""
     if error.why is None or "Maximum Packet Size" not in error.why:
         return error
     command, key = named

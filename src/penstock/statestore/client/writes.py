@@ -29,7 +29,7 @@ __all__ = ["BatchWriter", "Write", "as_bytes", "as_key"]
 T = TypeVar("T")
 
 BATCH_WRITES: Final = 256
-"""Writes per BATCH: enough to make the request's own cost small; they occupy the store for some milliseconds."""
+"""Writes per BATCH: enough to make the fixed cost of a request small; they occupy the store for some milliseconds."""
 BATCH_BYTES: Final = 256 * 1024
 """Size limit of a BATCH; a larger write is sent alone."""
 CONCURRENT_BATCHES: Final = 4
@@ -41,7 +41,7 @@ them further."""
 _RESERVED_BYTES: Final = 4096
 """Part of the broker's packet size that is reserved for topic and properties."""
 _ARGUMENT_OVERHEAD: Final = 16
-"""Overhead of an argument, at most."""
+"""Maximum overhead of an argument in bytes."""
 _SINGLE_KEY_ERRORS: Final = (
     StoreError.NOT_AUTHORIZED,
     StoreError.FENCE_REQUIRED,
@@ -181,7 +181,7 @@ class _WriteCall:
         return sorted(left, key=lambda piece: piece.start)
 
     async def singly(self, pieces: Iterable[range]) -> None:
-        """Execute each write of ``pieces`` as a request, those of one key in order."""
+        """Execute each write of ``pieces`` as a request, in order for each key."""
         by_key: dict[bytes, list[int]] = {}
         for piece in pieces:
             for place in piece:

@@ -20,9 +20,9 @@ command:
 
 Where the command needs it: a new error is a member of ``StoreError`` (``statestore/codec/errors.py``) and a row of
 ``_KINDS`` (``statestore/errors.py``) with what a user does about it; a command whose answer depends on the value
-requires Read with ``strict_read`` (:meth:`Command.access`); BATCH accepts the verbs of ``_BATCH_VERBS``, which clients
-build in ``statestore/client/writes.py``. A shell command is in ``cli/kv.py``, its test in
-``tests/unit/cli/test_kv_store.py``; ``docs/state-store/clients.md`` and ``command-line.md`` describe both clients.
+requires the permission Read if ``strict_read`` is set (:meth:`Command.access`); BATCH accepts the verbs of
+``_BATCH_VERBS``, which clients build in ``statestore/client/writes.py``. A shell command is in ``cli/kv.py``, its test
+in ``tests/unit/cli/test_kv_store.py``; ``docs/state-store/clients.md`` and ``command-line.md`` describe both clients.
 
 An argument list is parsed into a :class:`Command` or an error; if several errors apply, the first of syntax, command,
 arity and key length is returned, and the engine checks the rest (authorization, timestamp, token, condition, quota).
@@ -83,7 +83,7 @@ class Verb(StrEnum):
     PTTL = "PTTL"
     BATCH = "BATCH"
 
-    __hash__ = str.__hash__  # the enum's hash is Python code, and would run for every request
+    __hash__ = str.__hash__  # the hash of an enum is Python code, which would run for every request
 
 
 class Extension(Flag):
@@ -344,7 +344,8 @@ def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Com
 
 
 def _parse_elements(payload: bytes, extensions: Extension) -> Command | StoreError:
-    """Compiled variant of :func:`parse`, without a list of the arguments, which would cost as much as their parsing.
+    """Variant of :func:`parse` for the compiled form, without a list of the arguments, which would cost as much as
+    parsing them.
 
     The whole array is read first, since its errors have precedence.
     """
@@ -369,7 +370,7 @@ def _parse_elements(payload: bytes, extensions: Extension) -> Command | StoreErr
 
 
 def _spec_at(payload: bytes, start: i64, end: i64) -> CommandSpec | None:
-    """Return the command with the name ``payload[start:end]``."""
+    """Return the row of the command with the name ``payload[start:end]``."""
     size = end - start
     if size < 3:
         return None
@@ -401,7 +402,8 @@ def _parse(
 ) -> Command | StoreError:
     """Parse ``count`` arguments: the verb described by ``spec``, ``key``, ``first`` and ``rest``; empty if missing.
 
-    Branches instead of a table of functions, since compiled code calls functions directly, but table entries not.
+    Branches instead of a table of functions, since compiled code calls functions directly, but not the entries of a
+    table.
     """
     if spec is None or (spec.extension is not _PLAIN and not spec.extension & extensions):
         return StoreError.UNKNOWN_COMMAND
@@ -797,8 +799,8 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             "read several keys and their versions at one version of the store",
             extension=Extension.MGET,
             text="""
-            All keys are read at one version of the store, which is the version of the response: that of the newest
-            change of any key. The array has two elements per key, its value and its version as
+            All keys are read at one version of the store, which is the version of the response: every later change has
+            a greater one. The array has two elements per key, its value and its version as
             `milliseconds:counter:node`, or two nulls. At most 10,000 keys; the client must be allowed to read each of
             them.
             """,
@@ -813,8 +815,8 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             "read the values of several keys at one version of the store",
             extension=Extension.MGET,
             text="""
-            As [MGET](mget.md), with one element per key: its value, or null. It takes about half of the processing time
-            of MGET, for clients that need no versions.
+            Like [MGET](mget.md), with one element per key: its value, or null. For clients that need no versions: it
+            takes about half of the processing time of MGET.
             """,
             examples=(Example("one key exists, one does not", "MVALUES k none", _SET_KEY),),
         ),

@@ -14,7 +14,7 @@ from penstock.statestore.codec.errors import StoreError
 __all__ = ["DIALECTS", "HEADS", "OLDER", "PUBLISHED", "SDK", "Dialect"]
 
 HEADS: Final = 128
-"""Number of version lengths for which a dialect caches the preceding bytes."""
+"""Number of lengths of a version for which a dialect caches the preceding bytes of a response."""
 
 
 @final
@@ -69,7 +69,7 @@ class Dialect:
         self.status = status
         """Whether ``__stat``, ``__protVer`` and ``__srcId`` are sent, and other protocol versions are refused (505)."""
         self.delete_version = delete_version
-        """Whether the answer to DEL and VDEL and the notification of a delete have the version of the delete.
+        """True if the answer to DEL and VDEL and the notification of a delete have the version of the delete.
 
         Otherwise both have the version of the deleted value, as in the document: "this version is also returned on
         successful […] DEL", "the timestamp of the value when notifying a client about a DEL"."""

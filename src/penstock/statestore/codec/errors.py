@@ -11,11 +11,11 @@ __all__ = ["StoreError"]
 
 
 class StoreError(StrEnum):
-    """Error texts, exactly as clients compare them; sent as ``-ERR <text>``.
+    """Error texts, sent as ``-ERR <text>``. Clients compare them, so they must not be changed.
 
-    The first twelve are those of the document, in its order. The document has ``lower version that`` in the fourth; the
-    SDKs compare with ``than``, and the published dialect sends the text of the document. Texts after the twelfth are
-    specific to penstock: clients must handle unknown texts.
+    The first twelve are the texts of the protocol's document, in its order. The fourth has ``lower version that`` in
+    the document; the SDKs compare with ``than``, and the published dialect sends the text of the document. Texts after
+    the twelfth are specific to penstock: clients must handle unknown texts.
     """
 
     TIMESTAMP_TOO_FAR_AHEAD = (

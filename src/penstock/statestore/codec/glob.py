@@ -1,6 +1,6 @@
 """Patterns of SCAN, matched in time linear in the length of the key.
 
-``*`` matches any bytes, ``?`` one byte, ``[ab]`` and ``[0-9]`` one byte of a class, ``[!ab]`` one that is not in the
+``*`` matches any bytes, ``?`` one byte, ``[ab]`` and ``[0-9]`` one byte of a class, ``[!ab]`` one byte outside the
 class. ``[^ab]`` does *not* negate: ``^`` is a member. A backslash is an ordinary byte; ``[*]`` quotes. A ``]`` at the
 start of a class is a member of it, and an unclosed ``[`` is literal. The whole key must match.
 

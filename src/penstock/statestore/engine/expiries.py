@@ -1,4 +1,5 @@
-"""Expiry of keys: a heap of times. Stale entries stay until they are reached, or are the majority of the heap."""
+"""Expiry of keys: a heap of times. Stale entries are removed when they are reached, or when they are the majority of
+the heap."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from penstock.statestore.engine.record import Record
 __all__ = ["Expiries"]
 
 _SLACK: Final = 1024
-"""Number of stale entries that is tolerated. Each SET with PX adds an entry, also if the key is set again later;
-the heap is rebuilt when more than half of it is stale."""
+"""Number of stale entries that never cause a rebuild. Each SET with PX adds an entry, so a key that is set repeatedly
+leaves stale ones; the heap is rebuilt when more than half of it is stale."""
 
 
 class Expiries:

@@ -1,8 +1,7 @@
 """Observations of keys and prefixes (an extension), and the history of changes for resumed observations.
 
-The history is bounded; GET as of an older version reads it, too. It has all changes after the version
-``History.floor``. Its entries are the changes; the record of a key before its first entry is kept while the key has
-entries.
+The history is bounded; GET with ASOF also reads it. It has all changes after the version ``History.floor``. The record
+of a key before its first change in the history is stored while the history has changes of the key.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Observers:
         self._may_read = may_read
         self._keys: _Watched = {}
         self._prefixes: _Watched = {}
-        # Lengths of the prefixes, shortest first: a change looks up one slice of its key per length.
+        # Lengths of the prefixes, shortest first: for a change, one slice of its key per length is looked up.
         self._lengths: list[int] = []
         self.by_client: dict[str, set[tuple[bool, bytes]]] = {}
         """Observations of each client: whether it is a prefix, and key or prefix."""
@@ -74,7 +73,8 @@ class Observers:
             self._drop(client_id, name, prefix=prefix)
 
     def of(self, key: bytes) -> tuple[Observer, ...]:
-        """Return the observers of ``key``, each client once; an observation of the key itself sets the dialect."""
+        """Return the observers of ``key``, each client once; an observation of the key itself determines the
+        dialect."""
         single = self._keys.get(key)
         if not self._lengths and (not single or self._may_read is None):
             return tuple(single.items()) if single else ()
@@ -107,7 +107,7 @@ class Observers:
 
 
 class HistoryExpired(Exception):
-    """The history does not reach the requested version."""
+    """The history does not reach the requested version (exception inside the engine)."""
 
 
 class History:
@@ -143,7 +143,7 @@ class History:
         """Return the changes after ``version`` to the key, or to all keys with the prefix, in order.
 
         Raises:
-            OutOfReach: some of them may have been dropped.
+            HistoryExpired: some of them may have been dropped.
         """
         if version.position < self.floor.position:
             raise HistoryExpired
@@ -159,7 +159,7 @@ class History:
         """Return the record of ``key`` at ``version``; ``now``: its current record.
 
         Raises:
-            OutOfReach: the history does not reach the version.
+            HistoryExpired: the history does not reach the version.
         """
         after = version.position
         if now is not None and now.version.position <= after:

@@ -1,8 +1,8 @@
 """Quotas: limits of keys and bytes, in total and per principal.
 
-A key counts for the principal that created it until it is deleted or expires, even if others write it, like a file
-that counts for its owner. So a client that has used up its share can still acquire an existing lease. All anonymous
-clients are one principal, the owner "".
+A key counts towards the quota of the principal that created it until it is deleted or expires, even if others write it,
+like a file that counts towards the quota of its owner. So a client that has used up its share can still acquire an
+existing lease. All anonymous clients are one principal, the owner "".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The record of a key, a change to it, and the stored form of both."""
+"""The record of a key, changes of records, and the stored format of both."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Record:
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Change:
-    """Change of one key to ``record``, or its deletion if that is None.
+    """Change of one key to ``record``, or its deletion if ``record`` is None.
 
     ``version`` is the version of the change: that of the record, or a newer one for a delete. ``previous`` is the
     version of a deleted value; None for a SET, and for a change that a restart has read from the log. ``observers`` are
@@ -128,7 +128,7 @@ class Change:
         return f"<Change {'SET' if self.record is not None else 'DELETE'} {self.key!r} {self.version}>"
 
 
-# Stored format, big-endian: crc32 of the following bytes; expiry; version; fence (without a fence, wall clock and
+# Stored format, big-endian: CRC-32 of the following bytes; expiry; version; fence (without a fence, wall clock and
 # counter are 0 and the node id is empty); lengths of node id, fence node id and key; these three; the rest is the
 # value. If there is an owner, a zero byte and the owner follow the node id and are included in its length.
 _CHECKSUM: Final = Struct(">I")
@@ -159,7 +159,7 @@ def digest_of(key: bytes) -> bytes:
 
 
 def digest_of_deleted(key: bytes) -> bytes:
-    """Return :func:`digest_of` a deleted key, and remove it from the cache."""
+    """Return :func:`digest_of` for a deleted key, and remove it from the cache."""
     digest = _digests.pop(key, None)
     return blake2b(key, digest_size=32).digest() if digest is None else digest
 
@@ -255,7 +255,7 @@ class _Owner:
 
 @final
 class _LastOwner:
-    """The owner decoded last: consecutive records usually have the same."""
+    """The owner decoded last: consecutive records usually have the same owner."""
 
     __slots__ = ("owner",)
 
@@ -279,8 +279,8 @@ def _node_and_owner(name: bytes) -> _Owner:
     return _Owner(name, intern(node), intern(owner))
 
 
-# A change in the log of changes: crc32 of the following bytes; version; length of the writer; the writer; for a SET,
-# the record in the stored format; for a delete, a zero byte and the key.
+# Format of a change in the log of changes: CRC-32 of the following bytes; version; length of the writer; the writer;
+# for a SET, the record in the stored format; for a delete, a zero byte and the key.
 _CHANGE_HEAD: Final = Struct(">QQHB")
 _CHANGE_END: Final = _CHECKSUM.size + _CHANGE_HEAD.size
 

@@ -45,7 +45,7 @@ class AnswerKind(Enum):
     VALUE = "value"
     MISSING = "no such key"
     COUNT = "number of keys deleted or observations ended"
-    PAYLOAD = "what the command defines, encoded"
+    PAYLOAD = "an encoded response that the command defines"
     ERROR = "error"
 
 
@@ -56,7 +56,7 @@ class Answer:
 
     ``version`` is the version of the change or value; ``previous`` the version of a deleted value. Both are None if
     there is none, and always for a missing key, since for the Go SDK a version means that the key exists. ``missed``
-    are the changes to send after the answer, for a resumed observation; otherwise None.
+    are the changes to send after the answer, for a resumed observation; None for other commands.
     """
 
     __slots__ = ("count", "error", "kind", "missed", "previous", "value", "version")
@@ -187,7 +187,7 @@ class Fences:
         return prefix in self.floors or len(self.floors) < MAX_PREFIXES
 
     def lift(self, prefix: bytes, token: Hlc) -> bool:
-        """Raise the floor of ``prefix`` to ``token``; False if it is not lower than ``token``."""
+        """Raise the floor of ``prefix`` to ``token``; returns False if the floor is not lower than ``token``."""
         floor = self.floors.get(prefix)
         if floor is not None and floor >= token:
             return False
@@ -200,8 +200,8 @@ class Fences:
 def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
     """Return the prefix whose floor a SET raises (extension).
 
-    Other commands that write are refused with a prefix: ignoring it would leave the prefix open. Commands that read
-    ignore it, like the token.
+    Other commands that write are refused with a prefix: if they ignored it, the prefix would not be protected. Commands
+    that read ignore it, like the token.
     """
     prefix = context.fence_prefix
     if prefix is None or not command.spec.checks_fence:

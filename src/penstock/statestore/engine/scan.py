@@ -38,7 +38,7 @@ __all__ = [
 
 PAGE_KEYS: Final = MAX_SCAN_KEYS
 PAGE_BYTES: Final = 64 * 1024
-"""Maximum number of bytes of keys in a page, much less than the Maximum Packet Size of all known clients."""
+"""Maximum number of bytes of keys in a page, much less than the Maximum Packet Size of known clients."""
 PAGE_LOOKED_AT: Final = 10_000
 """Maximum number of keys compared for a page, about 5 ms; if few keys match, pages with a token are short or empty."""
 PAGE_EFFORT: Final = 10_000_000
@@ -80,8 +80,8 @@ class _Bucket:
 class KeyIndex:
     """The keys of ``stored`` in buckets, each with the keys of a range; the store reports new keys.
 
-    Removed keys stay until a page or a split reaches their bucket. No operation takes longer for more keys, except the
-    copy of the references to all keys at the start (10 ms for a million).
+    Removed keys stay until a page or a split reaches their bucket. The time of an operation does not depend on the
+    number of keys, except for the copy of the references to all keys at the start (10 ms for a million).
     """
 
     __slots__ = ("_added", "_buckets", "_starts", "_stored", "_unread", "abandoned")
@@ -214,7 +214,7 @@ class PageTokens:
 
 
 class Scanner:
-    """Pages of ``records``; the owner of ``records`` reports new keys, which costs nothing without scans.
+    """Pages of ``records``; the owner of ``records`` reports new keys. Without scans there is no index.
 
     ``secret``: see :class:`~penstock.statestore.engine.scan.PageTokens`.
     """
@@ -254,6 +254,6 @@ class Scanner:
         page = encode_array(keys)
         if last is None:
             return b"*1\r\n" + page
-        # An empty key means the start: no page was returned yet.
+        # An empty key is the start: no page was returned yet.
         shown = not last or readable(last)
         return b"*2\r\n" + page + encode_bulk(self._tokens.write(pattern, last, readable=shown))

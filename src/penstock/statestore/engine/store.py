@@ -1,4 +1,4 @@
-"""The state store as a pure engine: commands and times in, answers and changes out.
+"""The engine of the state store, which does no IO: executes commands and returns answers and changes.
 
 It keeps all keys in memory, assigns versions, checks fences and conditions, expires keys and manages observations. It
 uses neither clocks nor disks: the caller makes each :class:`Change` durable, notifies its observers, and then sends the
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
 
 Authorise = Callable[[Context, Access, bytes], bool]
-"""Whether a client has all the given permissions for a key. Called once per key, before any lookup."""
+"""Function that returns True if a client has all the given permissions for a key. Called once per key, before any
+lookup."""
 Executed = tuple[Answer, list[Change]]
 
 # Reading a member of an enum costs as much as a call: constants for the members that every request uses.
@@ -65,11 +66,11 @@ _VDEL: Final = Verb.VDEL
 _NEX: Final = Condition.NEX
 
 _REMOVALS: Final = 4095
-"""Mask of the removals after which the table of the keys is looked at."""
+"""Bit mask: after this many removals the size of the table of keys is checked."""
 _LEAST_TABLE: Final = 1 << 20
 _SPARSE: Final = 1000
-"""Bytes of a table for each of its keys beyond which it is rebuilt. A full one has 40 to 100, so a rebuild visits at
-most a tenth of the keys that there were."""
+"""Bytes per key beyond which the table of keys is rebuilt. A full table has 40 to 100, so a rebuild visits at most a
+tenth of the keys that the table has had."""
 
 _UNCHANGED: Final[list[Change]] = []
 _NEVER: Final = Hlc(0, 0, "")
@@ -89,9 +90,9 @@ class Engine:
             the store is always allowed.
         share: percentage of both quotas for the keys that one principal created, 0 = no limit per principal.
         authorise: None = all clients may do everything.
-        strict_read: NX, NEX and VDEL need Read and Write, since their answers reveal whether a guessed value is right.
-        extensions: enabled extensions. The caller restores history and fences.
-        secret: random bytes for the encryption of keys in SCAN tokens that the client may not read.
+        strict_read: NX, NEX and VDEL need Read and Write, since their answers reveal whether a guessed value is
+        correct. extensions: enabled extensions. The caller restores history and fences. secret: random bytes for the
+        encryption of keys in SCAN tokens that the client may not read.
     """
 
     def __init__(
@@ -117,11 +118,11 @@ class Engine:
         self.fences = Fences()
         self.history: History | None = None
         self.read_only = False
-        """No changes are accepted; expired keys are invisible."""
+        """True after a storage failure: no changes are accepted, and expired keys are invisible."""
         self.out_of_space = False
-        """SETs that need space are refused with the error of a quota."""
+        """True without disk space: SETs that need space are refused with the error of a quota."""
         self.logs_changes = False
-        """Every SET needs disk space, since it is also written to the log of changes."""
+        """True if every SET needs disk space, since it is also written to the log of changes."""
         self._authorise = authorise
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
@@ -327,8 +328,8 @@ class Engine:
         return Answer(_VALUE, value=record.value, version=record.version)
 
     def _get_many(self, command: Command, steady_ms: int) -> Answer:
-        """Return the value of each key or null, with MGET also its version or null. The version of the answer is that
-        of the newest change of any key."""
+        """Return the value of each key or null, with MGET also its version or null. The version of the answer is the
+        store's clock: no change after the read has a lower or equal version."""
         versions = command.verb is Verb.MGET
         parts = [b"*%d\r\n" % (len(command.keys) * (1 + versions))]
         missing = MISSING * (1 + versions)
@@ -352,7 +353,7 @@ class Engine:
         return _ERRORS[page] if isinstance(page, StoreError) else Answer(AnswerKind.PAYLOAD, value=page)
 
     def _present(self, key: bytes, steady_ms: int) -> Record | None:
-        """Return the record of ``key`` unless it has expired, whether or not the timer has removed it."""
+        """Return the record of ``key``; None if it has expired, even if the timer has not removed it yet."""
         record = self._records.get(key)
         return None if record is None or 0 < record.expires_at <= steady_ms else record
 
@@ -467,7 +468,8 @@ class Engine:
         return change
 
     def _shrink_table(self) -> None:
-        """Rebuild the table of the keys if most of it is unused: it grows by itself, and shrinks with new keys only."""
+        """Rebuild the table of keys if most of it is unused: a dict grows automatically, but shrinks only when keys are
+        added."""
         records = self._records
         if getsizeof(records) > _LEAST_TABLE + _SPARSE * len(records):
             items = list(records.items())

@@ -1,1 +1,2 @@
-"""The state store at a broker: executes requests, and sends answers and notifications after the commit."""
+"""The service of the state store: executes requests of a broker's clients, and sends answers and notifications after
+the commit."""

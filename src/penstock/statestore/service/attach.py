@@ -40,8 +40,8 @@ _SESSION_EXPIRY_S: Final = 3600
 
 _MAX_UNSENT: Final = 50_000
 """Responses and notifications that wait for the broker. Beyond it responses are dropped, so that their clients time
-out. Of the notifications, the newest per key and its newest deletion wait, for as many keys again; then observations
-end."""
+out. Of the notifications, the newest per key and its newest deletion wait, for the same number of keys; beyond that,
+observations end."""
 
 _PROBE_S: Final = 1.0
 """Time to wait for the response of another store before this one serves."""
@@ -105,7 +105,7 @@ class Attachment(Outlet):
     ) -> None:
         self.stats = AttachmentStats()
         self.ended: asyncio.Future[PenstockError] = asyncio.get_running_loop().create_future()
-        """Done when the client will not connect again; the error."""
+        """Future that completes with the error when the client will not connect again."""
         self._service = service
         self._probe = connect(client_id=f"{client_id}-probe")
         self._mqtt = connect(
@@ -200,7 +200,7 @@ class Attachment(Outlet):
         return True
 
     def undelivered_reason(self, _client_id: str, _topic: str) -> str:
-        """Return an empty text: only the PUBACK tells whether there are subscribers."""
+        """Return an empty text: only the PUBACK shows whether there are subscribers."""
         return ""
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
@@ -338,7 +338,8 @@ class Attachment(Outlet):
         self._short = self._short + 1 if monotonic_ms() - self._connected_ms < _SHORT_MS else 0
         taken_over = isinstance(error, RefusedError) and error.code == ReasonCode.SESSION_TAKEN_OVER
         if taken_over or self._short >= _SHORT_CONNECTIONS:
-            # Brokers need not send a reason; two clients that take over each other's session look like this.
+            # Brokers need not send a reason. Two clients that take over each other's session cause repeated short
+            # connections.
             self.ended.set_result(
                 RefusedError(
                     f"state store: another client took over the session of {self._mqtt.client_id!r}",
@@ -371,7 +372,7 @@ class Attachment(Outlet):
             code = await self._probe.publish(INVOKE, asked.payload, qos=1, properties=asked.properties)
             if code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
                 return
-            # There is a subscriber: another store, or this store's session of an earlier run.
+            # The topic has a subscriber: another store, or this store's session of an earlier run.
             try:
                 async with asyncio.timeout(_PROBE_S):
                     await answered.wait()
@@ -389,7 +390,7 @@ class _RemoteConnection:
 
     closing = False
     resumed = True
-    """It cannot be determined."""
+    """Always True, because it cannot be determined: a request with DUP counts as repeated."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id

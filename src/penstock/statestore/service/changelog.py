@@ -1,4 +1,4 @@
-"""Log of changes: its readers, their start positions, and its trimming.
+"""The log of changes: its readers, their start versions, and its trimming.
 
 The storage writes it in the commits of the changes. It has two readers: the history in memory (for observations that
 resume, and GET as of a version), which loads its tail at the start; and change capture, which continues after the last
@@ -70,7 +70,7 @@ class ChangeLog:
                 engine.history.restore(page.changes)
                 floor, complete = page.through, page.complete
         if self._capture is not None:
-            if self._capture.last > engine.clock:  # versions were repaired: capture twice rather than lose changes
+            if self._capture.last > engine.clock:  # after a repair of versions: capture changes twice
                 self._capture.rewind(start)
             last = self._capture.last
             tail = LogTail(0, last) if is_new else await asyncio.to_thread(storage.log_after, last)

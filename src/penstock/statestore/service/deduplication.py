@@ -2,7 +2,7 @@
 
 A client that lost its connection before it received PUBACK sends the request again, marked DUP [MQTT-4.4.0-1]. A second
 execution would report the lock that the client just acquired (NX) as held by another, count a deleted key as missing,
-and overwrite a newer value with an old one. The response to the first request waits in the client's session.
+and overwrite a newer value with an old one. The response to the first request is queued in the client's session.
 
 A request is identified by client, correlation data and timestamp: clients never use a timestamp twice, while some use
 the same correlation data for all requests. A request without a timestamp is not deduplicated.
@@ -30,7 +30,7 @@ _GENERATION: Final = 10_000
 """Writes per generation; the previous one is dropped. A client has 1024 requests in flight by default."""
 
 _PACKED: Final = 256
-"""Writes that are packed together."""
+"""Number of writes that are packed together."""
 
 
 @final
@@ -38,8 +38,8 @@ class _Generation:
     """Writes in order: client, correlation data and timestamp. Repetitions are rare, so the index is built for the
     first one and then extended.
 
-    They are stored by the hundreds in one object: small objects that outlive those that were allocated next to them
-    would keep the allocator from returning its arenas (120 MB after a load of 300,000 keys).
+    Hundreds of them are packed into one object: many small long-lived objects would keep the allocator from returning
+    its arenas (120 MB after a load of 300,000 keys).
     """
 
     __slots__ = ("_index", "_packed", "clients", "count", "last")
@@ -50,7 +50,7 @@ class _Generation:
         self.last = BytesWriter()
         """The writes that are not packed: sizes of correlation data and timestamp (-1: none), then both."""
         self.count = 0
-        """Writes that are packed."""
+        """Number of packed writes."""
         self._packed: list[tuple[str, bytes]] = []
         """Packed writes that are not in the index: the clients, separated by U+0000, which no client identifier has
         [MQTT-1.5.4-2], and ``last``."""

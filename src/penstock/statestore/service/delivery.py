@@ -100,7 +100,7 @@ class ResponseSender:
             request.settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self.unanswered(client_id, topic))
         if self.requests_observed:
             copy = response(topic, payload, properties_wire)
-            copy.replace_properties(copy.properties)  # read, so that the copy expires as well
+            copy.replace_properties(copy.properties)  # access the properties, so that the copy expires as well
             outlet.copy_to_subscribers(client_id, copy)
 
     def unanswered(self, client_id: str, topic: str) -> str:

@@ -61,19 +61,20 @@ class StoreAuthorizer(Protocol):
         ...
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
-        """Whether the client has all permissions in ``access`` for the key."""
+        """Return True if the client has all permissions in ``access`` for the key."""
         ...
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
-        """Whether the client may subscribe to the response topic that it names."""
+        """Return True if the client may subscribe to the response topic of its request."""
         ...
 
     def owner(self, context: Context) -> str:
-        """The principal whose quota counts keys created by the client; "": anonymous. Called once per connection."""
+        """Return the principal whose quota includes the keys created by the client; "": anonymous. Called once per
+        connection."""
         ...
 
     def has_high_priority(self, context: Context) -> bool:
-        """Whether the client is permitted to use ``$high_priority``."""
+        """Return True if the client is permitted to use ``$high_priority``."""
         ...
 
 
@@ -103,7 +104,7 @@ class ReadLog(Protocol):
 
 
 class Capture(Protocol):
-    """Receives every change of the store, in order, after the log on disk has it."""
+    """Receiver of all changes of the store, in order, each after the log on disk contains it."""
 
     @property
     def last(self) -> Hlc:
@@ -117,7 +118,7 @@ class Capture(Protocol):
     def resume(self, tail: LogTail, read: ReadLog, trim: Callable[[Hlc], None]) -> None:
         """Start with the log's changes after ``last``; ``read`` reads them, now and later.
 
-        ``trim(version)``: the capture no longer needs the log up to there.
+        ``trim(version)``: the capture no longer needs the log up to this version.
         """
         ...
 

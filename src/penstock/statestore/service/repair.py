@@ -44,7 +44,8 @@ class Renumbering:
     def record(self, old: Record, steady_ms: int) -> Record:
         """Return ``old`` with new version and fence. ``steady_ms``: current time of the clock of its expiry.
 
-        The wrong clock may also have set its expiry too late: it is limited to the original time to live.
+        The wrong clock may also have set the expiry too late: the remaining time is limited to the original time to
+        live.
         """
         fence = None if old.fence is None else self.version(old.fence)
         expires_at = old.expires_at

@@ -1,4 +1,4 @@
-"""Rows that a commit of the state store puts and deletes, encoded for every durable request.
+"""Encoding of the rows that a commit of the state store puts and deletes, for every durable request.
 
 :class:`~penstock.statestore.service.storage.Storage` describes the databases.
 """
@@ -63,7 +63,7 @@ CHANGES: Final = 4
 
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
 _crc32: Final = crc32
-"""A name of this module, since compiled code looks up an imported name at each call."""
+"""Assigned in this module, since compiled code looks up an imported name at each call."""
 _VERSION: Final = Struct(">QQ")  # key of a logged change, so that changes are sorted by version
 _GREATEST_VERSION: Final = b"\xff" * _VERSION.size
 
@@ -102,7 +102,7 @@ def put_logged(change: Change) -> Operation:
 
 
 def put_clock(name: bytes, clock: Hlc) -> Operation:
-    """Return the row ``name`` of ``meta`` with a version."""
+    """Return the row ``name`` of ``meta`` with the version ``clock``."""
     return PUT, META, name, _CLOCK.pack(clock.wall_ms, clock.counter, _clock_checksum(clock.wall_ms, clock.counter))
 
 
@@ -146,4 +146,4 @@ def decode_clock(stored: bytes | None) -> Hlc | None:
 
 def _clock_checksum(wall_ms: int, counter: int) -> int:
     """The checksum of both in decimal digits."""
-    return _crc32(f"{wall_ms}:{counter}".encode())  # compiled, printing into bytes costs half as much again
+    return _crc32(f"{wall_ms}:{counter}".encode())  # in compiled code, formatting as bytes takes 50 % longer

@@ -156,7 +156,7 @@ class StateStoreService(Service):
         self._recovered_clock = self._engine.clock
         """The greatest version before the start."""
         self._read = 0
-        """Number of the read to which the next two attributes, its times, belong."""
+        """Number of the read to which the times in the next two attributes belong."""
         self._now_ms = 0
         self._steady_ms = 0
 
@@ -333,7 +333,7 @@ class StateStoreService(Service):
         self._boot_offset = offset
         self._steady = self._since_boot
 
-    # Native methods, so that the path of a request has no generic calls.
+    # References to native methods, so that the path of a request has no generic calls.
 
     def _wall_now(self) -> int:
         return self._clock()
@@ -389,7 +389,7 @@ class StateStoreService(Service):
         ask = read_request(
             message.publish,
             message.client_id,
-            # A step of the wall clock before the answer leaves must not expire it.
+            # A step of the wall clock before the answer is sent must not expire it.
             steady_ms - now_ms + message.received_ms,
             steady_ms,
             self._forced,
@@ -420,7 +420,7 @@ class StateStoreService(Service):
         if command.verb is _KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0, steady_ms)
             return
-        if command.spec.checks_fence:  # it writes
+        if command.spec.checks_fence:  # the command writes
             if message.is_repetition and self._is_in_doubt(ask, command):
                 self._refuse(message, _in_doubt(ask, steady_ms), steady_ms)
                 return
@@ -490,7 +490,8 @@ class StateStoreService(Service):
         wait_for: int,
         steady_ms: int,
     ) -> None:
-        """Send an answer now or after the commit ``wait_for``, in the order of the answers to the same client."""
+        """Send an answer immediately or after the commit ``wait_for``, in the order of the answers to the same
+        client."""
         wait_for = self._writer.answer_waits_for(message.client_id, wait_for)
         if not wait_for or self.failure is not None:
             self._release(message, ask, answer, steady_ms, committed=not wait_for)
@@ -537,7 +538,7 @@ class StateStoreService(Service):
     def _refuse(self, message: Inbound, refusal: RejectedRequest, steady_ms: int) -> None:
         self.stats.refused += 1
         if refusal.disconnect:
-            # No PUBACK. Close only the connection of the request: the will of a reconnected client has none.
+            # Send no PUBACK. Close only the connection of the request; a will has none.
             message.disconnect(refusal.reason_code, refusal.reason)
         else:
             self._answer(message, refusal, None, 0, steady_ms)
@@ -548,7 +549,7 @@ class StateStoreService(Service):
         return is_in_doubt(ask.timestamp, self._recovered_clock, existing)
 
     def _notify(self, changes: list[Change], wait_for: int) -> None:
-        """Notify the observers of ``changes``, now or after the commit ``wait_for``."""
+        """Notify the observers of ``changes``, immediately or after the commit ``wait_for``."""
         for change in changes:
             if change.observers:
                 break

@@ -57,7 +57,7 @@ SCHEMA: Final = 3
 an owner."""
 
 PAGE_BYTES: Final = 4 << 20
-"""Number of bytes of the log of changes that are read at once, which blocks writes."""
+"""Number of bytes of the log of changes that are read in one step, which blocks writes."""
 
 _LAG: Final = Struct(">qI")  # ms, crc32 of them
 _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
@@ -110,7 +110,7 @@ class Storage:
         self._lag: int | None = None
 
     def open(self) -> StoredState:
-        """Open, check the schema, load everything except the log of changes, and check that.
+        """Open, check the schema, load everything except the log of changes, and check that log.
 
         Raises:
             StorageError: already open in this process, written by a newer version, or unreadable.
@@ -144,7 +144,7 @@ class Storage:
             self._lag = None
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Call ``tell``, in another thread, after a failed write-back to LMDB."""
+        """Register ``tell``, which is called in another thread after a failed write-back to LMDB."""
         self._environment.on_failure = tell
 
     def reusable_bytes(self) -> int:

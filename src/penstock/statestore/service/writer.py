@@ -1,4 +1,4 @@
-"""Writes the store's changes to disk, and releases the answers and notifications that wait for their commit.
+"""Write the store's changes to disk, and release the answers and notifications that wait for their commit.
 
 The service executes a request in memory and passes its changes to the writer. Every change that an answer waits for
 belongs to a numbered commit of the :mod:`~penstock.runtime.io.commit_queue`, which collects changes until it starts. An
@@ -96,7 +96,7 @@ class ChangeWriter(CommitClient[_Commit]):
         self._uncommitted: dict[bytes, int] = {}
         """Uncommitted keys, and the commit after which their values may be sent."""
         self._last_answer: dict[str, int] = {}
-        """The commit for which the last answer to each client waits."""
+        """The commit for which the last answer to each client waits, by client identifier."""
         self.waiting = 0
         """Number of answers that wait for a commit."""
 
@@ -135,7 +135,8 @@ class ChangeWriter(CommitClient[_Commit]):
         """
         queue = self.queue
         if queue.failure is not None:
-            # Only expiries get here: the keys are invisible to readers, and the next start removes them from disk.
+            # Only expiries reach this point: the keys are invisible to readers, and the next start removes them from
+            # disk.
             return 0
         uncommitted = self._uncommitted
         if self._memory:
@@ -226,7 +227,7 @@ class ChangeWriter(CommitClient[_Commit]):
         self._storage.commit(commit.changes, log=self._logs, clock=commit.clock, floor=commit.floor)
 
     def end_commit(self, commit: _Commit, failure: StorageError | None) -> None:
-        """Make the values of keys visible that wait for no later commit [CommitClient]."""
+        """Make the values of keys visible unless they wait for a later commit [CommitClient]."""
         self._responses.begin_answers()
         self._behind_running -= commit.behind
         if failure is not None:
@@ -263,7 +264,7 @@ class ChangeWriter(CommitClient[_Commit]):
         self.queue.request_within(_WRITE_BEHIND_S)
 
     def _selected(self, changes: list[Change], *, asked: bool) -> list[Change]:
-        """Return the changes to store; with a log, all of them, where keys that are not stored are marked."""
+        """Return the changes to store; if there is a log, all of them, with a mark on keys that are not stored."""
         persistence = self._persistence
         concerns: list[Change] = []
         custom = persistence.mode is PersistenceMode.CUSTOM

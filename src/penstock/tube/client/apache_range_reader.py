@@ -49,7 +49,7 @@ _ANSWERS: dict[MethodId, type[broker_pb2.RegisterResponseB2C | broker_pb2.Commit
     MethodId.COMMIT_OFFSET: broker_pb2.CommitOffsetResponseB2C,
 }
 _GROUPS = 16
-"""Maximum concurrent readers of one partition under one group; more wait."""
+"""Maximum concurrent readers of one partition under one group; further readers wait."""
 _STOPS_S = 1.0
 _OPTION = "tubemq.http"
 
@@ -137,7 +137,7 @@ class DirectConsumer(BrokerClient):
     def _ask(self, step: SendRequest) -> Answer:
         answer = self._call(step, signed=step.method is MethodId.PARTITION_REGISTER)
         if isinstance(answer, broker_pb2.RegisterResponseB2C) and answer.errCode == ErrCode.CERTIFICATE_FAILURE:
-            # The broker asks for the visit token, or has a newer one.
+            # The broker requires the visit token, or a newer one.
             self._token = self._ask_token()
             answer = self._call(step, signed=True)
         return answer
@@ -156,7 +156,7 @@ class DirectConsumer(BrokerClient):
                 return GetResult(*decode_get(payload))
             return decode(_ANSWERS[step.method], payload)
         except BaseException:
-            self.close()  # it may contain a partial response
+            self.close()  # the connection may contain a partial response
             raise
 
 
@@ -207,7 +207,8 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         )
 
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:  # noqa: ARG002
-        """``(end, count)`` of a range from ``start``, up to ``end``, with no more than ``max_messages`` messages.
+        """Return ``(end, count)`` of a range from ``start``, up to ``end``, with no more than ``max_messages``
+        messages.
 
         The broker does not count per partition: ``count`` is the number of messages of all partitions of the store, an
         upper bound.
@@ -225,7 +226,8 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         types: Collection[str] = (),  # noqa: ARG002 - filters of Apache's brokers only apply to messages in files
         data_start: int | None = None,
     ) -> Iterator[MessageBatch]:
-        """Exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches, of all types.
+        """Yield exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches, of all
+        types.
 
         ``data_start``: lower bound of the start of the range's data (``end_data`` of the bounds whose ``end`` is
         ``start``). With it, expired data are detected after the last batch; without it they are not detected.
@@ -280,7 +282,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         return _batch_of(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
 
     def _decode_each(self, fetched: FetchedMessages, ref: PartitionRef) -> MessageBatch:
-        """Create the batch of messages in another encoding than servers write."""
+        """Create the batch of messages in an encoding that servers do not write."""
         parsed = fetched.messages.parsed()
         spans = Spans.from_payloads([message.payLoadData for message in parsed])
         self._check(ref, spans, np.array([message.checkSum for message in parsed], np.int64))
@@ -297,7 +299,8 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
             )
 
     def _forget(self, group: str, topic: str) -> None:
-        """Delete the offset of ``group`` at the broker: each offset costs a file entry and a message per minute."""
+        """Delete the offset of ``group`` at the broker: each offset costs the broker a file entry and a message per
+        minute."""
         # Without a topic the broker removes only offsets in its files.
         wanted = {"groupName": group, "topicName": topic, "modifyUser": "penstock"}
         try:
@@ -310,6 +313,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
 
 
 def _batch_of(fetched: FetchedMessages, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> MessageBatch:
-    """The protocol has neither offsets nor append times: each message has the offset at which its get began."""
+    """Create the batch of a response. Apache's protocol has neither offsets nor append times: each message gets the
+    offset at which its get began."""
     offsets = np.full(len(flags), fetched.start, np.int64)
     return MessageBatch(offsets, np.empty(0, np.int64), flags, spans, reached=fetched.end, message_ids=ids)

@@ -45,7 +45,7 @@ Address = tuple[str, int]
 
 
 def parse_masters(text: str | Sequence[Address]) -> list[Address]:
-    """``host:port,host:port`` as addresses.
+    """Parse ``host:port,host:port`` as addresses.
 
     Raises:
         ConfigError: an item is not host:port.
@@ -101,7 +101,7 @@ _COUNTER = itertools.count(1)
 
 def new_client_id(kind: str, group: str | None = None) -> str:
     """Return a unique client id ``[group_]ip-pid-ms-number-kind-penstock-version``."""
-    # Executors of one machine image may have equal address, pid and time, hence random bits.
+    # Random bits, because executors of one machine image may have equal address, pid and time.
     number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
     tail = f"{_address()}-{os.getpid()}-{wall_clock_ms()}-{number}-{kind}-penstock-{__version__}"
     return tail if group is None else f"{group}_{tail}"

@@ -1,10 +1,10 @@
 """Connections of clients to masters and brokers: two transports over one request session.
 
 :class:`ClientConnection` (asyncio) has many requests in flight, and clients of one program share it through a
-:class:`ConnectionPool`; the requests of one turn of the event loop leave with one write. :class:`BlockingConnection`
+:class:`ConnectionPool`; the requests of one turn of the event loop are sent with one write. :class:`BlockingConnection`
 is for programs without an event loop.
 
-:mod:`penstock.tube.engine.client.request_session` has serial numbers, frames and time limits; this module has the
+:mod:`penstock.tube.engine.client.request_session` handles serial numbers, frames and time limits; this module has the
 sockets and timers.
 """
 
@@ -64,7 +64,7 @@ class ClientConnection(asyncio.Protocol):
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     def __repr__(self) -> str:
-        return f"<tube connection to {self.peer}>"  # the event loop logs it if the connection breaks
+        return f"<tube connection to {self.peer}>"  # event loops log it if a connection breaks
 
     @classmethod
     async def connect(
@@ -123,7 +123,7 @@ class ClientConnection(asyncio.Protocol):
     async def exchange(
         self, service: int, method: int, payload: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> bytes:
-        """As :meth:`call`, with encoded payloads."""
+        """Like :meth:`call`, with encoded payloads."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
 
         def done(outcome: Outcome) -> None:
@@ -141,7 +141,7 @@ class ClientConnection(asyncio.Protocol):
         return payload_of(outcome, method, self.peer)
 
     def abort(self) -> None:
-        """End the connection now; open requests fail."""
+        """End the connection immediately; open requests fail."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -152,7 +152,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     async def close(self) -> None:
-        """As :meth:`finish`, and wait for the end."""
+        """Like :meth:`finish`, then wait for the end."""
         if self._transport is not None:
             self.finish()
             await self._ended
@@ -160,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
     # --- asyncio.Protocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
+        transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._transport = transport
         self._tls = transport.get_extra_info("sslcontext")
         connection = transport.get_extra_info("socket")
@@ -310,7 +310,7 @@ class BlockingConnection:
         self._address = address
         self._tls = tls
         self._socket: socket.socket | None = None
-        self._session: RequestSession[PendingResponse]  # of the connection that is open
+        self._session: RequestSession[PendingResponse]  # state of the open connection
 
     def __enter__(self) -> Self:
         return self
@@ -322,7 +322,7 @@ class BlockingConnection:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
+        """True if the connection is open."""
         return self._socket is not None
 
     def close(self) -> None:
@@ -342,7 +342,7 @@ class BlockingConnection:
         return decode(kind, self.exchange(service, method, message, timeout_s=timeout_s))
 
     def exchange(self, service: int, method: MethodId, message: Message, *, timeout_s: float) -> bytes:
-        """As :meth:`call`; returns the encoded response."""
+        """Like :meth:`call`; returns the encoded response."""
         deadline = time.monotonic() + timeout_s
         pending = self.send(service, method, message, timeout_s=timeout_s)
         return self.receive(pending, timeout_s=deadline - time.monotonic())
@@ -369,9 +369,10 @@ class BlockingConnection:
         return pending
 
     def receive(self, pending: PendingResponse, *, timeout_s: float) -> bytes:
-        """Return the payload of the response to a request; wait at most ``timeout_s`` from now on.
+        """Return the payload of the response to a request; wait at most ``timeout_s`` from this call.
 
-        The request may have been sent long ago: the time limit covers only this call. Raises as :meth:`call`.
+        The request may have been sent long ago: the time limit covers only this call. Raises the errors of
+        :meth:`call`.
         """
         assert self._socket is not None, "close() abandons requests"
         session = self._session

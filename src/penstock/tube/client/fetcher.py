@@ -1,9 +1,9 @@
-"""Fetch the partitions of a consumer: a task for each one registers it, gets batches and releases it.
+"""Fetch the partitions of a consumer: a task per partition registers it, gets batches and releases it.
 
 At most one batch (the messages of one response) of a partition is in memory. With ``auto_confirm`` the next get commits
-it. Without, penstock's brokers, which commit at offsets, are read further while messages wait for their confirmation,
-and a commit names the offset after the last confirmed message. Apache's brokers commit whole batches: there the next
-get waits for the confirmation of the last message.
+it. Without it, partitions of penstock's brokers, which commit at offsets, are read further while messages wait for
+their confirmation, and a commit contains the offset after the last confirmed message. Apache's brokers commit whole
+batches: there the next get waits for the confirmation of the last message.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.tube.record import Record
 __all__ = ["Confirmation", "FetchSettings", "FetchedBatch", "Fetcher", "Message", "decode_messages"]
 
 READ = ServiceType.BROKER_READ
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.5  # before a broker that does not answer is tried again
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.5  # pause before a broker that does not answer is tried again
 # If a broker is unreachable for this time, the partition is reported to the master as released, which reassigns it.
 UNREACHABLE_S = 10.0
 # Maximum wait, when a partition is released, for the application to finish the current batch.
@@ -52,7 +52,7 @@ RELEASE_WAIT_S = 3.0
 
 
 class Message:
-    """One message. ``data`` and ``flag`` as stored; ``record`` decodes them (RemoteProtocolError if damaged).
+    """One message. ``data`` and ``flag`` are the stored ones; ``record`` decodes them (RemoteProtocolError if damaged).
 
     ``offset`` (in the index) and ``append_time_ms`` are None unless the consumer was created with ``with_offsets`` and
     the broker is penstock's.
@@ -152,7 +152,7 @@ class FetchedBatch:
         self.finished.set()
 
     def confirm(self) -> None:
-        """Confirm the batch: the next get commits it, unless it is committed."""
+        """Confirm the batch: the next get commits it, unless it is committed already."""
         if not self.revoked and not self.settled.is_set():
             self.consumer.confirmed()
             self.finished.set()
@@ -190,7 +190,7 @@ def decode_messages(
             damaged += 1
             continue
         if filters is not None and _msg_type(data, flag) not in filters:
-            continue  # a type with the same hash
+            continue  # another type with the same hash
         found.append(Message(partition, item.messageId, flag, data, offset, time_ms))
     return found, damaged
 
@@ -241,10 +241,10 @@ class Fetcher:
         self._report_lost = lost
         self._consumers: dict[Partition, tuple[PartitionConsumer, asyncio.Task[None]]] = {}
         self._in_hand: dict[Partition, FetchedBatch] = {}
-        self._unconfirmed: dict[Partition, FetchedBatch] = {}  # last batch of partitions that are read further
+        self._unconfirmed: dict[Partition, FetchedBatch] = {}  # last batch of each partition that is read further
         self._to_commit: dict[PartitionConsumer, Confirmation] = {}
         self._committing: dict[PartitionConsumer, asyncio.Task[None]] = {}
-        self._heartbeating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
+        self._heartbeating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat per broker at a time
         self._registered: dict[Partition, asyncio.Event] = {}
         # Gets without a response of released partitions: a partition is not registered again before the response has
         # arrived. Otherwise the broker would count its messages as delivered, and the next get would commit them.
@@ -256,7 +256,7 @@ class Fetcher:
         return [consumer for consumer, _ in self._consumers.values()]
 
     async def apply(self, orders: PartitionOrders) -> None:
-        """Release and assign partitions; return when each registration succeeded or failed for now."""
+        """Release and assign partitions; return when each registration has succeeded, or failed once."""
         settings = self._settings
         wait_s = min(RELEASE_WAIT_S, settings.apply_s)
         await asyncio.gather(*(self.release(partition, wait_s=wait_s) for partition in orders.release))
@@ -264,7 +264,7 @@ class Fetcher:
         for partition in orders.take:
             if partition in self._consumers:
                 registering = self._registered.get(partition)
-                if registering is not None:  # assigned again: a pause before "not held" is reported to the master
+                if registering is not None:  # assigned again: wait before "not held" is reported
                     waiting.append(registering.wait())
             else:
                 consumer = PartitionConsumer(
@@ -331,7 +331,7 @@ class Fetcher:
         await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._consumers)))
 
     async def commit(self, confirmation: Confirmation) -> None:
-        """Store the offset of a confirmation. Some brokers store it at the end of a batch only.
+        """Store the offset of a confirmation. Apache's brokers store it at the end of a batch only.
 
         Raises:
             UnavailableError: the offset is not stored, or the broker did not respond.
@@ -543,7 +543,7 @@ class Fetcher:
         except asyncio.CancelledError:
             if future.cancelled():
                 # The response is pending, and the next registration waits for it. (asyncio.shield would cost another
-                # future and a turn of the loop for every get.)
+                # future and another loop turn for every get.)
                 future = loop.create_future()
                 self._unanswered[partition] = future
                 future.add_done_callback(lambda done: self._answered(partition, done))

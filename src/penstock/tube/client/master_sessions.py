@@ -28,12 +28,12 @@ __all__ = ["MasterClient", "MemberSession", "ProducerSession"]
 
 M = TypeVar("M", bound=Message)
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before the partitions of a published topic are requested again
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # pause before the partitions of a published topic are requested again
 METADATA_S = 10.0  # interval at which a member that balances itself requests the existing partitions
 RETRY_S = 1.0
 NO_SUCH_TOPIC = "the master has no such topic"
 CLOSED_FOR_PRODUCERS = "it is closed for producers"
-"""Reasons why a topic has no partition, in the words of penstock's master (`engine.master.cluster`)."""
+"""Reasons why a topic has no partition, as sent by penstock's master (`engine.master.cluster`)."""
 
 
 class MasterClient:
@@ -49,7 +49,7 @@ class MasterClient:
     async def call(
         self, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> M:
-        """As :meth:`ClientConnection.call`; UnavailableError if no master responds."""
+        """Like :meth:`ClientConnection.call`; UnavailableError if no master responds."""
         last: UnavailableError | None = None
         for _ in self._masters:
             connection = None
@@ -83,7 +83,8 @@ class MasterClient:
 
 
 class ProducerSession:
-    """``heard(partitions)`` is called after each heartbeat with the partitions of all topics that are published.
+    """Session of a producer. ``heard(partitions)`` is called after each heartbeat with the partitions of all published
+    topics.
 
     ``settled(topic, error)`` is called with None when a topic has partitions, with an error after ``topic_timeout_s``.
     """
@@ -132,7 +133,7 @@ class ProducerSession:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Close the session; a master that does not receive this lets it expire."""
+        """Close the session; if the master does not receive this, the session expires."""
         with contextlib.suppress(PenstockError):
             await self._master.call(
                 MethodId.PRODUCER_CLOSE, self._routes.close(), master_pb2.CloseResponseM2P, timeout_s=2
@@ -229,7 +230,8 @@ class ProducerSession:
 
 
 class MemberSession:
-    """``refused(error)`` is called when the master rejects the member: its permissions or its group changed.
+    """Session of a group member. ``refused(error)`` is called when the master rejects the member because its
+    permissions or its group changed.
 
     ``timeout_s``: time limit of one request.
     """
@@ -270,7 +272,8 @@ class MemberSession:
         self._heart = asyncio.create_task(beating, name=f"tube-consumer-{member.client_id}")
 
     def wake(self) -> None:
-        """Send a heartbeat now, because there is something to report or the member chooses its partitions again."""
+        """Send a heartbeat immediately, because there is something to report or the member chooses its partitions
+        again."""
         self._wake.set()
 
     async def ask_metadata(self, member: ClientBalance) -> PartitionOrders:
@@ -288,7 +291,7 @@ class MemberSession:
             await asyncio.gather(self._heart, return_exceptions=True)
 
     async def close(self) -> None:
-        """Close the session; a master that does not receive this lets it expire."""
+        """Close the session; if the master does not receive this, the session expires."""
         with contextlib.suppress(PenstockError):
             await self._master.call(
                 MethodId.CONSUMER_CLOSE, self._member.close(), master_pb2.CloseResponseM2C, timeout_s=2

@@ -37,9 +37,9 @@ from penstock.tube.record import Record
 __all__ = ["PendingRecord", "SendOutcome", "SendResult", "Sender", "SenderSettings"]
 
 LEAST_REQUESTS = 16  # requests in flight to a broker that repeatedly reports that it has no room
-# Answers after which the same message may be stored later; a token that ran out is replaced by a heartbeat.
+# Answers after which the same message may be stored later; the next heartbeat renews an expired token.
 RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before a connection is tried again
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # pause before a connection is tried again
 BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only reduce the batch size
 
 
@@ -100,17 +100,17 @@ class PendingRecord:
         self.sequence = -1
         self.attempts = 0
         self.admitted = False
-        self.error: PenstockError | None = None  # of the last attempt
+        self.error: PenstockError | None = None  # state of the last attempt
         self.future = future
 
     @property
     def fixed(self) -> bool:
-        """Whether the record must be sent to the chosen partition."""
+        """True if the record must be sent to the chosen partition."""
         return self.partition is not None or self.key is not None
 
     @property
     def abandoned(self) -> bool:
-        """Whether the caller was cancelled or has the outcome."""
+        """True if the caller was cancelled or has the outcome."""
         return self.future.done()
 
 
@@ -131,7 +131,8 @@ class SenderSettings:
 
 
 class _BrokerState:
-    """The ``unanswered`` requests of a broker. ``since``: when it last answered, or the first was sent (loop time)."""
+    """The ``unanswered`` requests of a broker. ``since``: time (of the loop) at which it last answered, or at which the
+    first of them was sent."""
 
     __slots__ = ("late", "since", "timer", "unanswered")
 
@@ -143,9 +144,10 @@ class _BrokerState:
 
 
 class Sender:
-    """Sends records to their partitions. ``finish(record, outcome)`` is called once a record (twice is harmless).
+    """Sends records to their partitions. ``finish(record, outcome)`` is called for each record; a second call for a
+    record has no effect.
 
-    ``refresh()`` asks the master for the routes again; it may raise PenstockError.
+    ``refresh()`` requests the partitions from the master again; it may raise PenstockError.
     """
 
     def __init__(
@@ -228,7 +230,7 @@ class Sender:
         return queue
 
     def _configure(self, queue: PartitionQueue[PendingRecord], connection: ClientConnection) -> None:
-        """Use batches if the broker accepts them."""
+        """Choose between batches and single messages, as the broker supports."""
         settings = self._settings
         if connection.extensions:
             queue.batch = (settings.batch_messages, settings.batch_bytes)
@@ -307,7 +309,7 @@ class Sender:
                 self._stored(queue.succeeded(number), answer, target)
                 self._continue(queue)
                 return
-            # A sequence number that is not the next one: earlier records must be sent again, too.
+            # The sequence number is not the next one: earlier records must be sent again as well.
             retry = answer.errCode in RETRIABLE or answer.result.HasField("expectedSequence")
             error = RefusedError(
                 f"tube: broker {target.broker.address} refused a message for {target.key}: {answer.errMsg}",
@@ -356,7 +358,7 @@ class Sender:
         try:
             return routes.choose(message.topic, message.key, message.partition, monotonic_ms())
         except RefusedError:
-            return None  # the partition does not exist any more
+            return None  # the partition no longer exists
 
     def _stored(
         self, messages: list[PendingRecord], answer: broker_pb2.SendMessageResponseB2P, target: Partition
@@ -536,7 +538,7 @@ class Sender:
             connection.abort()
             raise
         except PenstockError:
-            return  # unknown: the responses to messages will show it
+            return  # unknown until the responses to messages show it
         if answer.HasField("result"):
             connection.extensions = answer.result.extensions
         elif answer.errCode == ErrCode.BAD_REQUEST:
@@ -553,7 +555,7 @@ class Sender:
         return [queue for queue in self._queues.values() if queue.target.broker.id == broker_id]
 
     async def _sweep(self) -> None:
-        """Check the time limits of records and idle connections; the connection has the time limits of responses."""
+        """Check the time limits of records and idle connections; connections check those of responses."""
         settings = self._settings
         pause = min(max(min(settings.request_timeout_s, settings.delivery_timeout_s) / 10, 0.01), 0.5)
         while True:
@@ -575,7 +577,7 @@ def _overflowed(message: PendingRecord) -> bool:
 
 
 def _order_error(target: Partition, error: PenstockError | None) -> PenstockError:
-    """Return the error of a record that is not retried because later ones are stored; ``error``: its last error."""
+    """Return the error of a record that is not retried because later records are stored; ``error``: its last error."""
     do = "send it again if the order does not matter, set reorder=True to do so always, or reduce max_in_flight"
     if isinstance(error, RefusedError):
         why = "later messages of the partition are stored: sending it again would change their order"

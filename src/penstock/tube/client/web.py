@@ -66,7 +66,7 @@ def call(
 ) -> list[dict[str, Any]]:
     """Call ``method`` of the master at ``address`` (HOST:PORT); return the rows of its response.
 
-    Errors name ``option``, with which the user sets the address.
+    Errors contain ``option``, with which the user sets the address.
 
     Raises:
         ConfigError: ``address`` is not an address.
@@ -85,7 +85,7 @@ def call_broker(
     timeout_s: float = TIMEOUT_S,
     login: WebLogin = _NO_LOGIN,
 ) -> list[dict[str, Any]]:
-    """As :func:`call`, for a broker."""
+    """Like :func:`call`, for a broker."""
     return _ask(address, _BROKER, option, method, parameters, timeout_s, login)
 
 
@@ -111,7 +111,7 @@ def _ask(
             why=str(error),
             do=f"write the HTTP address of a {server}: HOST:PORT, or https://HOST:PORT",
         ) from error
-    # Not urllib, which would send the token to a proxy that the environment names.
+    # Not urllib, which would send the token to a proxy set in the environment.
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     if scheme == "https":
         context = login.tls or ssl.create_default_context()
@@ -150,7 +150,7 @@ def _ask(
     if not ok:
         raise _refusal(server, address, option, int(answer.get("errCode", 0)), str(answer.get("errMsg", "")))
     for row in rows:
-        if isinstance(row, dict) and row.get("success") is False:  # some rows are bare names
+        if isinstance(row, dict) and row.get("success") is False:  # some rows are only names
             raise _refusal(server, address, option, int(row.get("errCode", 0)), str(row.get("errInfo", "")))
     return rows
 
@@ -167,7 +167,8 @@ def _not_administration(
 
 
 def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
-    """Return the server's refusal without the names of its methods, which the user of a command does not know."""
+    """Return the server's refusal as an error, without the names of HTTP methods, which users of the commands do not
+    see."""
     what, do = f"the {server} refused the request: {text.removeprefix('tube: ')}", None
     if code == _WRONG_CREDENTIALS:
         do = _DO_LOG_IN

@@ -11,7 +11,7 @@ from enum import IntEnum
 __all__ = ["EXTENSIONS", "ErrCode", "RebalanceOp", "remedy"]
 
 EXTENSIONS = 2
-"""Version of the extensions (fields 1000 and up) that penstock speaks; 2 added commits at an offset."""
+"""Version of the extensions (fields 1000 and up) that penstock implements; 2 added commits at an offset."""
 
 
 class ErrCode(IntEnum):
@@ -56,7 +56,7 @@ class RebalanceOp(IntEnum):
 
 _OTHER_GROUP = "the members of a group have the same topics, filters and balancing: use another group for this one"
 _REMEDIES: dict[int, str] = {
-    ErrCode.CERTIFICATE_FAILURE: "sign as a user of the cluster, with a clock that is right within 20 s: user and "
+    ErrCode.CERTIFICATE_FAILURE: "sign as a user of the cluster, with a clock that differs by less than 20 s: user and "
     "password (--username and --password-file of a command)",
     ErrCode.TOPIC_NOT_DEPLOYED: "create the topic first",
     ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE: _OTHER_GROUP,

@@ -1,4 +1,4 @@
-"""Messages of a get response that stay encoded until their first use, and are then decoded together."""
+"""Messages of a get response that are decoded together on their first use."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, Encoded
 
 
 def _message_bounds(answer: bytes, start: int) -> list[int] | None:
-    """Offsets of the consecutive messages from ``start`` on, and the end of the last; None: one is incomplete."""
+    """Return the offsets of the consecutive messages from ``start`` on, and the end of the last one; None if one is
+    incomplete."""
     edges = [start]
     position, end = start, len(answer)
     try:

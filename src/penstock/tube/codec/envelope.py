@@ -47,7 +47,7 @@ FATAL = 2
 
 
 class Request:
-    """A decoded request. ``timeout`` in ms, None if absent (the Java server then never answers; penstock does).
+    """A decoded request. ``timeout`` in ms, None if absent (the Java server then never answers, penstock's servers do).
 
     ``payload`` is the encoded message of ``method``; ``version`` and ``service`` are 0 if absent. ``start``: offset of
     the payload in the frame body, -1 if the body does not have the usual form.
@@ -83,7 +83,8 @@ class Request:
 
 
 class Response:
-    """A decoded response: ``status`` 0 success with ``method`` and ``payload``, else ``exception`` and ``text``."""
+    """A decoded response: ``status`` 0: success, with ``method`` and ``payload``; otherwise with ``exception`` and
+    ``text``."""
 
     __slots__ = ("exception", "flag", "method", "payload", "serial", "service", "status", "text", "trailing", "version")
 
@@ -258,7 +259,7 @@ def response_head(method: int, size: int) -> bytes:
 def encode_error(exception: str, text: str, *, version: int = PROTOCOL_VERSION, fatal: bool = False) -> bytes:
     """Encode an ERROR (or FATAL) response for a requester of protocol ``version``.
 
-    ``#`` is removed from the text, because the Java client cuts there.
+    ``#`` is removed from the text, because the Java client truncates the text there.
     """
     header = pb.ResponseHeader(status=pb.ResponseHeader.FATAL if fatal else pb.ResponseHeader.ERROR)
     if not fatal:
@@ -299,7 +300,7 @@ def _usual_request(body: bytes) -> tuple[int, int | None, int, int, int] | None:
 
 
 def _prefix(body: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Start and end of the length-prefixed message at ``position``."""
+    """Return start and end of the length-prefixed message at ``position``."""
     length, start = decode_varint(body, position)
     end = start + length
     if end > len(body):

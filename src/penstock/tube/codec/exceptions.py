@@ -1,4 +1,4 @@
-"""Exceptions on the wire: the Java class name in an ERROR or FATAL response is protocol.
+"""Exceptions on the wire: the Java class name in an ERROR or FATAL response is part of the protocol.
 
 The Java client loads the class by its name and throws it; the C++ client looks for the substring ``StandbyException``.
 Older clients know older package names, so the name depends on the requester's protocol version.
@@ -42,7 +42,8 @@ def name_for(version: int, name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return an exception's class name as words: ``org.x.ServiceStoppingException`` is "service stopping"."""
+    """Return a readable form of an exception's class name: "service stopping" for
+    ``org.x.ServiceStoppingException``."""
     kind = name.rpartition(".")[2].removesuffix("Exception")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind).lower() or "it gives no reason"
 

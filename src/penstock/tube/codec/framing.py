@@ -52,7 +52,7 @@ _FULL_BLOCK = _LENGTH.pack(BLOCK_SIZE)
 def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
     """Encode a frame around ``body`` (1 byte or more). ``serial`` is an unsigned 32-bit number.
 
-    ``one_block``: the receiver accepts blocks of any length, which is the fastest form for it.
+    ``one_block``: write a single block, for receivers that accept any length and process it fastest.
 
     Raises:
         LocalProtocolError: the body is empty, or longer than readers accept.
@@ -129,7 +129,7 @@ def _unsigned(data: bytes, at: i64) -> i64:
 
 
 class FrameDecoder:
-    """Decodes received bytes into frames ``(serial, body)``, however they are split; linear in the bytes received.
+    """Decodes received bytes, split in any way, into frames ``(serial, body)``, in linear time.
 
     Holds at most one incomplete frame, whose body has at most `MAX_FRAME_BYTES`. Serial numbers are unsigned 32-bit.
     """
@@ -146,7 +146,7 @@ class FrameDecoder:
 
     @property
     def held(self) -> int:
-        """Bytes of an incomplete frame."""
+        """Number of bytes of an incomplete frame."""
         return self._have + self._size
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
@@ -197,8 +197,8 @@ class FrameDecoder:
                 position = self._whole(data, position, frames)
                 have = end - position
                 if have < 12:
-                    # Each byte of the token is checked when it arrives: in one piece and in several, a violation is
-                    # found at the same byte.
+                    # Each byte of the token is checked when it arrives, so that a violation is found at the same byte
+                    # regardless of splits.
                     self._need = 12 if have >= 4 else have + 1
                     self._check_token(data[position : position + 4])
                     return position
@@ -243,7 +243,7 @@ class FrameDecoder:
         return position
 
     def _whole_bytewise(self, data: bytes, position: i64, frames: list[tuple[int, bytes]]) -> int:
-        """As :meth:`_whole`, by a loop over bytes."""
+        """Like :meth:`_whole`, with a loop over bytes."""
         size: i64 = len(data)
         while position + 16 <= size:
             if _unsigned(data, position) != _TOKEN or _unsigned(data, position + 8) != 1:
@@ -265,7 +265,7 @@ class FrameDecoder:
         self._left = blocks
 
     def _check_token(self, token: bytes) -> None:
-        # Also checks a part of the token: the first byte identifies a client of another protocol.
+        # A part of the token is checked as well: the first byte identifies a client of another protocol.
         if not BEGIN_TOKEN.startswith(token):
             raise RemoteProtocolError(
                 f"tube: the frame begins with {token.hex()!r}, not with {BEGIN_TOKEN.hex()!r}",

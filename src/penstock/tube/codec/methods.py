@@ -58,7 +58,8 @@ class MethodId(IntEnum):
 
 
 class Method(NamedTuple):
-    """One row of the table. ``name`` is the reference's own; ``services`` the service types that may carry it."""
+    """One row of the table. ``name`` is the name in Apache's implementation; ``services`` are the service types that
+    may carry it."""
 
     id: MethodId
     name: str

@@ -2,8 +2,8 @@
 
 A get response contains each message as field 4 (`storage.record` writes it). If their metadata are in columns
 (``range.columns``, from :func:`describe`), the numbers before the payloads are decoded as columns too, and one checksum
-covers everything: a step per message would cost more than all other work of a batch reader. Messages in any other form
-than that of penstock's brokers are decoded with protobuf.
+covers everything: decoding each message separately would cost more than all other work of a batch reader. Messages in
+any other form than that of penstock's brokers are decoded with protobuf.
 
 Instead of messages a response may contain unverified records of the log's file (``asStored``): the client verifies each
 record by its stored checksum, and the broker does not read their contents.
@@ -78,7 +78,7 @@ _GROUPS = [np.uint64(0x7F << 7 * number) for number in range(5)]
 
 
 class Columns(NamedTuple):
-    """Position of the payload of each message, ``[start, end)`` in the response, and its flag.
+    """Positions of the payloads, ``[start, end)`` in the response, and the flags of all messages.
 
     ``ids`` and ``sums``: positions of the varints of its id and checksum, for :func:`ids_of` and :func:`sums_of`.
     """
@@ -117,7 +117,8 @@ def records_head(size: int) -> bytes:
 
 
 def records_start(answer: bytes, position: int) -> int | None:
-    """Return the start of the records whose field begins at ``position`` and ends the response; None without them."""
+    """Return the start of the records whose field begins at ``position`` and ends the response; None if there are
+    none."""
     if not answer.startswith(_RECORDS, position):
         return None
     size, start = decode_varint(answer, position + len(_RECORDS))
@@ -151,7 +152,7 @@ def messages_start(answer: bytes) -> int:
         if tag == _MESSAGES or answer.startswith(_RECORDS, position):
             return position
         position += 1
-        if tag >= 0x80:  # a field above 15: the number of the tag continues
+        if tag >= 0x80:  # a field number above 15: the tag has another byte
             while position < end and answer[position] >= 0x80:
                 position += 1
             position += 1
@@ -181,7 +182,7 @@ def decode_columns(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | N
     start = begins[0]
     inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
     ok &= (data[begins] == _MESSAGES) & (after_length + inner == ends)
-    after_length = np.where(ok, after_length, start)  # the others are ignored below, but need a valid value
+    after_length = np.where(ok, after_length, start)  # the other values are ignored below, but must be valid
     ok &= data[after_length] == _ID
     after_id, whole = _skip(answer, after_length + 1)
     ok &= whole & (_at(data, after_id) == _CHECKSUM)
@@ -250,7 +251,7 @@ class MessageDecoder:
 
 
 def _decode_columns_bytewise(answer: bytes, begins: bytes, ends: bytes) -> Columns | None:
-    """As :func:`decode_columns`; the positions are encoded."""
+    """Like :func:`decode_columns`, with encoded positions."""
     decoder = MessageDecoder()
     count: i64 = len(begins)
     at: i64 = 0

@@ -19,8 +19,7 @@ M = TypeVar("M", bound=Message)
 
 
 MAX_ITEMS = 20_000
-"""Maximum items of a repeated text field: more than the partitions of any known peer, and bounds the time of
-decoding."""
+"""Maximum items of a repeated text field: more than the partitions of any known peer; limits the time of decoding."""
 
 
 class _TextField(NamedTuple):

@@ -61,17 +61,17 @@ GROUP_RULE = "a letter, then letters, digits, '_' and '-': 2 to 1,024 in all"
 
 
 def java_trim(text: str) -> str:
-    """``String.trim()``: removes characters up to the blank at both ends, and no others."""
+    """``String.trim()``: removes characters up to U+0020 at both ends, and no others."""
     return text.strip(_BLANK)
 
 
 def valid_topic(name: object) -> TypeGuard[str]:
-    """Return whether ``text`` is a valid topic name: a letter, then 1 to 63 word characters."""
+    """Return True if ``name`` is a valid topic name: a letter, then 1 to 63 word characters."""
     return isinstance(name, str) and len(name) <= 64 and _TOPIC.fullmatch(name) is not None
 
 
 def valid_group(name: object) -> TypeGuard[str]:
-    """Return whether ``text`` is a valid group name: a letter, then 1 to 1023 word characters or ``-``."""
+    """Return True if ``name`` is a valid group name: a letter, then 1 to 1023 word characters or ``-``."""
     return isinstance(name, str) and len(name) <= 1024 and _GROUP.fullmatch(name) is not None
 
 
@@ -81,7 +81,7 @@ def partition_ids(partitions: int, stores: int) -> list[int]:
 
 
 def ipv4_to_int(address: str) -> int:
-    """A dotted IPv4 address as the signed int32 of ``sentAddr``; 0 for anything else (a host name, IPv6)."""
+    """Return a dotted IPv4 address as the signed int32 of ``sentAddr``; 0 for other text (a host name, IPv6)."""
     pieces = address.split(".")
     if len(pieces) != 4 or not all(piece.isascii() and piece.isdigit() and int(piece) < 256 for piece in pieces):
         return 0
@@ -90,7 +90,7 @@ def ipv4_to_int(address: str) -> int:
 
 
 class BrokerInfo(NamedTuple):
-    """An entry of brokerInfos and brokerConfigList: ``id:host:port``; a blank stands for the default port."""
+    """An entry of brokerInfos and brokerConfigList: ``id:host:port``; a blank means the default port."""
 
     id: int
     host: str
@@ -103,7 +103,7 @@ class BrokerInfo(NamedTuple):
 
     def format(self) -> str:
         """Format the text in messages, with a blank for port 8123."""
-        # With the blank, because the Java client requires three items.
+        # The blank is written because the Java client requires three items.
         return f"{self.id}:{self.host}: " if self.port == DEFAULT_BROKER_PORT else self.address
 
     @classmethod

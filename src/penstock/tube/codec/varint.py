@@ -43,7 +43,7 @@ def encode_varint(value: int) -> bytes:
 
 
 class RisingVarints:
-    """Encodes numbers of 63 bits that increase in small steps: usually only the lowest 14 bits change."""
+    """Encodes ascending numbers of 63 bits: between two of them usually only the lowest 14 bits change."""
 
     __slots__ = ("_rest", "_upper")
 
@@ -52,7 +52,7 @@ class RisingVarints:
         self._rest = b""
 
     def encode(self, value: i64) -> bytes:
-        """``value`` (0 or more) as :func:`encode_varint` encodes it."""
+        """Encode ``value`` (0 or more) like :func:`encode_varint`."""
         if value < 16384:
             return _TABLE[value]
         upper = value >> 14

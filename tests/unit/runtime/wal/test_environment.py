@@ -91,7 +91,7 @@ def test_a_log_without_its_data_is_no_new_store(tmp_path: Path, durability: Dura
     if emptied:
         (path / "data.mdb").touch()
     for _ in range(2):  # the first try leaves nothing that would hide it from the second
-        with pytest.raises(StorageError, match=r"data\.mdb knows of no log") as caught:
+        with pytest.raises(StorageError, match=r"data\.mdb has no position of a log") as caught:
             _Store(path, durability)
         assert "restore the whole directory from one copy; or move log-* away" in str(caught.value.do)
     for log in path.glob("log-*"):

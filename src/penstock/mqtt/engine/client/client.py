@@ -1,4 +1,5 @@
-"""The client without IO: operations go in, bytes and events come out; it survives network connections.
+"""The client engine, which does no IO: takes operations and received bytes, returns bytes and events. It outlives
+network connections.
 
 After each call the shell handles :meth:`ClientEngine.take_events` and sends the result of
 :meth:`ClientEngine.take_output`. Operations have a token of the caller, which :class:`OperationDone` returns.
@@ -220,7 +221,8 @@ class ClientEngine:
     # Operations
 
     def publish(self, publish: Publish, token: object, now: int, *, since: int | None = None) -> None:
-        """Send a QoS 1 or 2 message as soon as connection and Receive Maximum allow; the answer comes with ``token``.
+        """Send a QoS 1 or 2 message as soon as connection and Receive Maximum allow; its :class:`OperationDone` has the
+        ``token``.
 
         Its message expiry runs from ``since`` (default: now): it is sent with the remaining interval, or given up.
         """
@@ -243,7 +245,7 @@ class ClientEngine:
         self._outgoing.unsubscribe(topic_filters, properties, token, now)
 
     def acknowledge(self, publish: Publish, now: int, reason_code: int = 0) -> None:
-        """Acknowledge a received message, which its owner has handled."""
+        """Acknowledge a received message after its owner has handled it."""
         self._incoming.acknowledge(publish, reason_code, now)
 
     def authenticate_again(self, token: object, now: int) -> None:
@@ -270,7 +272,7 @@ class ClientEngine:
             return self._outgoing.next_expiry or None
         if not self._keep_alive_ms:
             return None
-        # Also while the client sends: a client that only sends QoS 0 would not notice a lost connection.
+        # Also while the client sends: a client that only sends QoS 0 would not detect a lost connection.
         silent_since = min(self._outbox.last_sent, self._last_received)
         return self._ping_sent + PING_GRACE_MS if self._ping_sent else silent_since + self._keep_alive_ms
 

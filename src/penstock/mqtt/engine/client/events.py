@@ -27,7 +27,7 @@ class ConnectRefused:
 
 @dataclass(slots=True)
 class OperationDone:
-    """An operation is done: reason codes (one of a publish, else one per filter) and the server's Reason String.
+    """An operation is done: reason codes (one for a publish, otherwise one per filter) and the server's Reason String.
 
     ``error`` is set if the client gave up: the protocol or the server's capabilities forbid it, or the message expired.
     """

@@ -1,8 +1,9 @@
 """Messages that a client receives: topic aliases, Receive Maximum, acknowledgements in order, QoS 2 exactly once.
 
 The owner acknowledges a message with :meth:`Incoming.acknowledge`, unless the client acknowledges automatically.
-Acknowledgements are sent in the order of the messages, whatever the order of the calls [MQTT-4.6.0-2], [MQTT-4.6.0-3].
-Receive Maximum is the backpressure: a server stops sending while that many messages are not acknowledged.
+Acknowledgements are sent in the order of the messages, regardless of the order of the calls [MQTT-4.6.0-2],
+[MQTT-4.6.0-3]. Receive Maximum is the backpressure: a server stops sending while that many messages are not
+acknowledged.
 
 Source: MQTT 5.0 sections 3.3.2.3.4, 4.3, 4.6, 4.9.
 """
@@ -55,7 +56,7 @@ class Incoming:
         self._exactly_once: dict[int, Publish | None] = {}
         """QoS 2 messages of the session up to their PUBREL; None after the owner acknowledged them."""
         self._awaiting_release: set[int] = set()
-        """Identifiers of those on this connection after PUBREC, which count towards Receive Maximum."""
+        """Identifiers of QoS 2 messages of this connection after PUBREC, which count towards Receive Maximum."""
         self._resent = 0
         """Messages repeated on this connection. Mosquitto 2.0 exceeds Receive Maximum by that many."""
 
@@ -113,7 +114,8 @@ class Incoming:
             receipt.code = code
             self._acknowledge_settled(now)
         elif publish.qos == 2 and self._exactly_once.get(packet_id) is publish:
-            # Settled between two connections: if the server sends it again, it gets PUBREC and is not delivered again.
+            # Acknowledged between two connections: if the server sends the message again, it is answered with PUBREC
+            # and not delivered again.
             if code < 0x80:
                 self._exactly_once[packet_id] = None
             else:

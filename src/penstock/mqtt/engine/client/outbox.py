@@ -9,7 +9,8 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Encoded packets in order. ``last_sent``: when the last one was added, in ms; keep alive counts from there."""
+    """Encoded packets in order. ``last_sent``: time at which the last one was added, in ms; keep alive is measured from
+    it."""
 
     __slots__ = ("last_sent", "pieces")
 

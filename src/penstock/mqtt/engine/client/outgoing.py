@@ -1,8 +1,8 @@
 """Operations of a client without an answer: messages at QoS 1 and 2, SUBSCRIBE, UNSUBSCRIBE.
 
-They survive network connections. After a CONNACK with Session Present 1, PUBREL and PUBLISH (with DUP) are sent again
-in their order [MQTT-4.4.0-1]; otherwise messages are sent as new ones and subscriptions are created again. A QoS 2
-message after its PUBREC belongs to the server: it is reported as done, because sending it again would duplicate it.
+Operations outlive network connections. After a CONNACK with Session Present 1, PUBREL and PUBLISH (with DUP) are sent
+again in their order [MQTT-4.4.0-1]; otherwise messages are sent as new ones and subscriptions are created again. A QoS
+2 message after its PUBREC belongs to the server: it is reported as done, because sending it again would duplicate it.
 
 Source: MQTT 5.0 sections 4.3, 4.4, 4.6, 4.9; 3.3.2.3.4 for topic aliases.
 """
@@ -412,7 +412,7 @@ class Outgoing:
 
 
 def _bound(operation: _Operation) -> bool:
-    """Return whether the server may have the QoS 2 message: then it is completed, expired or not.
+    """Return True if the server may have the QoS 2 message: it is then completed even if it has expired.
 
     [MQTT-4.3.3-7]; if its identifier were reused, the server would drop another message.
     """

@@ -29,7 +29,7 @@ class AliasesIn:
         self._topics: dict[int, tuple[str, bytes]] = {}
 
     def resolve(self, publish: Publish, alias: int) -> None:
-        """Register the alias of a message with a topic; set the topic of one without.
+        """Register the alias of a message with a topic; set the topic of a message without one.
 
         Raises:
             RemoteProtocolError: 0x94 above the maximum, 0x82 for an alias that was not set.
@@ -50,7 +50,7 @@ class AliasesIn:
 class AliasesOut:
     """Topic aliases of the broker: one for each of the first topics, up to the client's maximum [MQTT-3.3.2-11].
 
-    Aliases are not reassigned: with more topics than aliases that would cost as many bytes as it saves.
+    Aliases are not reassigned: with more topics than aliases this would cost as many bytes as it saves.
     """
 
     __slots__ = ("_maximum", "_numbers")
@@ -60,7 +60,7 @@ class AliasesOut:
         self._numbers: dict[bytes, int] = {}
 
     def find(self, topic_wire: bytes) -> tuple[int, bool]:
-        """Return the alias and whether the client knows it; 0 for none. Call :meth:`set` after a new one was sent."""
+        """Return the alias (0 for none) and whether it was sent before. Call :meth:`set` after sending a new one."""
         number = self._numbers.get(topic_wire)
         if number is not None:
             return number, True

@@ -108,10 +108,10 @@ class BrokerConnection(ConnectionState):
         self._change: _SubscriptionRequest | None = None
         """SUBSCRIBE or UNSUBSCRIBE that is continued in the next share."""
         self._credit: i64 = 0
-        """Work of the last packet beyond the share of its turn, as a negative number, subtracted from later turns."""
+        """Work of the last packet beyond the share of its turn, as a negative number, which later turns make up for."""
         self.unread = False
-        """The share of this turn is used up before all received bytes: the shell calls :meth:`proceed` in the next
-        turn."""
+        """True if the share of this turn was used up before all received bytes were handled: the shell calls
+        :meth:`proceed` in the next turn."""
 
     # Input
 
@@ -119,7 +119,7 @@ class BrokerConnection(ConnectionState):
         """Handle received bytes, within this turn's share of work; see :attr:`unread`.
 
         ``now``: monotonic ms; ``wall_ms``: wall clock, for the services. Work beyond the share is subtracted from later
-        turns, so that a client with expensive packets gets no more than others (deficit round robin).
+        turns, so that a client with expensive packets gets the same share as others (deficit round robin).
         """
         self.unread = False
         if self.closing:
@@ -164,8 +164,9 @@ class BrokerConnection(ConnectionState):
                 elif packet_type == _PUBLISH:
                     sent: i64 = stats.publishes_sent
                     handle_publish(self, session, decoder.publish(), now, wall_ms)
-                    # Eight receivers count as one unit: the message is encoded once. With a whole unit each, shares
-                    # would be so short that most of the time went into writes of a few messages to many receivers.
+                    # Eight receivers count as one unit: the message is encoded once. With one unit for each, shares
+                    # would be so short that most of the time would be spent on writes of a few messages to many
+                    # receivers.
                     sent = stats.publishes_sent - sent
                     broker.work -= sent - (sent >> 3)
                 elif packet_type == _PUBACK and decoder.packet_id:
@@ -205,7 +206,7 @@ class BrokerConnection(ConnectionState):
         for exchange in (self._handshake, self._reauthentication):
             if exchange is not None:
                 exchange.withdraw()
-        self._handshake = self._reauthentication = None  # this frees the CONNECT and later packets too
+        self._handshake = self._reauthentication = None  # frees the CONNECT and later packets as well
 
     # Packets
 
@@ -283,7 +284,7 @@ class BrokerConnection(ConnectionState):
 
     def _handle_held(self, held: list[Packet], now: int) -> None:
         wall_ms = now + self.broker.wall_offset
-        self.broker.reads += 1  # received during authentication: they count as arriving now
+        self.broker.reads += 1  # received during authentication: the time of arrival is now
         try:
             for packet in held:
                 session = self.session
@@ -297,7 +298,8 @@ class BrokerConnection(ConnectionState):
             self._fail(e, now)
 
     def _handle_packet(self, session: Session, packet: Packet, end: i64, now: int) -> None:
-        """Handle packets other than PUBLISH, on an accepted connection; topic filters until the work is ``end``."""
+        """Handle packets other than PUBLISH on an accepted connection. Topic filters are handled until the work is
+        ``end``."""
         if isinstance(packet, PubRec):
             code = session.pubrec(packet.packet_id, packet.reason_code, now)
             if code >= 0:
@@ -324,8 +326,8 @@ class BrokerConnection(ConnectionState):
     def _change_subscriptions(self, session: Session, change: _SubscriptionRequest, end: i64, now: int) -> bool:
         """Handle topic filters of SUBSCRIBE or UNSUBSCRIBE until the work is ``end``; return whether all are handled.
 
-        The answer follows the last one. The rest is handled by :meth:`proceed`, before other packets: a packet with
-        10,000 filters takes many turns.
+        The answer is sent after the last filter. :meth:`proceed` handles the remaining ones before other packets: a
+        packet with 10,000 filters takes many turns.
         """
         broker, packet, codes = self.broker, change.packet, change.codes
         if isinstance(packet, Subscribe):
@@ -416,6 +418,6 @@ class BrokerConnection(ConnectionState):
             and decoder.protocol_name in (b"MQTT", b"MQIsdp")
         ):
             # CONNACK of MQTT 3.1.1 with return code 1 [MQTT-3.1.2-2 of MQTT 3.1.1]: older clients and bridges of other
-            # brokers then retry with another level; they do not understand another form.
+            # brokers then retry with another level; they do not understand CONNACK of MQTT 5.
             self.out.write(b"\x20\x02\x00\x01")
         self.close()

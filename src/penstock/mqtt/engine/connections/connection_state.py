@@ -75,8 +75,8 @@ class PendingAck(Inbound):
     """A message whose PUBACK or PUBREC waits for ``waiting`` services, or for an earlier acknowledgement.
 
     The first service receives this object, each other service a separate one that calls :meth:`record`.
-    ``acknowledger`` is the connection that sends the acknowledgement. At QoS 2 it may be a later connection than the
-    message's, if the client repeats the message while services still process it.
+    ``acknowledger`` is the connection that sends the acknowledgement. At QoS 2 it may be a later connection than that
+    of the message, if the client repeats the message while services still process it.
     """
 
     __slots__ = (
@@ -113,9 +113,9 @@ class PendingAck(Inbound):
         self.reason_string = ""
         self.waiting: i64 = waiting
         self.enqueued = False
-        """Whether it is in the connection's queue; False while services still receive the message."""
+        """True if the acknowledgement is in the connection's queue; False while services still receive the message."""
         self.gate = 0
-        """Number of the commit that it also waits for; 0: none."""
+        """Number of the commit that the acknowledgement also waits for; 0: none."""
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """Record the result of the first service [Inbound.settle]."""
@@ -287,7 +287,7 @@ class ConnectionState(PacketWriter):
                 self.hold()
             return
         if self.unacknowledged + len(self.open_qos2) < self.receive_maximum:
-            return  # an upper bound, since a QoS 2 message may be in both
+            return  # an upper bound: a QoS 2 message may be counted in both
         waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
         if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
             raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)

@@ -1,4 +1,5 @@
-"""CONNECT to CONNACK, and re-authentication: authenticates with the Access, then creates or resumes the session.
+"""Handshake from CONNECT to CONNACK, and re-authentication: the Access authenticates the client, then the session is
+created or resumed.
 
 The decision may take time. Packets that arrive earlier are held, within the size limit for unauthenticated clients;
 with an Authentication Method only AUTH and DISCONNECT are allowed before CONNACK [MQTT-3.1.2-30].
@@ -46,13 +47,13 @@ class _Exchange:
     def __init__(self, connection: ConnectionState, access: Access | None, credentials: Credentials) -> None:
         self._access = access
         self._asked = 0
-        """Number of requests to the Access; an answer to an earlier one is ignored."""
+        """Number of requests to the Access; answers to earlier requests are ignored."""
         self._challenge: Challenge | None = None
         self.connection = connection
         self.credentials = credentials
 
     def begin(self, now: int) -> None:
-        """Ask the Access."""
+        """Request a decision from the Access."""
         if self._access is None:
             if self.credentials.method is not None:  # [MQTT-4.12.0-1]
                 text = "no enhanced authentication here"
@@ -199,7 +200,7 @@ class Reauthentication(_Exchange):
 
 
 def _auth(reason_code: int, method: str, data: bytes | None) -> Auth:
-    """Create an AUTH of the broker, which always has the method [MQTT-4.12.0-5]."""
+    """Create an AUTH of the broker, which always contains the method [MQTT-4.12.0-5]."""
     return Auth(int(reason_code), Properties(authentication_method=method, authentication_data=data))
 
 
@@ -285,7 +286,7 @@ def _will_problem(will: Will, rights: Rights | None, topic_refusal: int) -> tupl
 
 
 _USUAL_CONNACKS: Final[dict[tuple[bool, int, int, int], bytes]] = {}
-"""Encoded CONNACKs with no properties but limits, by Session Present and these limits: encoding one costs as much as
+"""Encoded CONNACKs whose only properties are limits, by Session Present and these limits: encoding one costs as much as
 the rest of CONNECT."""
 
 

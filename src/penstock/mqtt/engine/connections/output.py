@@ -50,7 +50,7 @@ PUBLISH_REASONS: Final[dict[int, str]] = {
     ReasonCode.NOT_AUTHORIZED: "this client is not allowed to publish to this topic",
     ReasonCode.TOPIC_NAME_INVALID: "the topic is too long, has too many levels, or belongs to the broker",
     ReasonCode.QUOTA_EXCEEDED: "a queue is full, or the client exceeds its publish rate",
-    ReasonCode.PAYLOAD_FORMAT_INVALID: "the payload is not the UTF-8 that its Payload Format Indicator promises",
+    ReasonCode.PAYLOAD_FORMAT_INVALID: "the payload is not UTF-8, although its Payload Format Indicator is 1",
 }
 """Reason Strings of PUBACK and PUBREC, unless a service sets its own."""
 
@@ -106,7 +106,7 @@ class UncommittedOutput:
         self._pieces: deque[tuple[int, bytes]] = deque()
         self.bytes = 0
         self.first_is_connack = False
-        """The first piece is the CONNACK: the client does not know yet that it is connected."""
+        """True if the first piece is the CONNACK, so the client is not connected yet."""
 
     def add(self, gate: int, data: bytes) -> None:
         """Keep ``data`` until commit ``gate`` is done."""
@@ -169,14 +169,14 @@ class PacketWriter(SessionConnection):
         self.throttled = False
         """Whether the output limit of this turn is reached; a later turn continues."""
         self.waits_for_turn = False
-        """Whether it is one of the throttled connections of :class:`Outbound`."""
+        """True if the connection is one of the throttled connections of :class:`Outbound`."""
         self.out = BytesWriter()
         self.uncommitted: UncommittedOutput | None = None
         """Output that waits for its commit."""
         self.dirty = False
         """Whether there is output to flush."""
         self.later = False
-        """Whether there is output of messages with many receivers, of which a turn writes a share."""
+        """True if there is output of messages with many receivers, which is written in shares per turn."""
         self.left = False
         """Whether the client sent DISCONNECT, after which it sends nothing."""
         self.holds = 0
@@ -339,7 +339,7 @@ class PacketWriter(SessionConnection):
         return True
 
     def puback(self, packet_id: i64, code: i64, reason_string: str = "") -> None:
-        """Answer a QoS 1 message."""
+        """Queue a PUBACK, the answer to a QoS 1 message."""
         if code == 0 or self.version != 5:
             self._send_short(0x40020000 | packet_id)
         elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out >= 5:
@@ -355,21 +355,21 @@ class PacketWriter(SessionConnection):
             self.send(PubAck(packet_id, code, self.problem_text(text)))
 
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
-        """Answer a QoS 2 message."""
+        """Queue a PUBREC, the answer to a QoS 2 message."""
         if code == 0 or self.version != 5:
             self._send_short(0x50020000 | packet_id)
         else:
             self.send(PubRec(packet_id, code, self.problem_text(reason_string or PUBLISH_REASONS.get(code, ""))))
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
-        """Release a QoS 2 message of the broker."""
+        """Queue a PUBREL for a QoS 2 message of the broker."""
         if code == 0 or self.version != 5:
             self._send_short(0x62020000 | packet_id)
         else:
             self.send(PubRel(packet_id, code, self.problem_text(IDENTIFIER_REASONS.get(code, ""))))
 
     def pubcomp(self, packet_id: int, code: int = 0) -> None:
-        """Complete a QoS 2 message of the client."""
+        """Queue a PUBCOMP, which completes a QoS 2 message of the client."""
         if code == 0 or self.version != 5:
             self._send_short(0x70020000 | packet_id)
         else:
@@ -426,11 +426,11 @@ class Outbound:
     def end_read(self, *, unread: bool = False) -> None:
         """Send the output of the connection whose input was handled, unless it waits for a commit.
 
-        One write for all packets of a read, without the cost of :meth:`flush`. ``unread``: the rest of the read is
-        handled in the next turn, so the output is written by the flush, after the messages to other clients: if a part
-        of a publisher's window were acknowledged earlier, the next window would arrive in parts, each of them a write
-        to every receiver. A finished read is acknowledged at once: with one message in flight that increases the rate
-        by half, and doubles the delay of delivery.
+        This is one write for all packets of a read, without the cost of :meth:`flush`. ``unread``: the rest of the read
+        is handled in the next turn, so the flush writes the output, after the messages to other clients. If a part of a
+        publisher's window were acknowledged earlier, the next window would arrive in parts, each of which causes a
+        write to every receiver. A finished read is acknowledged immediately: with one message in flight this increases
+        the rate by half, and doubles the delay of delivery.
         """
         connection, self.reading = self.reading, None
         if connection is None or not connection.dirty:
@@ -443,7 +443,7 @@ class Outbound:
             or connection.closing
             or connection.throttled
             or unread
-            or connection.gate  # also while earlier output waits for its commit
+            or connection.gate  # even while earlier output waits for its commit
         ):
             self.mark(connection)
         else:
@@ -452,7 +452,8 @@ class Outbound:
     def end_connection(self) -> bool:
         """Whether the connection whose input was handled can be closed at once, without :meth:`flush`.
 
-        Its client sent DISCONNECT, and has all output. :meth:`end_read` has nothing to do then.
+        This is the case if its client sent DISCONNECT and all output was written. :meth:`end_read` need not be called
+        then.
         """
         connection = self.reading
         if connection is None or not connection.left or len(connection.out) or connection.uncommitted is not None:

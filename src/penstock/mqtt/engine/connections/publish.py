@@ -1,4 +1,4 @@
-"""PUBLISH and PUBREL of a client: check, route, pass to services, acknowledge.
+"""Handlers of PUBLISH and PUBREL: check, route, pass to services, acknowledge.
 
 QoS 2 is exactly once: the session holds the identifier from the PUBLISH to its PUBREL, across connections; a repetition
 is acknowledged but not routed [MQTT-4.3.3-10].
@@ -98,7 +98,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         if journal.awaited_changes != awaited_changes:
             gate = journal.number
     if connection.closing:
-        return  # the client's own queue was full: nothing may follow DISCONNECT [MQTT-3.14.4-1]
+        return  # disconnected because its own queue was full: no packet may follow DISCONNECT [MQTT-3.14.4-1]
     if gate:
         connection.gate = gate
     if qos == 1:
@@ -152,7 +152,7 @@ def _pass_to_services(
 
 
 def _hold_identifier(connection: ConnectionState, session: Session, packet_id: int, code: int) -> None:
-    """Hold the identifier of an accepted QoS 2 message until PUBREL; free that of a refused one."""
+    """Hold the identifier of an accepted QoS 2 message until PUBREL; free the identifier of a refused message."""
     if code < 0x80 or connection.version != 5:
         session.incoming[packet_id] = None
         if session.journal is not None:
@@ -236,7 +236,8 @@ def handle_pubrel(connection: ConnectionState, session: Session, packet: PubRel)
     else:
         del session.incoming[packet_id]
         if session.journal is not None:
-            # A client that has PUBCOMP uses the identifier again; a crash must not make that message a repeat.
+            # A client that has PUBCOMP uses the identifier again; after a crash that message must not be taken for a
+            # repetition.
             session.journal.incoming_done(packet_id)
             session.hold_output(connection)
     connection.open_qos2.discard(packet_id)

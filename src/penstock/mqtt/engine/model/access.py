@@ -1,8 +1,8 @@
 """The interface between the broker and access control: authentication and authorization.
 
-Pure: an :class:`Access` is called in the broker's thread and must not block. A slow check (a password hash in a worker,
-an exchange of tokens) answers later, through the callback. The permissions of a session are cached in its
-:class:`Rights` until :meth:`penstock.mqtt.engine.broker.Broker.policies_changed`.
+An :class:`Access` is called in the broker's thread and must not block. A slow check (a password hash in a worker, an
+exchange of tokens) calls the callback later. The permissions of a session are cached in its :class:`Rights` until
+:meth:`penstock.mqtt.engine.broker.Broker.policies_changed`.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Origin:
 
     ``listener`` and ``address`` (of the peer, without its port) may be empty. ``publish_rate`` and ``publish_burst``:
     the listener's limits in place of those of the broker; rate 0: none. Not changed after its creation. Neither this
-    class nor :class:`Credentials` is a dataclass: every connection has one of both, and creating the dataclasses
-    took a tenth of its instructions.
+    class nor :class:`Credentials` is a dataclass: every connection has one of each, and creating the dataclasses took a
+    tenth of the instructions of a connection.
     """
 
     __slots__ = ("address", "certificate", "listener", "publish_burst", "publish_rate")
@@ -107,7 +107,7 @@ LOCAL: Final = Origin()
 
 
 class Credentials:
-    """Credentials of a CONNECT. ``client_id`` is final: an empty one was replaced by an assigned one.
+    """Credentials of a CONNECT. ``client_id`` is final: an empty identifier was replaced by an assigned one.
 
     ``method`` and ``data``: enhanced authentication. ``previous``: the principal in a re-authentication, where only
     ``data`` is new; the granted principal must have its name, and may be the same object with updated attributes.
@@ -149,7 +149,8 @@ class Credentials:
         self.user_properties = user_properties
         self.previous = previous
         self.withdraw: Callable[[], None] | None = None
-        """Set by an Access that answers later: called once if the connection ends before that, to save the work."""
+        """Set by an Access that answers later: called once if the connection ends before the answer, so that the check
+        can be dropped."""
 
     def renew(self, data: bytes | None, previous: Principal) -> Credentials:
         """Return the credentials of a re-authentication."""

@@ -1,4 +1,4 @@
-"""Events of single clients that operators need to know by name: full queues, rate limits, denied requests.
+"""Events that operators see per client: full queues, rate limits, denied requests.
 
 The engine counts them where they happen, never on the path of a message that is delivered; the shell collects them
 every few seconds, and writes logs and warnings.
@@ -34,11 +34,12 @@ OTHERS: Final = ""
 """Client identifier of the event that counts for all clients beyond the limit."""
 
 MAX_CLIENTS: Final = 100
-"""Clients with an event of one kind between two collections; the events of further ones are counted together."""
+"""Clients with an event of one kind between two collections; the events of further clients are counted together."""
 
 
 class ClientEvent:
-    """``count`` events of one kind of one client. ``owner``: name of its principal, else its user name; may be ""."""
+    """``count`` events of one kind of one client. ``owner``: name of its principal, otherwise its user name; may be
+    ""."""
 
     __slots__ = ("client_id", "count", "detail", "kind", "owner")
 

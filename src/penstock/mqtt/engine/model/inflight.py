@@ -1,6 +1,6 @@
 """QoS 1 and 2 messages in flight, by packet identifier.
 
-A hash table with chaining whose hash is the identifier itself: identifiers are assigned in turn, so the messages in
+A hash table with chaining whose hash is the identifier itself: identifiers are assigned in sequence, so the messages in
 flight fill neighbouring slots, and a slot with more than one message is rare.
 """
 
@@ -33,10 +33,10 @@ class InflightEntry:
 
 
 class Inflight:
-    """Entries in flight. The owner bounds their number to less than 65,535, and knows their class.
+    """Entries in flight. The owner limits their number to less than 65,535, and casts them to their class.
 
-    Identifiers go round, so that a late acknowledgement of an old message does not hit a new one. Not generic: mypyc
-    checks each access to the attributes of a generic class.
+    Identifiers are assigned cyclically, so that a late acknowledgement of an old message does not match a new one. Not
+    generic: mypyc checks each access to the attributes of a generic class.
     """
 
     __slots__ = ("_last", "_mask", "_order", "_slots", "bytes", "count")
@@ -54,7 +54,7 @@ class Inflight:
         return self.count
 
     def assign(self, entry: InflightEntry) -> i64:
-        """Add an entry under a free packet identifier, and return that."""
+        """Add an entry under a free packet identifier, and return the identifier."""
         packet_id = self._last + 1
         mask = self._mask
         slots, slot = self._slots, packet_id & mask
@@ -89,7 +89,7 @@ class Inflight:
         self.put_back(entry)
 
     def put_back(self, entry: InflightEntry) -> None:
-        """Add an entry that was removed, with its identifier and its place in the order."""
+        """Add a removed entry again, with its identifier and its position in the order."""
         if self.count > self._mask:
             self._grow()
         slots, slot = self._slots, entry.packet_id & self._mask
@@ -98,7 +98,7 @@ class Inflight:
         self.count += 1
 
     def restore(self, packet_id: i64, entry: InflightEntry) -> None:
-        """Add an entry of an earlier process; identifiers continue after it."""
+        """Add a recovered entry; new identifiers continue after it."""
         self.add(packet_id, entry)
         self._last = packet_id
 
@@ -144,9 +144,9 @@ class Inflight:
         return entries
 
     def clear(self) -> None:
-        """Remove all entries; identifiers continue."""
-        # A client that acknowledges selected messages can have any number of entries in one slot, and freeing a chain
-        # of more than 50 acyclic objects corrupts memory.
+        """Remove all entries; the sequence of identifiers continues."""
+        # A client that acknowledges selected messages can have any number of entries in one slot. Chains are unlinked
+        # first, because freeing a chain of more than 50 objects corrupts memory.
         for entry in self._entries():
             entry.next = None
         self._slots = [None]

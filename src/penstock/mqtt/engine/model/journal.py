@@ -2,10 +2,10 @@
 
 The engine records each change of a persistent session (one with an expiry) and of the retained messages. The shell
 takes the recorded changes with :meth:`Journal.cut`, commits them as one transaction and sets ``committed``; until then
-connections hold acknowledgements of these changes. Nothing here touches a disk.
+connections hold acknowledgements of these changes. This module does no IO.
 
-A change that is undone before its commit is never written, for example a message that its receivers acknowledged
-during the commit before.
+A change that is reverted before its commit is never written, for example a message that its receivers acknowledged
+during the previous commit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 PERSISTENCE_PROPERTY: Final = ("aio-persistence", "true")
-"""User property of CONNECT and of a retained PUBLISH: acknowledge after the commit, whatever the configuration."""
+"""User property of CONNECT and of a retained PUBLISH: acknowledge after the commit, regardless of the configuration."""
 
 
 class Stage:
@@ -43,7 +43,7 @@ class Stage:
     SENT: Final = 1
     """The PUBLISH was sent, or is about to be."""
     RELEASED: Final = 2
-    """PUBREC was received: only PUBREL and PUBCOMP are left."""
+    """PUBREC was received: only PUBREL and PUBCOMP remain."""
 
 
 class SessionRow(NamedTuple):
@@ -130,7 +130,7 @@ class Recovered(NamedTuple):
     """QoS 2 messages received without PUBREL: session, packet identifier, state."""
     retained: list[MessageRow]
     next_number: int
-    """Above every number in use."""
+    """The first unused number: greater than every number in use."""
     quarantined: list[str]
     """Records with a wrong checksum, for the log."""
 
@@ -160,7 +160,7 @@ class Batch:
     def __init__(self, number: int) -> None:
         self.number = number
         self.awaited = False
-        """Whether an acknowledgement waits for it."""
+        """True if an acknowledgement waits for the batch."""
         self.wall_offset = 0
         self.sessions: dict[int, SessionRow | None] = {}
         self.subscriptions: dict[tuple[int, str], SubscriptionRow | None] = {}
@@ -185,7 +185,7 @@ class Batch:
 class Journal:
     """Collects changes; ``durable_acknowledgements``: acknowledgements of all persistent sessions wait for the commit.
 
-    Otherwise those of clients that request it do. While it is not ``enabled``, no session is persistent. ``wake`` is
+    Otherwise only those of clients that request it. While it is not ``enabled``, no session is persistent. ``wake`` is
     called for the first change since the last :meth:`cut`. Bounded by the limits of the sessions: one value per key.
     """
 
@@ -211,7 +211,7 @@ class Journal:
         self.awaited_changes = 0
         """Number of changes that an acknowledgement waits for; compared before and after an operation."""
         self.committed = 0
-        """Number of the last commit that is done."""
+        """Number of the last completed commit."""
         self.failure = ""
         """Reason of a storage failure, after which nothing becomes durable; empty without one."""
         self._batch = Batch(1)
@@ -331,7 +331,7 @@ class Journal:
     def done(self, number: int, message: Message | None) -> None:
         """Delete a delivery that is complete or dropped; ``message`` is None after :meth:`released`.
 
-        No acknowledgement waits for it: after a crash the delivery may be repeated, as the protocol allows.
+        No acknowledgement waits for the deletion: after a crash the delivery may be repeated, as the protocol allows.
         """
         if message is not None:
             self._drop_message(number, message)
@@ -388,7 +388,7 @@ class Journal:
         deliveries = batch.deliveries
         row = deliveries.get(number)
         if row is not None:
-            del deliveries[number]  # it was never written
+            del deliveries[number]  # it was not committed yet
         else:
             deliveries[number] = None
         if message.stored > 0:

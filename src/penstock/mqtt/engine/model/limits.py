@@ -1,12 +1,12 @@
-"""Limits of the broker. The text of each names the response to a client that exceeds it.
+"""Limits of the broker. The docstring of each limit states the response to a client that exceeds it.
 
-The annotation of a field gives the values that are accepted: the range of the protocol, and the smallest useful value;
-an integer without one is 0 or more. Option, check and reference follow from the fields. Each use of what is limited
-enforces the limit, in the package ``penstock.mqtt``:
+The annotation of a field has the accepted values: the range of the protocol, and the smallest useful value; an integer
+without an annotation is 0 or more. Option, validation and reference are generated from the fields. The limits are
+enforced in these modules of ``penstock.mqtt``:
 
 * connections: ``engine/broker.py``; of an address or listener ``transport/connection_limits.py``;
-* CONNECT: ``engine/connections/connection.py`` (``_before_connack``, ``_accepted``); sessions, and what one client or
-  principal has: ``engine/sessions/session_manager.py`` (``refusal``); topic and properties of a will:
+* CONNECT: ``engine/connections/connection.py`` (``_before_connack``, ``_accepted``); sessions, also per client and
+  principal: ``engine/sessions/session_manager.py`` (``refusal``); topic and properties of a will:
   ``engine/connections/handshake.py`` (``_will_problem``); checks of passwords: ``listener_access.py``;
 * packets: ``codec/decoder.py``; topic names: ``engine/routing/router.py`` (``route``); received messages:
   ``engine/connections/publish.py`` (``handle_publish``), their properties: ``codec/property_blocks.py``;
@@ -50,7 +50,7 @@ class RateLimitPolicy(StrEnum):
     """Reaction to a client above its publish rate. ``rate_exceeded`` counts its messages."""
 
     SLOW_DOWN = "slow_down"
-    """Nothing is read from it until its rate allows another message; no message is lost."""
+    """The client's connection is not read until its rate allows another message; no message is lost."""
     REFUSE = "refuse"
     """The message is answered 0x97, or dropped at QoS 0."""
     DISCONNECT = "disconnect"

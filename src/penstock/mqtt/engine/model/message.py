@@ -59,7 +59,7 @@ def identifier_block(identifiers: Iterable[int]) -> bytes:
 class Message:
     """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published.
 
-    ``urgent``: it may exceed the first limit of a full queue, because its publisher may use high priority. ``stored``
+    ``urgent``: it may exceed the first limit of a full queue, because it has high priority. ``stored``
     and ``receivers`` belong to the journal: 0 = stored with each delivery, -1 = to be stored once for all, otherwise
     the number of the stored message, and its number of deliveries. ``encoded``: the PUBLISH for most receivers, during
     the loop over them.
@@ -148,7 +148,7 @@ class Message:
         return len(self.topic_wire) + len(self.properties_wire) + len(self.payload)
 
     def expired(self, now: int) -> bool:
-        """Return whether the message is expired; never at the instant of its arrival [MQTT-3.3.2-5]."""
+        """Return True if the message has expired; never at the instant of its arrival [MQTT-3.3.2-5]."""
         return self.expires_at != 0 and self.expires_at <= now and self.accepted_at != now
 
     def properties_for(self, identifiers: bytes, now: int) -> bytes:
@@ -270,7 +270,7 @@ class DeliveryPool:
     __slots__ = ("_spare",)
 
     def __init__(self) -> None:
-        # Not a chain of deliveries: freeing more than 50 acyclic objects that refer to each other corrupts memory.
+        # A list instead of a chain of deliveries: freeing a chain of more than 50 objects corrupts memory.
         self._spare: list[Delivery] = []
 
     def create(self, message: Message, qos: i64, retain: i64, identifiers: bytes, share: str) -> Delivery:

@@ -33,7 +33,7 @@ class BrokerStats:
     dropped_refused: int = 0
     """QoS 0 messages that QoS 1 would have refused: invalid payload, too many topic levels, no room."""
     dropped_unauthorized: int = 0
-    """Messages dropped because their receiver may not (or no longer) receive them."""
+    """Messages dropped because their receiver is not, or no longer, permitted to receive them."""
     refused_unauthorized: int = 0
     """Messages, wills, subscriptions and sessions refused by access control, including messages to reserved topics."""
     refused_queue_full: int = 0
@@ -54,7 +54,7 @@ class BrokerStats:
     retained: int = 0
     retained_bytes: int = 0
     retained_withheld: int = 0
-    """Retained messages that were not delivered because their publisher may not publish them any more."""
+    """Retained messages that were not delivered because their publisher is no longer permitted to publish them."""
     inflight: int = 0
     queued: int = 0
     queued_bytes: int = 0

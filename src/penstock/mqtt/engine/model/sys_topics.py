@@ -1,6 +1,6 @@
 """Metrics of the broker as retained messages below ``$SYS/``, updated while a client is subscribed to them.
 
-The names are Mosquitto's names of the same metrics, so that its dashboards work.
+The topic names are Mosquitto's, so that dashboards for Mosquitto work.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def sys_messages(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
 class SysTopics(DeadlineOwner):
     """Publishes the metrics every ``interval_ms`` while ``wanted()``, each with ``publish(topic, text, now)``.
 
-    Nothing is measured and no timer runs while no client is subscribed. Unchanged metrics are not sent again.
+    While no client is subscribed, metrics are not read and no timer runs. Unchanged metrics are not sent again.
     """
 
     __slots__ = ("_interval_ms", "_last", "_measure", "_publish", "_running", "_timers", "_wanted", "started_at")

@@ -1,4 +1,4 @@
-"""Deadlines of many owners with one entry each, so that a shell needs one timer.
+"""Deadlines of many owners, with one entry per owner, so that the shell needs only one timer.
 
 An owner keeps its entry while its deadline is postponed (every packet postpones keep alive): when the entry is due, the
 owner checks the actual deadline and arms again. Entries of ended owners are removed once they are more than half of
@@ -42,7 +42,7 @@ class Timers:
         return len(self._heap)
 
     def arm(self, owner: DeadlineOwner, when: int) -> None:
-        """Call ``owner.due`` at ``when`` or earlier: an earlier entry stays."""
+        """Call ``owner.due`` at ``when`` or earlier: an earlier entry is not replaced."""
         if owner.armed_for and owner.armed_for <= when:
             return
         owner.armed_for = when

@@ -13,7 +13,8 @@ V = TypeVar("V")
 
 
 class _Node(Generic[V]):
-    """One level of the tree. ``here``: filters that end at this level; ``below``: filters that continue with ``#``."""
+    """One level of the tree. ``here``: values of filters that end at this level; ``below``: values of filters that
+    continue with ``#``."""
 
     __slots__ = ("below", "children", "here")
 

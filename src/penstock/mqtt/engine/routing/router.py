@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Route", "Router", "SharedTarget", "Target"]
 
 MAX_CACHED_ROUTES: Final = 10_000
-"""Topics with a cached route; a lookup in the tree takes thirty times as long."""
+"""Maximum topics with a cached route; a lookup in the tree takes thirty times as long."""
 MAX_CACHED_CHARS: Final = 1_024
-"""Characters of a topic with a cached route."""
+"""Maximum characters of a topic with a cached route."""
 MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of topics with a cached route, so that a client that publishes to many long topics cannot fill
 memory."""
@@ -47,7 +47,7 @@ class Target:
 
     def for_publisher(self) -> Target | None:
         """Return the target for messages published by the session itself; None with No Local [MQTT-3.8.3-3]."""
-        # A reference to itself would keep the object and its session until a garbage collection.
+        # Not a reference to itself, which would keep the object and its session until a garbage collection.
         return self._foreign if self._has_no_local else self
 
 
@@ -137,7 +137,7 @@ class Router:
         self.forget_all()
 
     def add(self, subscription: SessionSubscription) -> None:
-        """Add a subscription, or replace that of the same session and filter."""
+        """Add a subscription, or replace the one of the same session and filter."""
         topic_filter = subscription.topic_filter
         client_id = subscription.session.client_id
         shared = split_shared(topic_filter)
@@ -159,7 +159,7 @@ class Router:
         self._forget(inner)
 
     def remove(self, subscription: SessionSubscription) -> None:
-        """Remove a subscription; for an ended session, which no route contains, cached routes stay."""
+        """Remove a subscription. Cached routes are kept if the session has ended, because no route contains it."""
         client_id = subscription.session.client_id
         ending = subscription.session.ending
         group = subscription.group

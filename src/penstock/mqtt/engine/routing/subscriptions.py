@@ -1,9 +1,9 @@
 """Active subscriptions, their subscribers, and the groups of shared subscriptions.
 
-Each message of a shared subscription goes to one of its members. Messages with a user property ``$partition``, and
-messages of a filter with wildcards by their topic, go to the member that a consistent hash chooses: related messages go
-to one member, and few move when members join or leave. Other messages are distributed round-robin. Connected members
-have precedence over disconnected ones, and members with a free send quota over slow ones.
+Each message of a shared subscription is sent to one of its members. A consistent hash of the user property
+``$partition``, or of the topic if the filter has wildcards, chooses the member: related messages go to the same member,
+and few are reassigned when members join or leave. Other messages are distributed round-robin. Connected members have
+precedence over disconnected ones, and members with a free send quota over slow ones.
 
 Source: MQTT 5.0 sections 3.8.3 and 4.8.2; the hash follows Azure IoT Operations' broker.
 """
@@ -47,7 +47,7 @@ def _mix_bits(value: int) -> int:
 
 
 class Subscriber(DeadlineOwner):
-    """The owner of subscriptions, as routing sees it; sessions implement it."""
+    """The interface of routing to the owner of subscriptions; sessions implement it."""
 
     __slots__ = ("client_id", "ending", "rights")
 
@@ -166,7 +166,7 @@ class SharedGroup:
 def by_hash(key: str, members: list[SessionSubscription]) -> SessionSubscription:
     """Choose by rendezvous hashing: the member with the highest weight for the key.
 
-    Joining or leaving members do not change the weights of others.
+    Members that join or leave do not change the weights of others.
     """
     wanted = crc32(key.encode(errors="replace"))
     return max(members, key=lambda m: _mix_bits(crc32(m.session.client_id.encode(errors="replace")) << 32 ^ wanted))

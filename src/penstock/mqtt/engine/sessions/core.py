@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["WRITE_WORK", "BrokerCore"]
 
 WRITE_WORK: Final = 4
-"""Units of work for the write of a message to a connection, where it is one of many (see ``max_turn_work``)."""
+"""Units of work for the write of a message to a connection if the message has many receivers (see
+``max_turn_work``)."""
 NODE: Final = "penstock"
 """Client identifier of messages that the node itself publishes, for the services that receive them."""
 
@@ -99,9 +100,10 @@ class BrokerCore(SessionOwner):
         """Instant before which no keep alive, session expiry or similar deadline expires."""
         self.services: list[Service] = []
         self.fans_out = False
-        """A message is on its way to more receivers than a turn writes to: their output is written in shares."""
+        """True while a message is delivered to more receivers than a turn writes to: their output is written in
+        shares."""
         self.writes_per_turn: i64 = TURN_SHARES * limits.max_turn_work // WRITE_WORK
-        """Writes per loop turn of messages with more receivers."""
+        """Maximum writes per loop turn for messages with more receivers than that."""
         self.out_of_space = ""
         """Reason for refusing messages that must be stored; empty: they are accepted."""
         self.recall: Callable[[str, str], Rights | None] | None = None
@@ -154,7 +156,8 @@ class BrokerCore(SessionOwner):
         route = self.router.route(publish.topic)
         self.fan_out(route, message, None, now)
         for service in route.services:
-            if not service.exclusive:  # topics of requests of clients: a response must not become a request
+            # Exclusive services receive requests of clients: a response must not become a request.
+            if not service.exclusive:
                 service.receive(Inbound(publish, NODE, now + self.wall_offset))
 
     def respond(
@@ -294,7 +297,7 @@ class BrokerCore(SessionOwner):
             if message.retain and chosen.retain_as_published:  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
                 retain = 1
             session.deliver(message, min(granted, qos), retain, chosen.identifiers, now)  # [MQTT-3.8.4-8]
-        message.encoded = None  # it may wait in queues
+        message.encoded = None  # the message may wait in queues
         for shared in route.shared:
             member = shared.group.choose(message, shared.members)
             if member is not None:

@@ -5,7 +5,7 @@ messages are dropped first.
 
 Notifications of the state store are not dropped by the policy, because an observer would keep an old value. In a full
 queue they are merged: for each topic the newest notification and the newest deletion remain, in their order, so that
-versions increase, also across the keys of a prefix. If that does not free enough room, the session ends the client's
+versions increase, even across the keys of a prefix. If that does not free enough room, the session ends the client's
 connection and its observations.
 """
 
@@ -29,7 +29,7 @@ MERGE_SHARE: Final = 4
 its cost per message."""
 
 _EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
-"""Shared empty queue of sessions that never queued a message: a deque takes 760 bytes."""
+"""Shared empty queue of sessions that never queued a message: a deque uses 760 bytes."""
 
 
 class QueueTotals:
@@ -84,7 +84,7 @@ class MessageQueue:
         return len(self) < share * self._limits.max_queued_messages and self._fits(message.size, share)
 
     def room(self) -> tuple[int, int]:
-        """Return the number of messages and bytes that still fit."""
+        """Return the number of messages and of bytes that fit into the queue."""
         limits, totals = self._limits, self._totals
         return (
             min(limits.max_queued_messages - len(self), limits.max_total_queued_messages - totals.messages),
@@ -120,7 +120,7 @@ class MessageQueue:
             if not drops_oldest and not (delivery.qos and self.qos0):
                 return False
             if not oldest or (oldest is self.reliable and not delivery.qos):
-                return False  # others fill the broker, or only QoS 1 and 2 messages are queued and this is QoS 0
+                return False  # other sessions reached the common limit, or QoS 0 cannot replace QoS 1 and 2
             if type(oldest[0].message) is Notification:
                 return False
             dropped = oldest.popleft()

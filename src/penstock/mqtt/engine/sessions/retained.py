@@ -1,11 +1,12 @@
 """Retained messages: the last message of each topic, searched by topic filter.
 
 A PUBLISH with RETAIN may be refused by ``connections/publish.py`` and ``routing/router.py``; ``route`` in ``core.py``
-stores it here, or deletes the last one if the payload is empty. SUBSCRIBE (``subscribing.py``) decides whether retained
-messages are sent, ``RetainedDelivery`` in ``session.py`` sends them; ``Retained.delivers`` and ``node/security.py``
-withhold messages whose publisher lost its rights. A copy in the queue of an offline session expires in
-``Session.send_queued``; ``model/message.py`` decides when a message has expired. Besides clients, ``mqtt/bridge.py``
-publishes those of other brokers, ``session_manager.py`` wills, and ``core.py`` those of services and of ``$SYS``.
+stores it here, or deletes the stored message if the payload is empty. SUBSCRIBE (``subscribing.py``) decides whether
+retained messages are sent, ``RetainedDelivery`` in ``session.py`` sends them; ``Retained.delivers`` and
+``node/security.py`` withhold messages whose publisher lost its rights. A copy in the queue of an offline session
+expires in ``Session.send_queued``; ``model/message.py`` decides when a message has expired. Besides clients,
+``mqtt/bridge.py`` publishes retained messages of other brokers, ``session_manager.py`` wills, and ``core.py`` messages
+of services and of ``$SYS``.
 
 On disk they are changes of the journal (``model/journal.py``), committed by ``mqtt/persistence.py``, written and read
 by ``mqtt/storage.py``; ``recovery.py`` restores them. A will that is retained is published at the start after a crash,
@@ -36,7 +37,7 @@ _SYS_PREFIX: Final = "$SYS/"
 
 
 Allows = Callable[[Source, str, int], bool]
-"""Returns whether a publisher may still publish retained messages to a topic at a QoS."""
+"""Function that returns True if a publisher is still permitted to publish retained messages to a topic at a QoS."""
 
 
 class _Level:
@@ -84,7 +85,7 @@ class Retained:
         self.allows: Allows | None = None
         """Checks the publisher's rights at each delivery (compare CVE-2018-12546); None: no access control."""
         self.withheld = 0
-        """Number of deliveries skipped because the publisher may not publish any more."""
+        """Number of deliveries skipped because the publisher is no longer permitted to publish."""
         self.max_messages = max_messages
         self.max_bytes = max_bytes
 
@@ -96,7 +97,7 @@ class Retained:
         """
         if not message.payload:
             self._delete(topic)
-            self._record(topic, message)  # even if there is none: an earlier deletion may not be committed yet
+            self._record(topic, message)  # even if none is stored: an earlier deletion may be uncommitted
             return True
         if not self._has_room(topic, message):
             if not self._expiry or message.accepted_at < max(self._expiry, self._sweep_at):

@@ -1,7 +1,7 @@
 """Session of one client: the state that survives network connections.
 
-Subscriptions, messages in flight in both directions, queued messages, the will. A message for the session is sent
-immediately if the connection allows it; otherwise it is queued, within the limits.
+It has the subscriptions, the messages in flight in both directions, the queued messages and the will. A message for the
+session is sent immediately if the connection allows it; otherwise it is queued, within the limits.
 
 Source: MQTT 5.0 sections 4.1, 4.3, 4.4, 4.5, 4.6.
 """
@@ -52,7 +52,7 @@ _NO_IDENTIFIERS: Final[set[int]] = set()
 
 
 class SessionOwner:
-    """The broker, as its sessions see it."""
+    """The interface of the broker for its sessions."""
 
     def __init__(self, retained: Retained, max_turn_work: int, report_merged: Callable[[str, int], None]) -> None:
         self.retained = retained
@@ -78,7 +78,7 @@ class SessionOwner:
 
 
 class SessionConnection(DeadlineOwner):
-    """The network connection of a client, as its session sees it."""
+    """The interface of a client's network connection for its session."""
 
     __slots__ = ("closing", "gate", "send_maximum", "session", "unacknowledged", "version", "writable")
 
@@ -266,7 +266,7 @@ class Session(Subscriber):
                 self._wait(Delivery(message, 0, retain, identifiers, share, 0), now)
             return
         journal = self.journal
-        inflight = self.inflight  # full while messages wait to be sent again, unless the connection is
+        inflight = self.inflight  # also full while messages are sent again after a reconnect
         if (
             connection is None
             or not connection.writable
@@ -275,7 +275,7 @@ class Session(Subscriber):
             or inflight.bytes >= self._max_inflight_bytes
         ):
             if self.ending:
-                return  # it ended during the loop over the receivers
+                return  # the session ended during the loop over the receivers
             number = 0 if journal is None else journal.queue(message, qos, retain, identifiers, share, 0)
             self._wait(Delivery(message, qos, retain, identifiers, share, number), now)
             return
@@ -407,7 +407,7 @@ class Session(Subscriber):
                     journal.released(delivery, packet_id)
                 delivery.release()
             if journal is not None and self.connection is not None:
-                # If a crash lost the PUBREC, the client could get the message a second time.
+                # If a crash lost the PUBREC, the client could receive the message twice.
                 self.hold_output(self.connection)
             return 0
         if journal is not None:
@@ -558,12 +558,12 @@ class RetainedDelivery:
         self._broker = broker
         self._subscriptions: dict[str, SessionSubscription] = {}
         self._search: RetainedSearch | None = None
-        """Search for messages of the first subscription."""
+        """Search for the retained messages of the first subscription."""
         self._found: deque[Message] = deque()
         """Messages found by the search that are not sent yet."""
 
     def add(self, subscription: SessionSubscription) -> None:
-        """Add a subscription; one that is being sent starts again."""
+        """Add a subscription. If its messages are being sent, sending starts again."""
         self.cancel(subscription.topic_filter)
         self._subscriptions[subscription.topic_filter] = subscription
 

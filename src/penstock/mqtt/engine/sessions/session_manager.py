@@ -54,7 +54,7 @@ class SessionManager:
         return None
 
     def resume_or_create(self, client_id: str, owner: str, now: int, *, clean_start: bool) -> tuple[Session, bool]:
-        """Return the client's session, and whether it existed before; another connection of the client ends."""
+        """Return the client's session, and whether it existed before. Ends another connection of the client."""
         sessions = self.broker.sessions
         session = sessions.get(client_id)
         if session is not None and session.connection is not None:  # [MQTT-3.1.4-3]
@@ -94,7 +94,7 @@ class SessionManager:
     def connection_ended(self, connection: SessionConnection, now: int) -> None:
         """Take the session of a closing or closed connection offline; without an expiry it ends.
 
-        The will is published, now or after its delay.
+        The will is published immediately or after its delay.
         """
         session = connection.session
         if session is None or session.connection is not connection:

@@ -18,14 +18,14 @@ __all__ = ["deliver_shared", "leave_group", "share_out", "take_over"]
 
 
 def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Message, now: int) -> None:
-    """Deliver a message to the chosen member."""
+    """Deliver a message to the chosen member of the group."""
     qos = min(member.qos, message.qos)  # [MQTT-4.8.2-3]
     retain = 1 if message.retain and member.retain_as_published else 0
     member.session.deliver(message, qos, retain, member.identifier, now, group.topic_filter)
 
 
 def share_out(session: Session, now: int) -> None:
-    """Move undelivered messages of a disconnected session to connected members; of an ending one to any member."""
+    """Move undelivered messages of a disconnected session to connected members; of an ending session to any member."""
     if not session.inflight.count and not session.waiting.reliable:
         return
     inflight = [d for d in session.deliveries() if d.share and d.qos == 1]
@@ -86,7 +86,7 @@ def _move_deliveries(session: Session, deliveries: Iterable[Delivery], now: int,
 
 def _session(subscription: SessionSubscription) -> Session:
     session = subscription.session
-    assert isinstance(session, Session)  # the only subscribers of a broker
+    assert isinstance(session, Session)  # sessions are the only subscribers of a broker
     return session
 
 

@@ -101,7 +101,7 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
 def unsubscribe(
     broker: BrokerCore, session: Session, topic_filters: list[str], codes: list[int], end: i64, now: int
 ) -> bool:
-    """Remove subscriptions until the work of the broker is ``end``, at least one; as :func:`subscribe`."""
+    """Remove subscriptions until the work of the broker is ``end``, at least one; see :func:`subscribe`."""
     while len(codes) < len(topic_filters):
         subscription = session.subscriptions.get(topic_filters[len(codes)])
         if subscription is None:
