@@ -3,6 +3,9 @@
 Public API: :class:`Client`, :class:`Lease`, :class:`LeaderElection`, and their blocking forms in
 :mod:`penstock.statestore.blocking`. Names are imported on first use, so that the modules of this package without IO do
 not import asyncio.
+
+In this package "the document" is Azure's description of the protocol, and "the SDKs" are the Go, Rust and .NET SDKs of
+Azure IoT Operations.
 """
 
 from __future__ import annotations

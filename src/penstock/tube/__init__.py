@@ -3,6 +3,8 @@
 For programs: :class:`Producer`, :class:`Consumer`, :class:`RangeReader` and their argument and result types; blocking
 producer and consumer are in :mod:`penstock.tube.blocking`. Names are imported on first use, so that the modules of this
 package without IO do not load asyncio.
+
+In this package "the reference" is Apache InLong's own implementation of TubeMQ in Java.
 """
 
 from __future__ import annotations

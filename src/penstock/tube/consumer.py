@@ -258,9 +258,9 @@ class Consumer:
     async def confirm(self, *, wait: bool = True) -> None:
         """Confirm every message delivered so far; the offsets are stored when this returns.
 
-        It costs one request for each partition that had messages since the last time. With ``wait=False`` it returns at
-        once, and the newest offset of a partition is sent when the broker has answered the previous one; :meth:`close`
-        waits for the last. If such an offset cannot be stored, its messages are delivered again.
+        It costs one request for each partition that had messages since the last call. With ``wait=False`` it returns
+        immediately, and the newest offset of a partition is sent when the broker has answered the previous one;
+        :meth:`close` waits for the last one. If such an offset cannot be stored, its messages are delivered again.
 
         Apache's brokers store offsets at the end of a batch only: in the middle of one, its messages may be delivered
         again.

@@ -44,24 +44,24 @@ class BrokerAdmin(NamedTuple):
     now_ms: int
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name. Raises BadParameter if it is not on this broker."""
+        """Return the topic of that name. Raises BadParameter if it is not on this broker."""
         topic = self.engine.topics.by_name.get(name)
         if topic is None:
             raise BadParameter(f"topicName {name!r} is not on this broker")
         return topic
 
     def topics(self, params: Params) -> list[Topic]:
-        """The named topics that are on this broker; all of them without a name."""
+        """Return the named topics that are on this broker; without names, all topics."""
         wanted = params.items("topicName")
         topics = self.engine.topics.by_name
         return [topics[name] for name in sorted(wanted or topics) if name in topics]
 
     def partitions(self, topic: Topic) -> list[int]:
-        """Wire ids of the partitions of ``topic`` on this broker."""
+        """Return the wire ids of the partitions of ``topic`` on this broker."""
         return list(partition_ids(topic.config.partitions or 1, topic.config.stores or 1))
 
     def partition_of(self, params: Params) -> tuple[Key, LogStore]:
-        """The group and partition of the three parameters, and its store. Raises BadParameter."""
+        """Return the group and partition in the parameters, and the partition's store. Raises BadParameter."""
         topic = self.topic(params.required("topicName"))
         group = params.required("groupName")
         partition = params.number("partitionId")
@@ -70,7 +70,7 @@ class BrokerAdmin(NamedTuple):
         return (group, topic.name, partition), self.engine.topics.store(topic, partition)
 
     def positions(self, params: Params) -> list[tuple[Key, int]]:
-        """Offsets of the named groups in the named topics; without names, of all."""
+        """Return the offsets of the named groups in the named topics; without names, of all."""
         groups, topics = set(params.items("groupName")), set(params.items("topicName"))
         rows = [
             (key, offset)
@@ -80,12 +80,12 @@ class BrokerAdmin(NamedTuple):
         return sorted((key, offset) for key, offset in rows if self.serves(key))
 
     def serves(self, key: Key) -> bool:
-        """Whether the partition is on this broker."""
+        """Return True if the partition is on this broker."""
         topic = self.engine.topics.by_name.get(key[1])
         return topic is not None and topic.has(key[2])
 
     def store(self, key: Key) -> LogStore:
-        """The store of a partition that is on this broker."""
+        """Return the store of a partition that is on this broker."""
         return self.engine.topics.store(self.engine.topics.by_name[key[1]], key[2])
 
 
@@ -266,7 +266,7 @@ def _metrics(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 def _backup(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Committed offsets of groups, in the format of ``admin_set_offset``."""
-    # A path from the network must not decide where the broker writes.
+    # The broker does not write to a path that a client chooses.
     if params.text("backupPath"):
         raise BadParameter(
             "backupPath: nothing is written on the broker's machine; omit it, the response contains the offsets"
@@ -325,7 +325,7 @@ def _newest(
             # success and errCode, which the message requires; the encoded messages follow as they are stored.
             answer = pb.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(encoded))
             return list(zip(offsets, answer.messages, strict=True))
-        back *= 8  # the filter matches few messages, or other partitions fill the store: few, growing steps
+        back *= 8  # the filter matches few messages, or most messages are of other partitions
 
 
 def _history(admin: BrokerAdmin, params: Params) -> list[Answer]:
@@ -408,7 +408,7 @@ def _set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
     time_ms = params.time_ms("recordTime")
     rows = []
     for group in params.items("groupName") or [params.required("groupName")]:
-        # Without a topic: topics that the group has consumed, not all topics of the broker.
+        # Without a topic, change the topics that the group has consumed, not all topics of the broker.
         known = {key[1] for key, _ in admin.engine.offsets.items() if key[0] == group}
         for name in params.items("topicName") or sorted(known):
             topic = admin.topic(name)
@@ -474,7 +474,7 @@ def _staged_rows(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
         for row in staging.rows(admin.now_ms)
         if not wanted or row.query in wanted
     ]
-    # A transaction may have no rows here, because it has them on other brokers only: it is shown as well.
+    # A transaction whose rows are on other brokers only is shown as well.
     shown = {(row["queryName"], row["attempt"]) for row in found}
     for query in staging.queries.values():
         decision = query.decision
@@ -515,7 +515,7 @@ def _remove_staged(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
                 "resolve it (penstock tube staged resolve), or delete it with force=true"
             )
         staging.undo(query, admin.now_ms)
-    # Attempts that a publication reads stay until it has ended.
+    # Attempts that a publication reads are kept until it has ended.
     held = query.held
     staging.drop(query, [attempt for attempt in query.attempts if attempt not in held])
     return [{"queryName": name, "attempts": before - len(query.attempts)}]
@@ -534,7 +534,7 @@ def _staging(admin: BrokerAdmin) -> Staging:
 def handle(
     admin: BrokerAdmin, params: Mapping[str, str], token: str | None, caller: Caller = UNKNOWN
 ) -> tuple[Answer, bool]:
-    """The response to a request of ``caller``, and whether a change must be made durable first.
+    """Return the response to a request of ``caller``, and whether a change must be made durable first.
 
     ``token`` is the administration token, which a request contains as ``confModAuthToken``; None: only users may make
     changes or read messages.
@@ -563,7 +563,7 @@ def handle(
 
 
 def is_protected(name: str) -> bool:
-    """Whether the method of that name makes a change or shows the contents of messages."""
+    """Return True if the method of that name makes a change or shows the contents of messages."""
     method = METHODS.get(name)
     return method is not None and method.protected
 
@@ -607,7 +607,7 @@ class BrokerMethod(NamedTuple):
 
     @property
     def protected(self) -> bool:
-        """Whether the request needs the administration token, or a user with the right to administer."""
+        """True if the method needs the administration token, or a user with the right to administer."""
         return self.changes or self.bodies
 
     def with_data(self) -> BrokerMethod:

@@ -48,7 +48,7 @@ __all__ = [
 _READABLE = {BrokerStatus.ONLINE, BrokerStatus.ONLY_READ}
 _WRITABLE = {BrokerStatus.ONLINE, BrokerStatus.ONLY_WRITE}
 SYNCHRONISING = 3
-"""stepOp: the broker has not yet reported its new configuration."""
+"""Value of stepOp: the broker has not yet reported its new configuration."""
 
 
 def _ids(params: Params) -> list[int]:
@@ -71,7 +71,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
             ipaddress.IPv4Address(host)
         except ValueError:
             raise BadParameter(f"brokerIp {host!r} is not an IPv4 address: brokerId is required") from None
-        number = abs(ipv4_to_int(host))  # as the reference derives a missing id
+        number = abs(ipv4_to_int(host))  # the id that the reference derives from the address
     setting = BrokerSetting(
         number,
         host,
@@ -82,7 +82,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         topic_defaults(params, TopicDefaults()),
     )
     configured = engine.controls.brokers
-    # The reference allows one broker per host; here several brokers of a host differ in their ports.
+    # The reference allows one broker per host; penstock allows several with different ports.
     taken = next((b.id for b in configured.values() if (b.host, b.port) == (host, port) and b.id != number), None)
     if number in configured:
         return SettingChange([], success([item(402, f"broker {number} exists", brokerId=number, brokerIp=host)]))
@@ -94,7 +94,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 
 
 def _status(params: Params, present: int) -> int:
-    """The status by name, as in the reference, or by number."""
+    """Return the status in the parameters, a name as in the reference, or a number."""
     text = params.text("manageStatus", "mSts")
     if not text:
         return present
@@ -163,12 +163,12 @@ def all_brokers(engine: MasterEngine) -> dict[int, BrokerSetting]:
         )
         for number, broker in engine.cluster.brokers.items()
     }
-    # The configuration wins: a broker that differs from it could not have registered.
+    # The configuration has precedence: a broker that differs from it could not have registered.
     return dict(sorted({**found, **engine.controls.brokers}.items()))
 
 
 def defaults_on(engine: MasterEngine, number: int | None = None) -> TopicDefaults:
-    """Defaults of topics that are created on this broker; None: on a broker that is unknown yet."""
+    """Return the defaults of topics that are created on this broker; None: on brokers that are not known yet."""
     config = DEFAULTS
     cluster = engine.controls.cluster.topic_defaults.with_fallback(
         TopicDefaults(
@@ -198,7 +198,7 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> SettingChan
 
     def wanted(present: int) -> int | None:
         if present == BrokerStatus.DRAFT:
-            return None  # online first: that releases the configuration as a whole
+            return None  # online first, which allows both reading and writing
         reads = present in _READABLE if read is None else read
         writes = present in _WRITABLE if write is None else write
         if reads:
@@ -223,7 +223,7 @@ def reload(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 def delete(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Delete brokers that are offline or drafts, or not configured and not online.
 
-    No topic may be configured on them by broker; with `isReservedData` such topics stay there.
+    No topic may be configured specifically on them, unless `isReservedData` is set: such topics then remain.
     """
     params.required("modifyUser", "mur")
     reserved = params.flag("isReservedData", default=False)
@@ -244,7 +244,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         elif named and not reserved:
             rows.append(item(404, f"remove its topics first: {', '.join(named)}", brokerId=number))
         else:
-            # BrokerSeen as well: otherwise topics would count it as a broker that is only offline.
+            # Remove BrokerSeen as well: otherwise topics would count it as an offline broker.
             changed += [Removal(kind.__name__, str(number)) for kind in (BrokerSeen, BrokerSetting)]
             rows.append(item(brokerId=number))
     return SettingChange(changed, success(rows))
@@ -319,7 +319,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
         broker = engine.cluster.brokers.get(number)
         running = _unregistered_status(setting) if broker is None else _running(broker)
         broken = broker is not None and (not broker.online or broker.read_status < 0 or broker.write_status < 0)
-        # This master never forbids a broker by itself, so onlyAutoForbidden selects none.
+        # This master never disables a broker automatically, so onlyAutoForbidden selects none.
         if (only_abnormal and not broken) or only_forbidden or (only_tls and running["enableTLS"] is not True):
             continue
         rows.append(
@@ -381,12 +381,12 @@ def _detail(broker: RegisteredBroker, engine: MasterEngine) -> Answer:
 
 
 def _text(flag: object) -> str:
-    """A flag as the reference writes it here, in quotes."""
+    """Return a flag as the reference writes it in this response, in quotes."""
     return "true" if flag else "false"
 
 
 def _web(broker: RegisteredBroker | None, setting: BrokerSetting | None) -> Answer:
-    """Administration address of ``broker``: as reported, otherwise as configured; blank if unknown."""
+    """Return the administration address of ``broker``: as reported, otherwise as configured; blank if unknown."""
     address = "" if broker is None else broker.web_address
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():

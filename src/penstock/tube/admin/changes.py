@@ -1,8 +1,8 @@
 """Changes by the master's administration: formats of rows and responses, shared checks, and the batch forms.
 
-A batch is a JSON array of objects, each the parameters of one change. An object that cannot be read refuses the whole
-batch. Parameters next to the array (author, time) apply to all objects. Later objects see the changes of earlier ones:
-a topic has an object for each of its brokers.
+A batch is a JSON array of objects, each with the parameters of one change. If an object is invalid, the whole batch is
+refused. Parameters next to the array (author, time) apply to all objects. Later objects apply after the changes of
+earlier ones: a topic has an object for each of its brokers.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ __all__ = [
 
 Answer = dict[str, Any]
 DELETE_WHEN = "0 0 6,18 * * ?"
-"""The reference's default, which scripts repeat."""
+"""The reference's default, which scripts send unchanged."""
 MAX_PARTITIONS = 9999
 MAX_STORES = 1000
 _DELETE_POLICY = re.compile(r"delete,(\d{1,6})([smhSMH]?)", re.ASCII)
 _MAX_HOURS = 168
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}  # a bare number is hours, as in the reference
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}  # a number without a unit is hours, as in the reference
 
 NOT_USED: Answer = {
     "unflushThreshold": 1000,
@@ -83,7 +83,7 @@ _UNCHANGEABLE = (
 
 
 def refuse_unchangeable(params: Params) -> None:
-    """Refuse properties without effect, unless they have the value that queries show.
+    """Refuse properties that have no effect here, unless they have the value that queries show.
 
     Raises BadParameter.
     """
@@ -107,7 +107,7 @@ AUTHOR = ("dataVersionId", "serialId", "createUser", "createDate", "modifyUser",
 
 
 class SettingChange(NamedTuple):
-    """``settings`` to make durable and then to apply, and the ``answer`` to send afterwards."""
+    """A change: ``settings`` to store and then to apply, and the ``answer`` to send afterwards."""
 
     settings: list[Setting | Removal]
     answer: Answer
@@ -119,7 +119,8 @@ def success(rows: Sequence[Answer | str]) -> Answer:
 
 
 def modification(engine: MasterEngine, kind: type[Setting], key: str, serial: int = UNDEFINED) -> Answer:
-    """Authors and times of the setting of that kind and key; ``-`` if it was not made by administration requests."""
+    """Return authors and times of the setting with that kind and key; ``-`` if it was not set by administration
+    requests."""
     found = engine.controls.authors.get((kind_of(kind), key))
     if found is None:
         said = dict.fromkeys(["createUser", "createDate", "modifyUser", "modifyDate"], "-")
@@ -134,7 +135,7 @@ def modification(engine: MasterEngine, kind: type[Setting], key: str, serial: in
 
 
 def flow_rules(text: str, counted: str) -> Answer:
-    """The rules of ``text``, and their number under the name ``counted``."""
+    """Return the rules in ``text``, and their number under the name ``counted``."""
     rules = json.loads(text) if text.strip() else []
     return {counted: sum(len(kind.get("rule", ())) for kind in rules), "flowCtrlInfo": rules}
 
@@ -150,13 +151,13 @@ def item(code: int = 200, text: str = "Ok!", **names: Any) -> Answer:
 
 
 def message_bytes(params: Params) -> int | None:
-    """The parameter maxMsgSizeInMB in bytes; None if it is missing."""
+    """Return the parameter maxMsgSizeInMB in bytes; None if it is missing."""
     size = params.number("maxMsgSizeInMB", default=0, least=0, most=20)
     return size * MIN_MESSAGE_BYTES or None
 
 
 def flow_text(params: Params, present: str) -> str:
-    """The validated flowCtrlInfo; ``present`` if it is missing."""
+    """Return the validated flowCtrlInfo; ``present`` if it is missing."""
     text = params.text("flowCtrlInfo", "flowCtrlSet")
     if not text:
         return present
@@ -168,7 +169,7 @@ def flow_text(params: Params, present: str) -> str:
 
 
 def delete_policy(params: Params) -> str | None:
-    """The validated deletePolicy; None if it is missing."""
+    """Return the validated deletePolicy; None if it is missing."""
     text = params.text("deletePolicy", "delPolicy")
     if not text:
         return None
@@ -194,7 +195,7 @@ _PROPERTIES = (
 
 
 def has_properties(row: Answer, params: Params) -> bool:
-    """Whether ``row`` has the topic properties that a query asks for."""
+    """Return True if ``row`` has the topic properties that the query selects."""
     return all(
         json.dumps(row[names[0]]).strip('"') in {"", text.lower()}
         for names in _PROPERTIES
@@ -222,7 +223,8 @@ Run = Callable[[MasterEngine, Params, int], SettingChange]
 
 
 def batch(run: Run, *names: str) -> Run:
-    """Batch form of ``run``: once for each object of the array that one of ``names`` contains."""
+    """Return the batch form of ``run``, which runs for each object of the array in the parameter with one of
+    ``names``."""
 
     def together(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         changed: dict[tuple[str, str], Setting | Removal] = {}
@@ -236,7 +238,8 @@ def batch(run: Run, *names: str) -> Run:
             except BadParameter as error:
                 raise BadParameter(f"{names[0]}: {error}, in {json.dumps(given, ensure_ascii=False)}") from None
             keys = {key_of(setting) for setting in change.settings}
-            # A topic has an object per broker. Of any other setting, the second object would silently undo the first.
+            # A topic has an object per broker. For any other setting, the second object would silently replace the
+            # first.
             if any(kind != TOPIC_KIND for kind, _ in keys & changed.keys()):
                 told: dict[str, Any] = {name: given[name] for name in _NAMES if name in given}
                 if told.get("brokerId", "").isdecimal():

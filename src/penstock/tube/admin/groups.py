@@ -78,14 +78,14 @@ __all__ = [
 Changed = list[Setting | Removal]
 
 DEFAULT_RATE = 1000
-"""The reference's limit of brokers per member for groups without their own. It is not enforced here."""
+"""The reference's limit of brokers per member for groups without a limit of their own. penstock does not enforce it."""
 
 FILTERED_AND_OFF, FILTERED = 1, 2
 """condStatus: 0 no filter requested, 1 the rule exists but is disabled, 2 it is enabled."""
 
 
 def names_of(params: Params) -> list[str]:
-    """The groups of a change. Raises BadParameter without names or with impossible ones."""
+    """Return the groups of a change. Raises BadParameter without names or with invalid ones."""
     names = params.items("groupName", "group", "consumeGroup")
     if not names:
         raise BadParameter("groupName is required")
@@ -131,7 +131,7 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
         rows: list[Answer] = [
             {
                 "consumerId": params.shown_id(member.id),
-                # Each text names the partitions of one topic: topic#broker:partition,broker:partition
+                # Each text lists the partitions of one topic: topic#broker:partition,broker:partition
                 "parCount": sum(text.count(",") + 1 for text in member.partitions),
                 "parInfo": [{"partId": text, "status": "registered"} for text in member.partitions],
             }
@@ -141,7 +141,7 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
             **success(rows),
             "topicSet": sorted(client.topics),
             "consumeGroup": name,
-            "isBandConsume": "client-rebalance",  # spelled as in the reference
+            "isBandConsume": "client-rebalance",  # the reference's spelling
             "filterConds": {topic: sorted(items) for topic, items in sorted(client.filters.items())},
         }
     group = engine.groups.get(name)
@@ -172,7 +172,8 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _balancing(engine: MasterEngine, group: Group) -> Answer:
-    """Whether partitions were assigned to the group, and how many brokers of a topic a member must read."""
+    """Return whether partitions were assigned to the group, and the number of brokers of a topic that a member must
+    read."""
     setting = engine.controls.groups.get(group.name)
     most = most_brokers(engine.cluster.partitions(list(group.topics)))
     return {
@@ -225,7 +226,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "consumeEnable": control.enabled,
                 "disableCsmRsn": control.reason,
                 "filterEnable": control.filter_enabled,
-                # A comma at both ends, so that tools find an item as ",item,".
+                # With a comma at both ends, because tools search for ",item,".
                 "filterConds": f",{','.join(control.filters)}," if control.filters else "",
                 **modification(engine, ConsumeControl, f"{group}\0{topic}"),
             }
@@ -261,7 +262,7 @@ def set_consume(engine: MasterEngine, params: Params, now: int) -> SettingChange
 
 
 def delete_consume(engine: MasterEngine, params: Params, now: int) -> SettingChange:
-    """Remove rules of groups: then the topic's access control decides."""
+    """Remove rules of groups; the topic's access control then applies."""
     params.required("modifyUser", "mur")
     groups, topics = set(names_of(params)), set(params.items("topicName"))
     found = [key for key in sorted(engine.controls.consume) if key[0] in groups and (not topics or key[1] in topics)]
@@ -327,7 +328,7 @@ def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Setting
     size = message_bytes(params)
     for name in _topics(params):
         topic = engine.cluster.topics.get(name)
-        # A change that is being stored must not be overwritten by a change of the previous state.
+        # A change that is being stored must not be overwritten by a change based on the previous state.
         if topic is None or name in engine.storing:
             rows.append(item(401, f"topic {name} does not exist", topicName=name))
             continue
@@ -394,7 +395,7 @@ def set_resources(engine: MasterEngine, params: Params, now: int) -> SettingChan
                 _priority(params, old.query_priority),
                 params.flag("flowCtrlEnable", "fCtrlEn", default=old.flow_enabled),
                 flow_text(params, old.flow_info),
-                max(now, old.serial + 1),  # clients ignore rules whose version they have, also if the clock steps back
+                max(now, old.serial + 1),  # must increase: clients ignore a version that they have
             )
         )
     return SettingChange(changed, success([item(groupName=name) for name in names_of(params)]))

@@ -1,8 +1,8 @@
 """The master's HTTP methods (``/webapi.htm?method=…``): overviews across brokers, topics and groups, the table of
 methods, authorization and the response. Topics, brokers and groups have modules of their own.
 
-A query is answered at once. A change returns the settings to store first: the caller makes them durable, applies them
-and then sends the response. Every parameter has a long and often a short name.
+A query is answered immediately. A change returns the settings to store first: the caller makes them durable, applies
+them and then sends the response. Every parameter has a long and often a short name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _counted(name: str, places: list[TopicDeployment]) -> Answer:
-    """Number of topics of a broker, or brokers of a topic, under ``name``, with their stores and partitions."""
+    """Return the number of topics of a broker, or brokers of a topic, under ``name``, with their stores and
+    partitions."""
     what = name.removeprefix("topic").removeprefix("broker")
     return {
         name: len(places),
@@ -186,7 +187,7 @@ def _statistics_on(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _statistics_off(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Refused: counters are always on, and cost next to nothing."""
+    """Refused: counters are always on."""
     return failure("counters are always on: they cannot be disabled")
 
 
@@ -202,7 +203,7 @@ def _release(engine: MasterEngine, params: Params, now: int) -> SettingChange:
             failure = broker.failure or "it reports a failure"
             rows.append(item(405, f"the master cannot release it, start the broker again: {failure}", brokerId=number))
         else:
-            rows.append(item(405, "it is not forbidden: this master forbids no broker by itself", brokerId=number))
+            rows.append(item(405, "it is not disabled: this master never disables a broker", brokerId=number))
     return SettingChange([], success(rows))
 
 
@@ -242,7 +243,7 @@ def handle(
 
 
 def is_protected(name: str) -> bool:
-    """Whether the method of that name makes a change."""
+    """Return True if the method of that name makes a change."""
     method = METHODS.get(name)
     return method is not None and method.changes
 
@@ -286,9 +287,9 @@ def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:
 def authors(
     engine: MasterEngine, settings: Sequence[Setting | Removal], params: Mapping[str, str], now: int
 ) -> list[Setting | Removal]:
-    """Authors of each of ``settings``, to be stored with them.
+    """Return the authors of each of ``settings``, to be stored with them.
 
-    Names and dates are those of the request, as in the reference; the audit trail has the authenticated user and the
+    Names and dates are taken from the request, as in the reference; the audit trail has the authenticated user and the
     time. Raises BadParameter.
     """
     given = Params(params)
@@ -312,8 +313,8 @@ def _date(params: Params, now: int, *names: str) -> int:
 class MasterMethod(NamedTuple):
     """One method. The docstring of ``run`` is its line on the reference page.
 
-    ``only``: all parameters of a change that takes effect at once; others are rejected before it runs. Any other change
-    is rejected afterwards if a parameter was not used. ``batch``: its objects are checked one by one.
+    ``only``: all parameters of a change that takes effect immediately; others are rejected before it runs. Any other
+    change is rejected afterwards if a parameter was not used. ``batch``: its objects are checked one by one.
     """
 
     run: Callable[[MasterEngine, Params, int], Answer | SettingChange]
@@ -329,7 +330,7 @@ def _change(run: Callable[[MasterEngine, Params, int], SettingChange], *names: s
 def _immediate_change(
     run: Callable[[MasterEngine, Params, int], SettingChange], name: str, *only: str
 ) -> dict[str, MasterMethod]:
-    """A change that takes effect at once and is not stored."""
+    """Wrap a change that takes effect immediately and is not stored."""
     return {name: MasterMethod(run, changes=True, only=frozenset(only))}
 
 
@@ -338,7 +339,8 @@ def _query(run: Callable[[MasterEngine, Params, int], Answer], *names: str) -> d
 
 
 def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, MasterMethod]:
-    """Each row: the function for each object of the array in one of ``names``, and the methods that call it."""
+    """Return rows of the method table: the function for each object of the array in one of ``names``, and the methods
+    that call it."""
     found: dict[str, MasterMethod] = {}
     for run, *methods in rows:
         assert not isinstance(run, str)

@@ -24,8 +24,8 @@ _TOKEN = "confModAuthToken"  # noqa: S105 - the name of the parameter
 class Caller(NamedTuple):
     """The sender of a request. ``user``: name of the authenticated user, blank for none; ``address``: of the peer.
 
-    ``reads``: whether queries are answered. ``administers``: whether changes and message bodies are allowed.
-    ``identified``: whether it has shown any credential; client ids are hidden from others.
+    ``reads``: queries are answered. ``administers``: changes and message bodies are allowed. ``identified``: the
+    request had a valid credential; client ids are hidden from others.
     """
 
     user: str = ""
@@ -50,7 +50,7 @@ class Caller(NamedTuple):
 
     def showing(self, params: Mapping[str, str], token: str | None) -> Caller:
         """The caller with the rights of the administration ``token`` (None: there is none) if the request has it."""
-        # Bounded, so that the time of the comparison does not depend on the token.
+        # Limited, so that the time of the comparison does not depend on the token.
         given = params.get(_TOKEN, "")[: MAX_TOKEN + 1]
         if token is None or not hmac.compare_digest(given.encode(), token.encode()):
             return self
@@ -107,7 +107,7 @@ class Params:
         return made
 
     def of_object(self, values: Mapping[str, str], before: Mapping[tuple[str, str], object]) -> Params:
-        """The parameters of one object of a batch, on top of those of the request."""
+        """Return the parameters of one object of a batch, added to those of the request."""
         return Params({**self.given, **values}, before, identified=self._identified)
 
     def check_unused(self, used: Iterable[str] = ()) -> None:
@@ -124,7 +124,7 @@ class Params:
         return client_id if self._identified else "-"
 
     def text(self, *names: str) -> str:
-        """The value of the first of ``names`` that is present, without surrounding blanks."""
+        """Return the value of the first of ``names`` that is present, without surrounding blanks."""
         self._read.update(names)
         return next((value for name in names if (value := self.given.get(name, "").strip())), "")
 
@@ -135,14 +135,14 @@ class Params:
         return value
 
     def user(self, *names: str) -> str:
-        """The author of a change: two characters or more, as in the reference."""
+        """Return the author of a change: two characters or more, as in the reference."""
         name = self.required(*names)
         if not _USER.fullmatch(name):
             raise BadParameter(f"{names[0]} {name!r}: 2 to 64 characters are possible")
         return name
 
     def items(self, *names: str, most: int = MAX_ITEMS) -> list[str]:
-        """A comma-separated list without repetitions."""
+        """Return the items of a comma-separated list, without duplicates."""
         found = list(dict.fromkeys(item.strip() for item in self.text(*names).split(",") if item.strip()))
         if len(found) > most:
             raise BadParameter(f"{names[0]} has {len(found)} items, at most {most} are possible")
@@ -160,11 +160,11 @@ class Params:
         return value
 
     def given_number(self, *names: str, least: int, most: int) -> int | None:
-        """The number, None if it is missing."""
+        """Return the number; None if it is missing."""
         return self.number(*names, least=least, most=most) if self.text(*names) else None
 
     def given_flag(self, *names: str) -> bool | None:
-        """The flag, None if it is missing."""
+        """Return the flag; None if it is missing."""
         return self.flag(*names, default=False) if self.text(*names) else None
 
     def numbers(self, *names: str) -> list[int]:
@@ -177,7 +177,7 @@ class Params:
         return default if not text else text == "true"
 
     def time_ms(self, *names: str) -> int:
-        """A time as ``yyyyMMddHHmmss``, in UTC."""
+        """Return a time, written as ``yyyyMMddHHmmss`` in UTC, in ms since 1970."""
         text = self.required(*names)
         try:
             return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp() * 1000)
@@ -186,7 +186,7 @@ class Params:
 
 
 def as_number(text: str, name: str) -> int:
-    """The number in ``text``; BadParameter names the parameter ``name``."""
+    """Return the number in ``text``. Raises BadParameter with the name of the parameter, ``name``."""
     try:
         return int(text)
     except ValueError:
@@ -194,5 +194,5 @@ def as_number(text: str, name: str) -> int:
 
 
 def format_time(time_ms: int) -> str:
-    """``yyyyMMddHHmmss`` in UTC."""
+    """Format a time as ``yyyyMMddHHmmss`` in UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime(_TIME)

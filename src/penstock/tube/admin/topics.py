@@ -51,13 +51,13 @@ def _names(params: Params) -> list[str]:
 
 
 def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, text: str) -> list[Answer]:
-    # Tools read the result from a row: there is one even before a broker has registered.
+    # Tools read the result from a row, so there is one even before a broker has registered.
     ids = broker_ids or sorted(engine.cluster.brokers) or [0]
     return [item(code, text, brokerId=broker_id, topicName=name) for broker_id in ids]
 
 
 def _current_topic(engine: MasterEngine, params: Params, name: str) -> TopicSetting | None:
-    """The topic, including changes by earlier objects of the same batch; None if it does not exist."""
+    """Return the topic, including changes by earlier objects of the same batch; None if it does not exist."""
     changed = params.before.get((TOPIC_KIND, name))
     if isinstance(changed, TopicSetting):
         return changed
@@ -66,7 +66,7 @@ def _current_topic(engine: MasterEngine, params: Params, name: str) -> TopicSett
 
 
 def _new_topic(params: Params, default: TopicDefaults, engine: MasterEngine) -> TopicDeployment:
-    """A new topic with the requested properties, on a broker with these defaults."""
+    """Return a new topic with the requested properties, on a broker with these defaults."""
     policy = delete_policy(params) or default.delete_policy
     return TopicDeployment(
         params.number("numPartitions", "numPart", default=default.partitions),
@@ -119,7 +119,7 @@ def _error_of(check: Callable[[], None]) -> tuple[int, str]:
 
 
 Edit = Callable[[TopicDeployment], tuple[TopicDeployment, int, str]]
-"""Changes a topic on one broker; returns code 200 if it changed something."""
+"""A function that changes a topic on one broker; its result has code 200 if it changed something."""
 
 
 def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = None) -> SettingChange:
@@ -137,7 +137,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
             rows += _rows(engine, broker_ids, name, *refusal)
             continue
         sized = topic._replace(max_message_bytes=size or topic.max_message_bytes)
-        # Offline brokers have the topic too, and apply the change when they return.
+        # Offline brokers also have the topic, and apply the change when they register.
         ids = {*all_brokers(engine), *engine.controls.seen, *(topic.brokers or dict(topic.own))}
         there = sorted(number for number in ids if topic.on(number))
         outcomes = {number: edit(topic.at(number)) for number in there if not broker_ids or number in broker_ids}
@@ -150,7 +150,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
             common = _common_deployment([outcomes[n][0] if n in outcomes else topic.at(n) for n in there], common)
         for number in broker_ids or there:
             _, code, text = outcomes.get(number, (None, 401, f"topic {name} is not on broker {number}"))
-            # The size belongs to the topic as a whole, so a broker without other changes reports success, too.
+            # The size belongs to the topic as a whole, so a broker without other changes also reports success.
             unlike = code == UNCHANGED and sized != topic
             rows += _rows(engine, [number], name, *((OK, "Ok!") if unlike else (code, text)))
         wanted = sized.changed({number: each for number, (each, _, _) in outcomes.items()}, common)
@@ -159,7 +159,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
 
 
 def _common_deployment(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeployment:
-    """Properties of new brokers: the properties that all brokers share, otherwise ``common``."""
+    """Return the properties for new brokers: those that all brokers share, otherwise ``common``."""
     columns = zip(common, *there, strict=True)
     return TopicDeployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
 
@@ -216,7 +216,7 @@ def redo(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 def remove(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove deleted topics with their data, on the named brokers or on all.
 
-    Brokers do it with their next heartbeat; once none has a topic, its name is free.
+    Brokers remove the data with their next heartbeat; once no broker has the topic, its name may be used again.
     """
     return _status(engine, params, TOPIC_REMOVED, TOPIC_DELETED, "delete the topic first")
 
@@ -226,7 +226,7 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:
     rows = []
     for topic, numbers in _asked(engine, params):
         control = access_of(engine, topic.name)
-        # The reference names this flag differently here than in the response of the other method.
+        # Names of the reference's response to this method, which differ from its queries of access control.
         del control["topicName"]
         control["enableAuthControl"] = control.pop("isEnable")
         sums, topic_rows = _sums(engine, topic, numbers), _broker_rows(engine, topic, numbers)
@@ -257,7 +257,7 @@ def topic_rows(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, list[int]]]:
-    """The topics of a query, each with its brokers, as far as they are selected."""
+    """Return the topics that a query selects, each with its selected brokers."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     status = params.given_number("topicStatusId", "tStsId", least=0, most=TOPIC_REMOVED + 1)
     found = []
@@ -280,7 +280,7 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, lis
 
 
 def _broker_rows(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> list[Answer]:
-    """One row for each of these brokers, from its configuration."""
+    """Return one row for each of these brokers, from its configuration."""
     cluster = engine.cluster
     rows: list[Answer] = []
     brokers = all_brokers(engine)
@@ -326,7 +326,7 @@ def _properties(engine: MasterEngine, here: TopicDeployment) -> Answer:
 
 
 def _sums(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> Answer:
-    """Totals of a topic on these brokers."""
+    """Return the totals of a topic on these brokers."""
     cluster = engine.cluster
     on = [cluster.brokers[number] for number in numbers if number in cluster.brokers]
     running = [broker.serving[topic.name] for broker in on if topic.name in broker.serving]

@@ -1,8 +1,8 @@
 """The broker server: listeners, timers, commits, and its membership at a master.
 
 A send is answered when its commit has returned (durability "durable": after fsync). All messages of one loop turn share
-a commit; messages that arrive while a commit runs share the next one. After a failed commit nothing is acknowledged any
-more: sends and commits of offsets are answered 503 with the reason, reads continue.
+a commit; messages that arrive while a commit runs share the next one. After a failed commit nothing is acknowledged:
+sends and commits of offsets are answered with 503 and the reason, reads continue.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class TubeBroker:
 
     ``masters``: ``host:port`` texts; empty: a standalone broker, whose topics come from `create_topic` only.
     ``advertise``: ``host:port`` for clients, if it differs from the bound address. ``web_address``: ``host:port`` of
-    its administration, which the master tells clients. ``access``: users that clients authenticate as. ``master_user``:
-    name and password with which the broker itself signs. ``master_tls``: TLS to the masters, whose TLS ports
-    ``masters`` then names; None: without TLS. ``topic_durability`` overrides ``durability`` for single topics.
+    its administration, which the master reports to clients. ``access``: users and their rights.
+    ``master_user``: name and password with which the broker itself signs. ``master_tls``: TLS for the masters;
+    ``masters`` then has their TLS ports. None: no TLS. ``topic_durability`` overrides ``durability`` for single topics.
     ``staging``: limits of staged rows. ``files``, ``clock`` (ms since 1970, without steps), ``open_meta`` and
     ``commit_queue`` are replaced by the simulator.
     """
@@ -122,7 +122,7 @@ class TubeBroker:
         self._maintenance: Maintenance | None = None
         self._timers: BrokerTimers | None = None
         self.look: Callable[[], None] = _noop
-        """Called before requests are answered, to detect that the process did not run for a while."""
+        """Called before requests are answered, to detect a pause of the process."""
 
     @property
     def engine(self) -> BrokerEngine:
@@ -138,7 +138,7 @@ class TubeBroker:
 
     @property
     def failure(self) -> StorageError | None:
-        """Reason why nothing is stored any more; None while the broker stores messages."""
+        """Reason why messages cannot be stored any more; None while the broker stores messages."""
         return None if self._commits is None else self._commits.failure
 
     @property
@@ -319,7 +319,7 @@ class TubeBroker:
     ) -> None:
         """Store a message from inside the node; ``done`` gets the result after its commit, or the error.
 
-        ``done`` never runs before this returns. ``partition`` None: partitions of the topic in turn.
+        ``done`` never runs before this returns. ``partition`` None: round-robin.
         """
         assert self._loop is not None, "call start() first"
         engine = self.engine
@@ -344,7 +344,7 @@ class TubeBroker:
         """Store messages (data, flag, type) in order; the first one that is rejected ends the run.
 
         After their commit ``done`` gets the number of stored messages, and the error of the first rejected one. After
-        an error of the log it gets 0, and it is unknown which were stored. It never runs before this returns.
+        an error of the log it gets 0, and it is unknown which messages were stored. It never runs before this returns.
         """
         assert self._loop is not None, "call start() first"
         stored = 0
@@ -372,11 +372,11 @@ class TubeBroker:
             self.commits.changed()
 
     def newest(self, topic: str, partition: int) -> tuple[bytes, int] | None:
-        """Data and flag of the last durable message of a partition; None without one."""
+        """Return data and flag of the last durable message of a partition; None if there is none."""
         return newest(self.engine.topics, topic, partition)
 
     async def committed(self) -> None:
-        """Return when all changes so far are durable. Raises StorageError after a failed commit."""
+        """Wait until all changes so far are durable. Raises StorageError after a failed commit."""
         await self.commits.committed()
 
     async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
@@ -401,12 +401,12 @@ class TubeBroker:
         self.commits.schedule()
 
     def heartbeat_now(self) -> None:
-        """Send a heartbeat to the master now, for example because a topic was created there."""
+        """Send a heartbeat to the master now, for example because a topic was created at the master."""
         if self._member is not None:
             self._member.heartbeat_now()
 
     def durability_of(self, topic: str) -> Durability:
-        """Durability of acknowledged messages of ``topic``."""
+        """Return the durability of acknowledged messages of ``topic``."""
         return self._topic_durability.get(topic, self.durability)
 
     # Opening

@@ -1,11 +1,12 @@
 """Commits of the broker: changes that become durable together, and the responses that wait for them.
 
 :mod:`penstock.runtime.io.commit_queue` decides when a commit begins and where it runs. After a failed commit nothing is
-acknowledged: waiting and later requests get 503 with the reason. Responses are sent with one write per connection.
+acknowledged: waiting and later requests are answered with 503 and the reason. Responses are sent with one write per
+connection.
 
-Commits of few messages run in the loop while the disk is fast (decision 34). Two kinds of changes are written behind,
-because no request waits for them: messages in topics of durability "memory", and offsets moved by a fetch (a fetch
-confirms the previous messages, but its response does not acknowledge that).
+Commits of few messages run in the loop while the disk is fast (decision 34). Two kinds of changes are written later
+(write-behind), because no request waits for them: messages in topics of durability "memory", and offsets moved by a
+fetch (a fetch confirms the previous messages, but its response does not acknowledge the offset).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _PendingCommit:
         self.decided: list[Publication] = []
 
     def only_appends_little(self) -> bool:
-        """Whether the commit only appends few bytes to files with allocated space."""
+        """True if the commit only appends a few bytes to files with allocated space."""
         commit = self.commit
         size = 0
         for store, work, _ in commit.works:
@@ -126,7 +127,7 @@ class Commits(CommitClient[_PendingCommit]):
         self.next = StorageCommit()
         """The next commit; changes outside the engine's lists are added here before :meth:`schedule`."""
         self.snapshot_due = False
-        """Whether the next commit stores the sequences of idempotent producers."""
+        """True if the next commit stores the sequences of idempotent producers."""
         self._disk = disk
         self._engine = engine
         self._maintenance = maintenance
@@ -137,7 +138,7 @@ class Commits(CommitClient[_PendingCommit]):
         self._shown = False
         self._offsets: asyncio.TimerHandle | None = None
         self._offsets_due = False
-        """Whether the next commit stores the committed offsets of groups."""
+        """True if the next commit stores the committed offsets of groups."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self.queue = commit_queue(name, self)
@@ -173,7 +174,7 @@ class Commits(CommitClient[_PendingCommit]):
         self.queue.wait(self.queue.number, _NodeAppend(done, result))
 
     async def committed(self) -> None:
-        """Return when all changes so far are durable. Raises StorageError after a failed commit."""
+        """Wait until all changes so far are durable. Raises StorageError after a failed commit."""
         if self.failure is not None:
             raise self.failure
         if self._closed:
@@ -257,7 +258,7 @@ class Commits(CommitClient[_PendingCommit]):
         pending.decided = maintenance.take_staged(commit)
         if engine.produce.producers.changed:
             maintenance.note_producers(commit)
-        # A dict has the order of first use, so a repeated run writes in the same order.
+        # A dict has the order of insertion, so that a repeated simulation writes in the same order.
         for store in engine.dirty_stores:
             assert isinstance(store, Store)
             commit.works.append((store, store.take_unwritten(), store.synced))
@@ -279,7 +280,7 @@ class Commits(CommitClient[_PendingCommit]):
         self._disk.commit([pending.commit])
 
     def is_small_commit(self, pending: _PendingCommit) -> bool:
-        """Whether the commit only appends few bytes and can run in the loop [CommitClient]."""
+        """Return True if the commit only appends a few bytes and can run in the loop [CommitClient]."""
         return pending.only_appends_little() and not (pending.commit.offsets and self._disk.meta.may_wait())
 
     def _make_readable(self, stores: Sequence[LogStore]) -> None:
@@ -294,7 +295,7 @@ class Commits(CommitClient[_PendingCommit]):
         try:
             self._engine.transactions.publish(now_ms)
         except OSError as error:
-            # Decided but unreadable: no later decision is applied; a restart applies it.
+            # Rows of a decided transaction are unreadable: no later decision is applied; a restart tries again.
             what = f"tube: staged rows cannot be read: {error.strerror}"
             self.commits_failed(StorageError(what, path=str(error.filename or self._disk.directory)))
 
@@ -343,12 +344,12 @@ class Commits(CommitClient[_PendingCommit]):
         self._engine.ready.clear()
 
     def commits_failed(self, failure: StorageError) -> None:
-        """Refuse everything from now on [CommitClient]."""
+        """Refuse all later requests [CommitClient]."""
         self.failure = self._engine.checks.failure = failure
         self._failed(failure)
 
 
 def _unavailable(method: int, error: StorageError) -> bytes:
-    """Response to a request whose commit failed: it is unknown whether it was written."""
+    """Return the response to a request whose commit failed: it is unknown whether it was written."""
     response = METHODS[method].response(success=False, errCode=ErrCode.SERVICE_UNAVAILABLE, errMsg=error.what)
     return encode_response(method, response.SerializeToString())

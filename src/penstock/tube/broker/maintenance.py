@@ -64,7 +64,8 @@ class DurabilityOf:
         return self.topics.get(topic, self.default)
 
     def state(self) -> dict[str, object]:
-        """Argument of `BrokerStorage.run`: how this process writes, for the recovery of the next one."""
+        """Return the argument of `BrokerStorage.run`: the durabilities of this process, for recovery by the next
+        one."""
         return {"default": str(self.default), "topics": {name: str(kind) for name, kind in self.topics.items()}}
 
 
@@ -78,7 +79,7 @@ class OpenedLogs:
 
 
 def newest(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | None:
-    """Data and flag of the last durable message of a partition; None without one. Raises StorageError."""
+    """Return data and flag of the last durable message of a partition; None if there is none. Raises StorageError."""
     served = topics.by_name.get(topic)
     if served is None or not served.has(partition):
         return None
@@ -187,7 +188,7 @@ class Maintenance:
         return changed
 
     def note_producers(self, commit: StorageCommit) -> None:
-        """Store, before the first numbered message of a log, the offset from which recovery scans for such messages."""
+        """Before the first numbered message of a log, store the offset from which recovery scans for such messages."""
         for topic, number in self._engine.produce.producers.changed:
             name = sequences_note(topic, number)
             store = self._storage.stores.get((topic, number))
@@ -276,7 +277,7 @@ class Maintenance:
         found = []
         for key, offset in offsets.items():
             store = self._storage.stores.get((key[1], key[2] // 10000))
-            end = 0 if store is None else store.durable_end  # a store without files is empty
+            end = 0 if store is None else store.durable_end  # a store without files has no messages
             if offset > end:
                 found.append((key, offset, end))
                 offsets.set(key, end)

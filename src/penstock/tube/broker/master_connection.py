@@ -1,6 +1,7 @@
-"""A broker and its master: registration, heartbeats, reconnection, failover to the next master; and its commands.
+"""Connection of a broker to its master: registration, heartbeats, reconnection, failover to the next master, commands.
 
-The answers of a master serve or remove topics, stop reading or writing, and limit consumers (`MasterCommands`).
+The master's answers contain commands: serve or remove topics, stop reading or writing, limit consumers
+(`MasterCommands`).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class MasterConnection:
         self._task = asyncio.create_task(self._run(), name=f"tube broker {self.membership.broker_id} membership")
 
     def heartbeat_now(self) -> None:
-        """Send a heartbeat now."""
+        """Send a heartbeat immediately."""
         self._wake.set()
 
     async def close(self) -> None:
@@ -122,7 +123,7 @@ class MasterConnection:
             await asyncio.sleep(backoff.failed())
 
     def _report(self, master: str, error: PenstockError) -> None:
-        """Log why no master is connected: at once for a lost master or a new error, otherwise at intervals."""
+        """Log why no master is connected: immediately for a lost master or a new error, otherwise at intervals."""
         now = wall_clock_ms()
         lost = self.membership.registered
         if not lost and self._said.get(master) == error.what and now < self._said_ms + _SAY_AGAIN_MS:

@@ -32,7 +32,8 @@ class BrokerTimers:
         self._stopped = False
         self._stalls = watch_stalls(self._stalled)
         self.look = self._stalls.look
-        """Detect a stall that has just ended before requests are answered, because fetches also check sessions."""
+        """Detect a stall that has just ended. Called before requests are answered, because fetches also check
+        sessions."""
         self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
 
     def stop(self) -> None:

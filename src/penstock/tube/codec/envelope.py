@@ -304,7 +304,7 @@ def _prefix(body: bytes | memoryview, position: int) -> tuple[int, int]:
     length, start = decode_varint(body, position)
     end = start + length
     if end > len(body):
-        raise RemoteProtocolError(f"tube: the envelope announces {length} bytes, {len(body) - start} are there")
+        raise RemoteProtocolError(f"tube: the envelope announces {length} bytes, {len(body) - start} follow")
     return start, end
 
 

@@ -343,7 +343,7 @@ class TopicConfig(NamedTuple):
         return cls._make([items[0].strip(), *values[:7], _int(items[9], text), *values[7:]])
 
     def with_default(self, default: DefaultConfig) -> TopicConfig:
-        """The complete setting: blanks are filled from the broker's default."""
+        """Return the complete setting: blanks are replaced by the broker's default."""
         own = self._asdict()
         return self._replace(**{k: v for k, v in default._asdict().items() if own[k] is None})
 
@@ -405,8 +405,8 @@ _QUERY_GROUP: Final = re.compile(r"spark-tubemq-[0-9a-f]{8}")
 def query_of_group(group: str) -> str | None:
     """Return "a pipeline" or "a Spark query" if ``group`` has the name of a group of these; else None.
 
-    They publish their offsets there and continue from their checkpoints. A Spark query has such a name if it has no
-    ``tubemq.group``.
+    They publish their offsets in the group, but continue from their checkpoints. The group of a Spark query has such a
+    name if ``tubemq.group`` is not set.
     """
     if group.startswith("pipeline-"):
         return "a pipeline"

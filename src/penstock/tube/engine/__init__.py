@@ -1,1 +1,1 @@
-"""Sans-IO state machines of TubeMQ by role: master, broker, transactions, client."""
+"""TubeMQ as state machines without IO, by role: master, broker, transactions, client."""

@@ -1,8 +1,8 @@
 """Authentication and authorization of TubeMQ clients: signatures, tokens, exempt clients, and rights.
 
-A client signs ``userName + timestamp + nonce`` with HMAC-SHA1 under its key; the server has the same key. A client that
-signed gets a token, which any server with the same users can verify, and renews it before it expires. ``""`` is the
-user of a client that is accepted without credentials.
+A client signs ``userName + timestamp + nonce`` with HMAC-SHA1 under its key; the server has the same key. A client with
+a valid signature gets a token, which any server with the same users can verify, and renews it before it expires. The
+user of a client that is accepted without credentials is ``""``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.tube.codec.proto import shared_pb2
 __all__ = ["AuthenticationResult", "ClientAccess", "RightsOf", "TopicRights", "sign"]
 
 _REMEMBERED = 4096
-_SIGNED_PIECES = 4  # user, timestamp, nonce, signature: what a Java client sends to brokers
+_SIGNED_PIECES = 4  # user, timestamp, nonce, signature, as sent to brokers by Java clients
 _TOKEN_PIECES = 3  # user, end, proof
 _WINDOW_MS = 20_000
-"""Largest difference between a signature's time and the clock of the server."""
+"""Largest accepted difference between a signature's time and the server's clock, in ms."""
 _TIME = re.compile(r"[0-9]{1,19}")
 _NONCE = re.compile(r"-?[0-9]{1,19}")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -33,15 +33,16 @@ class TopicRights(Protocol):
     """Rights of a user."""
 
     def may_produce(self, topic: str) -> bool:
-        """Whether the user may send to the topic."""
+        """Return True if the user may produce to the topic."""
         ...
 
     def may_consume(self, topic: str, group: str | None) -> bool:
-        """Whether the user may read the topic as a member of the group; None: without a group, by offsets."""
+        """Return True if the user may consume the topic as a member of the group; None: without a group, by offsets."""
         ...
 
     def may_administer(self, topic: str = "") -> bool:
-        """Whether the user may change the topic; without one: the cluster, as a broker does when it registers."""
+        """Return True if the user may administer the topic; without one: the cluster, as a broker does when it
+        registers."""
         ...
 
 
@@ -50,14 +51,15 @@ RightsOf = Callable[[str], TopicRights | None]
 
 
 def sign(user: str, key: str, timestamp_ms: int, nonce: int) -> str:
-    """The signature of AuthenticateInfo: HMAC-SHA1 in base64, form url encoded."""
+    """Return the signature of AuthenticateInfo: HMAC-SHA1 in base64, URL-encoded."""
     message = f"{user}{timestamp_ms}{nonce}".encode()
     text = base64.b64encode(hmac.new(key.encode(), message, hashlib.sha1).digest()).decode()
     return text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
 
 
 class AuthenticationResult(NamedTuple):
-    """An accepted client. ``token``: a new token for it, or blank; ``renew``: it should sign again soon."""
+    """An accepted client. ``token``: a new token for the client, or blank; ``renew``: the client should sign again
+    soon."""
 
     user: str
     token: str = ""
@@ -102,7 +104,7 @@ class ClientAccess:
         self._rights.clear()
 
     def may_produce(self, user: str, topic: str) -> bool:
-        """Whether ``user`` may send to the topic."""
+        """Return True if ``user`` may produce to the topic."""
         rights = self._of(user)
         return rights is None or rights.may_produce(topic) or self._deny(user, "Produce", topic)
 
@@ -112,7 +114,7 @@ class ClientAccess:
         return rights is None or rights.may_consume(topic, group) or self._deny(user, "Consume", topic)
 
     def may_administer(self, user: str) -> bool:
-        """Whether ``user`` may change the cluster."""
+        """Return True if ``user`` may administer the cluster."""
         rights = self._of(user)
         return rights is None or rights.may_administer()
 

@@ -1,14 +1,14 @@
 """The broker as a state machine: registrations, fetches, produce requests and transactions.
 
-    answer = broker.receive(request, context, arrived_ms)     # a BrokerResponse, or None: send nothing now
+    answer = broker.receive(request, context, arrived_ms)     # a BrokerResponse, or None: send nothing yet
     deadline = broker.next_deadline()                         # ms or None; then broker.tick(now_ms)
 
 A response with ``wait`` may be sent after the commit of all messages appended and offsets changed so far, other
-responses at once. The shell commits stores with unwritten messages (`dirty_stores`) and changed offsets
+responses immediately. The shell commits stores with unwritten messages (`dirty_stores`) and changed offsets
 (`offsets.take_dirty`). A get that waits for messages is answered later: `readable` and `tick` append to `ready`. A
 commit of staged rows is answered through `transactions`.
 
-Differences from the reference, none visible to its clients: messages are readable as soon as their commit returned,
+Differences from the reference, which its clients do not notice: messages are readable as soon as their commit returned,
 also with filters (its filtered consumers wait for its flush); a get skips any number of records of other partitions at
 once; a get without messages is answered by a running commit.
 """
@@ -45,7 +45,7 @@ class BrokerEngine:
 
     ``session_ms``: a partition without gets and heartbeats for this long becomes free (reference: 30 s). ``last_time``:
     newest append time in the stores; message ids continue after it, even if the clock was set back. ``staging``: staged
-    rows (`engine.transactions`); without it nothing can be staged.
+    rows (`engine.transactions`); None: rows cannot be staged.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BrokerEngine:
         return self.fetch.ready
 
     def receive(self, request: Request, context: RequestContext, arrived_ms: int) -> BrokerResponse | None:
-        """Handle ``request``, which arrived at ``arrived_ms``. None: send nothing now.
+        """Handle ``request``, which arrived at ``arrived_ms``. None: send nothing yet.
 
         None is returned if the request's timeout has passed, or if the response is sent later: of a get that waits for
         messages in `ready`, of a commit of staged rows in `transactions.answered`. Both have the connection and the
@@ -120,7 +120,7 @@ class BrokerEngine:
         return None if answer is LATER else answer
 
     def send_of(self, request: Request, body: bytes) -> tuple[SendFields, bytes] | None:
-        """Fields and data of the message that ``request``, decoded from ``body``, sends.
+        """Return fields and data of the message that ``request``, decoded from ``body``, sends.
 
         None unless it sends one message that `receive_sends` can store.
         """
@@ -129,7 +129,7 @@ class BrokerEngine:
         try:
             found = self.produce.reader.read_request(request, body)
         except RemoteProtocolError:
-            return None  # `receive` reports the error
+            return None  # the request is passed to `receive`, which reports the error
         return None if isinstance(found, pb.SendMessageRequestP2B) else found
 
     def receive_sends(
@@ -165,11 +165,11 @@ class BrokerEngine:
         return BrokerResponse(encode_error(exceptions.EXCEPTION, text, version=request.version))
 
     def next_deadline(self) -> int | None:
-        """Return when `tick` must be called next: the next end of a session or of the wait of a get."""
+        """Return the time at which `tick` must be called: the next end of a session or of the wait of a get."""
         return self.registrations.next_check
 
     def tick(self, now_ms: int) -> None:
-        """End sessions that are over; answer gets that waited long enough."""
+        """End expired sessions; answer gets whose waiting time has passed."""
         if self.registrations.next_check is None or now_ms < self.registrations.next_check:
             return
         self.registrations.tick(now_ms)

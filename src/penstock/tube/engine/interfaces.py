@@ -22,7 +22,7 @@ class LogRead(ABC):
     __slots__ = ()
 
     messages: list[bytes]
-    """One for each message, or with ``joined`` in `LogStore.read` for several."""
+    """Encoded messages: one item per message, or with ``joined`` in `LogStore.read` one for several messages."""
     count: int
     """Number of messages."""
     next_offset: int
@@ -32,7 +32,7 @@ class LogRead(ABC):
     damaged: list[int]
     """Offsets of messages that cannot be read because their verification failed; they are not in ``offsets``."""
     from_disk: bool
-    """Whether any message was no longer in memory."""
+    """True if a message was read from disk."""
 
     @property
     @abstractmethod
@@ -70,8 +70,8 @@ class LogStore(ABC):
     immediate: bool
     """Whether messages are readable before they are written (durability "memory")."""
     epochs: list[tuple[int, int]]
-    """(epoch, end of the log at its begin), ascending; a restart that may have lost readable messages begins an
-    epoch."""
+    """Pairs of epoch and end of the log at its beginning, ascending; a restart that may have lost readable messages
+    begins an epoch."""
 
     @property
     @abstractmethod
@@ -90,12 +90,12 @@ class LogStore(ABC):
         now_ms: int,
         marker: bytes = b"",
     ) -> tuple[int, int]:
-        """Append messages in memory; the index offset of the first and the append time (ms) of all.
+        """Append messages in memory; returns the index offset of the first one and the append time (ms) of all.
 
         ``sums`` are CRC-32 of ``datas``. Message ids rise by one from ``message_id``; ``keys`` are filter codes, -1 for
-        none. The append time is never
-        before that of an earlier message. ``marker`` names the idempotent producer of the first message
-        (`codec.message.encode_marker`). The messages are durable after the next commit of the store.
+        none. The append time is not less than that of any earlier message. ``marker`` identifies the idempotent
+        producer of the first message (`codec.message.encode_marker`). The messages are durable after the next commit of
+        the store.
         """
 
     @abstractmethod
@@ -112,55 +112,58 @@ class LogStore(ABC):
     ) -> LogRead:
         """Read messages of one partition from offset ``start`` up to ``end`` (at most and by default the durable end).
 
-        At most ``max_bytes`` (in the reference's record sizes) and ``max_messages``, but at least one message if there
-        is one; with ``keys`` only messages whose key code is among them. ``next_offset`` is behind the last message if
-        a limit stopped the read, else ``end``. ``start`` must be within ``[min_offset, durable_end]``. ``joined``:
-        several messages may be returned as one item, which is faster.
+        Reads at most ``max_bytes`` (in the reference's record sizes) and ``max_messages``, but at least one message if
+        there is one; with ``keys`` only messages with one of these key codes. ``next_offset`` is the offset after the
+        last message if a limit stopped the read, otherwise ``end``. ``start`` must be within ``[min_offset,
+        durable_end]``. ``joined``: several messages may be returned as one item, which is faster.
         """
 
     @abstractmethod
     def records(
         self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int
     ) -> LogRecords | None:
-        """The records that `read` would return without ``keys``, up to the end of their file.
+        """Return the records that `read` would return without ``keys``, up to the end of their file.
 
         None if they are in memory, in an unreadable file, or one of the messages is lost.
         """
 
     @abstractmethod
     def first_gap(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first run ``[from, to)`` of lost messages within ``[start, end)``; None if nothing is missing there.
+        """Return the first range ``[from, to)`` of lost messages within ``[start, end)``; None if no message is lost.
 
         The partition of lost messages is not known.
         """
 
     @abstractmethod
     def times(self, offsets: Sequence[int]) -> list[int]:
-        """Append times (ms) of the messages at ``offsets``, which are ascending and below the durable end."""
+        """Return the append times (ms) of the messages at ``offsets``, which are ascending and below the durable
+        end."""
 
     @abstractmethod
     def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]:
-        """End and message count of the longest range from ``start`` with at most ``max_messages`` of the partition.
+        """Return end and message count of the longest range from ``start`` with at most ``max_messages`` of the
+        partition.
 
-        The end is ``end`` (or the durable end) if everything fits, else the offset of the first message that does not.
+        The end is ``end`` (or the durable end) if all messages fit, otherwise the offset of the first message that does
+        not.
         """
 
     @abstractmethod
     def lag(self, partition_id: int, start: int) -> tuple[int, int, bool]:
         """Return the lag of a reader of a partition at offset ``start``.
 
-        The number of messages behind ``start``, the append time (ms) of the first of them (0: there are none), and
-        whether both are exact. No index is loaded for it: where it is not in memory, the messages of all partitions of
-        the store are counted.
+        The result is the number of messages after ``start``, the append time (ms) of the first of them (0: there are
+        none), and whether both are exact. No index is loaded: where it is not in memory, the messages of all partitions
+        of the store are counted.
         """
 
     @abstractmethod
     def offset_at(self, time_ms: int) -> int:
-        """Offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""
+        """Return the offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""
 
     @abstractmethod
     def data_position(self, offset: int) -> int:
-        """Data offset of index offset ``offset``, which is at most the durable end."""
+        """Return the data offset of index offset ``offset``, which is at most the durable end."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -182,7 +185,7 @@ class StagedFile(ABC):
 
     @abstractmethod
     def read(self) -> Iterator[tuple[bytes, int]]:
-        """Bodies of the durable records after the first, each with its number of rows.
+        """Return the bodies of the durable records after the first, each with its number of rows.
 
         Raises:
             StorageError: a record is damaged. OSError: the disk fails.
@@ -207,7 +210,7 @@ class StagingStore(ABC):
 
 
 class LeftoverFile(NamedTuple):
-    """A file of an earlier process, and the body of its first record."""
+    """A staged file of an earlier process, and the body of its first record."""
 
     file: StagedFile
     about: bytes

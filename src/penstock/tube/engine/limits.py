@@ -1,8 +1,8 @@
-"""Limits of the master and the broker: each field is a setting, described by the text below it.
+"""Limits of the master and the broker: each field is a setting, described by its docstring.
 
-The annotation of a field gives the values that are accepted; a field without one is 0 or more.
+The annotation of a field has the accepted values; a field without an annotation is 0 or more.
 
-Each text names the reaction beyond the limit; codes are error codes of TubeMQ.
+Each docstring states the reaction beyond the limit; codes are error codes of TubeMQ.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class TubeLimits:
     """Size of a segment of a store in bytes. Segments are deleted as a whole; the newest one is read completely
     after a crash."""
     segment_messages: Annotated[int, Interval(ge=1000, le=10_000_000)] = 700_000
-    """Maximum messages of a segment; it ends at the first of both limits."""
+    """Maximum messages of a segment; a segment ends when it reaches one of both limits."""
     cached_bytes: int = 16 * 1024 * 1024
-    """Bytes of the newest messages of one store that stay in memory; older messages are read from disk."""
+    """Bytes of the newest messages of one store that are cached in memory; older messages are read from disk."""
 
 
 DEFAULT_LIMITS = TubeLimits()

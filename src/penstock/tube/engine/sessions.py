@@ -1,9 +1,9 @@
 """Sessions of clients at the master and at brokers: their timeout and their connection.
 
-Client ids are not secret, so an id must not be sufficient to take over a session. A session (a consumer's registration,
-a member of a group) belongs to the connection that created it. Apache's clients continue a session on a new connection
-after the old one broke, without registering again. So while the connection is open, no other connection may use the
-session; after its end, the next connection with the id from the same host takes it over.
+Client ids are not secret, so knowing an id must not be sufficient to take over a session. A session (a consumer's
+registration, a member of a group) belongs to the connection that created it. Apache's clients continue a session on a
+new connection after the old one broke, without registering again. So while the connection is open, no other connection
+may use the session; after its end, the next connection with the id from the same host takes it over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RequestContext:
 
 
 class SessionOrigin:
-    """One connection. ``host``: address of the peer; ``ended``: it is closed."""
+    """A connection that created sessions. ``host``: address of the peer; ``ended``: the connection is closed."""
 
     __slots__ = ("ended", "host")
 
@@ -60,7 +60,7 @@ class SessionOrigin:
         self.ended = False
 
     def may_be_continued_by(self, other: SessionOrigin) -> bool:
-        """Whether ``other`` may continue the sessions of this connection."""
+        """Return True if ``other`` may continue the sessions of this connection."""
         return self is other or (self.ended and self.host == other.host)
 
 

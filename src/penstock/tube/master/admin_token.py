@@ -12,14 +12,14 @@ from penstock.runtime.io.files import DirectFiles
 __all__ = ["KNOWN_TOKENS", "load_or_create_token", "read_token"]
 
 KNOWN_TOKENS = frozenset({"abc", "ASDFGHJKL"})
-"""Tokens in the reference's code and sample configuration: they are public, so they are rejected."""
+"""Tokens in the reference's code and sample configuration, which are rejected because they are public."""
 
 
 def load_or_create_token(path: Path) -> str:
     """Return the token in ``path``; a missing file is created with a random token and mode 0600.
 
     Raises:
-        StorageError: the file cannot be read or written, it is empty, or it holds a token of TubeMQ's samples.
+        StorageError: the file cannot be read or written, it is empty, or it is a token of TubeMQ's samples.
     """
     try:
         if not path.exists():
@@ -41,7 +41,7 @@ def read_token(path: Path) -> str:
     """Return the token in ``path``.
 
     Raises:
-        StorageError: the file cannot be read, it is empty, or it holds a token of TubeMQ's samples.
+        StorageError: the file cannot be read, it is empty, or it is a token of TubeMQ's samples.
     """
     try:
         token = path.read_text(encoding="ascii").strip()

@@ -68,7 +68,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         commit_queue: Callable[[str, CommitClient[Any]], CommitQueue[Any]] = CommitQueue,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        """Called after a change for brokers, so that a broker in this process sends a heartbeat at once."""
+        """Called after a change for brokers, so that a broker in this process sends a heartbeat immediately."""
         self._data_dir = data_dir
         self._config = config if config is not None else MasterConfig()
         self._admin_token = admin_token
@@ -97,11 +97,11 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
 
         Raises:
             StorageError: the topics cannot be read.
-            OSError: the address is taken.
+            OSError: the address is in use.
         """
         self._store = store = self._open_settings(self._data_dir)
         try:
-            # Before the engine is created, because standby messages and the administration show the bound port.
+            # Listen before the engine is created, because standby messages and the administration show the bound port.
             bound = await self._listeners.start(host, port, tls, DEFAULT_TLS_PORT if tls_port is None else tls_port)
             address = f"{bound[0]}:{bound[1]}"
             self._engine = MasterEngine(
@@ -124,7 +124,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
 
     @property
     def engine(self) -> MasterEngine:
-        """The state machine, for metrics and read-only views. Only after ``start``."""
+        """The state machine, for metrics and read-only views. Available after ``start``."""
         assert self._engine is not None, "call start() first"
         return self._engine
 
@@ -167,11 +167,11 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         await self._persist([topic.with_change(lambda deployment: deployment._replace(delete_policy=delete_policy))])
 
     async def wait_topic(self, name: str, timeout_s: float) -> None:
-        """Return when a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""
+        """Wait until a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""
         if not await self._wait_for_reports(lambda: self.engine.cluster.topic_info(name) is not None, timeout_s):
             raise UnavailableError(
                 f"tube: no broker serves topic {name!r} after {timeout_s:g} s",
-                why="brokers learn of a topic by their heartbeats to the master, and none has reported it",
+                why="brokers get new topics with their heartbeats to the master, and none has reported it",
                 do="check that a broker is registered, then try again",
             )
 
@@ -234,7 +234,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             self._store = None
 
     async def _persist(self, settings: Sequence[Setting | Removal]) -> None:
-        # All are submitted, and their names reserved, before anything is awaited.
+        # All are submitted, and their names reserved, before the first await.
         await asyncio.gather(*[self._put(setting) for setting in settings])
         self.on_change()
 
@@ -273,7 +273,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
 
     def _store_broker_changes(self) -> None:
         """Store new brokers, and remove topics from disk whose data brokers have removed."""
-        # After a failed commit nothing is stored; requests are answered from memory.
+        # After a failed commit nothing more is stored; requests are answered from memory.
         if self._queue is None or self._queue.failure is not None:
             return
         for setting in self.engine.take_unstored():
@@ -310,7 +310,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         after_reading(asyncio.get_running_loop(), self._check_deadlines)
 
     def _check_deadlines(self) -> None:
-        if self._timer is not None:  # not closed in the meantime
+        if self._timer is not None:  # the master was not closed in the meantime
             self._timer.cancel()
             self.engine.tick(self._clock())
             self._arm()

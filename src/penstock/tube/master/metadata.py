@@ -76,7 +76,7 @@ class SettingStore:
                     path=str(path),
                     do="set a data directory that this user can write to",
                 ) from None
-            # Two masters would each announce their own topics to their brokers.
+            # Two masters with one directory would announce different topics to their brokers.
             self._lock = DirectoryLock(path)
             tables = LmdbEnvironment(
                 path, "tube settings", "master that has them", TABLES, schema=SCHEMA,
@@ -93,7 +93,7 @@ class SettingStore:
         """Read at each use, because a reopened environment has other handles."""
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Call ``tell`` in another thread for a failure that no commit reports."""
+        """Register ``tell``, which is called in another thread for a failure that no commit reports."""
         self._environment.on_failure = tell
 
     def load(self) -> list[Setting]:
@@ -108,11 +108,12 @@ class SettingStore:
         return sorted(map(self._decode, values), key=key_of)
 
     def put(self, settings: Sequence[Setting | Removal]) -> None:
-        """Write ``settings``, in order, all or none; they are durable when this returns. StorageError."""
+        """Write ``settings``, in order, all or none; they are durable when this returns. Raises StorageError."""
         self._environment.commit([_operation(setting) for setting in settings], f"storing {len(settings)}")
 
     def close(self) -> None:
-        """Close the store. StorageError: LMDB could not be updated; the next start recovers from the log."""
+        """Close the store. Raises StorageError if LMDB could not be updated; the next start then recovers from the
+        log."""
         try:
             self._environment.close()
         finally:

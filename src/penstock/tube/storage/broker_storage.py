@@ -51,7 +51,7 @@ class StorageCommit:
         """Notes that must be durable before the log is written."""
         self.notes: dict[str, bytes | None] = {}
         self.works: list[tuple[Store, LogWrite, bool]] = []
-        """Store, work to write, and whether it must be synced (durability "durable")."""
+        """Triples of store, work to write, and whether the work must be synced (durability "durable")."""
         self.offsets: list[GroupOffset] = []
         self.config: bytes | None = None
         self.expired: list[tuple[Store, list[Segment]]] = []
@@ -86,7 +86,7 @@ class BrokerStorage:
     ) -> None:
         """Open the directory. Raises StorageError if it is in use, cannot be used, or lost its ``meta``.
 
-        ``on_loss`` is called with every loss whenever one is found. ``without_meta``: continue without ``meta``.
+        ``on_loss`` is called with every loss when it is found. ``without_meta``: continue without ``meta``.
         ``open_meta``: ``files`` and ``meta`` are not on the disk of this machine, so no directory is created or locked.
         """
         self.directory = directory
@@ -127,10 +127,10 @@ class BrokerStorage:
             self.notes = self.meta.notes()
             """Notes at the time of opening."""
             self.unclean = _previous(self.notes.get(RUNNING))
-            """State of the last process if it did not close the directory; None if it did."""
+            """State of the last process if it did not close the directory; otherwise None."""
             self._clean = noted and self.unclean is None
             for name in [name for name in self.notes if name.startswith(_REMOVING)]:
-                # The removal of a topic was interrupted.
+                # The removal of a topic was interrupted: complete it.
                 self._remove_files(name.removeprefix(_REMOVING))
                 self.meta.commit([], notes={name: None})
         except BaseException:
@@ -173,7 +173,8 @@ class BrokerStorage:
         return [self.stores.pop(key) for key in list(self.stores) if key[0] == topic]
 
     def commit(self, commits: Sequence[StorageCommit]) -> None:
-        """Write all works, sync as required, then store the offsets. Committing thread; raises StorageError or OSError.
+        """Write all works, sync as required, then store the offsets. Called in the committing thread; raises
+        StorageError or OSError.
 
         Offsets come last, so that a group is never beyond the end of the stored log.
         """
@@ -185,7 +186,7 @@ class BrokerStorage:
             appends = appends and commit.only_appends and not commit.offsets
             for store, work, sync in commit.works:
                 store.write(work)
-                # Work without writes (expired segments) must not replace earlier work with writes.
+                # Work without writes (expired segments) does not replace earlier work with writes.
                 if sync and work.pieces:
                     last[store] = work
         for store, work in last.items():
@@ -231,7 +232,7 @@ class BrokerStorage:
         self._ran = True
 
     def close(self, *, clean: bool) -> None:
-        """Close everything. ``clean`` false after a failed commit: the files are not modified."""
+        """Close all files. ``clean`` False, after a failed commit: the files are not modified."""
         try:
             for store in self.stores.values():
                 if clean:

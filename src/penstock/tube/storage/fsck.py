@@ -25,7 +25,7 @@ _DATA_NAME = re.compile(r"(\d{20})-(\d{20})\.tube")
 
 
 class Finding(NamedTuple):
-    """A problem. ``lost``: messages that cannot be read; ``kind``: a stable word."""
+    """A problem. ``lost``: number of messages that cannot be read; ``kind``: an identifier for programs."""
 
     path: str
     kind: str
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no problem; a torn tail after a crash is not one, because no reader has seen it."""
+        """True if there is no problem. A torn tail after a crash is not a problem, because it was never readable."""
         return all(finding.kind in {"torn tail", "index behind", "set aside"} for finding in self.findings)
 
 
@@ -86,7 +86,7 @@ def check(directory: Path) -> Report:
 
 
 def repair(directory: Path) -> Report:
-    """Recover every segment as a broker does at its start; damaged bytes are kept in ``.bad`` files.
+    """Recover every segment as a broker does at its start; damaged bytes are moved to ``.bad`` files.
 
     Raises StorageError if a process uses the directory or the disk fails.
     """
@@ -100,7 +100,7 @@ def repair(directory: Path) -> Report:
             count = (loss.end - loss.start) // INDEX_RECORD_BYTES
             report.findings.append(Finding(loss.path, "damaged", str(loss), count))
         if disk.recovery.torn_bytes:
-            text = f"{disk.recovery.torn_bytes} bytes of an unfinished commit were cut"
+            text = f"{disk.recovery.torn_bytes} bytes of an unfinished commit were truncated"
             report.findings.append(Finding(str(directory), "torn tail", text))
         if disk.recovery.rebuilt_indexes:
             text = f"{disk.recovery.rebuilt_indexes} indexes were rebuilt from their data"
@@ -111,7 +111,7 @@ def repair(directory: Path) -> Report:
 
 
 def _check_meta(path: Path, report: Report) -> bool:
-    """Whether the last process closed the directory."""
+    """Check group offsets and configuration, and whether the last process closed the directory."""
     if not path.is_dir():
         report.findings.append(Finding(str(path), "meta", "group offsets and the configuration are missing"))
         return False
@@ -133,7 +133,7 @@ def _check_store(directory: Path, report: Report, *, clean: bool) -> None:
     segments = [match for match in map(_DATA_NAME.fullmatch, names) if match]
     for name in names:
         if name.endswith(".bad"):
-            text = f"damaged bytes ({(directory / name).stat().st_size}) that were set aside earlier"
+            text = f"damaged bytes ({(directory / name).stat().st_size}) quarantined earlier"
             report.findings.append(Finding(str(directory / name), "set aside", text))
         elif name.endswith(".index") and f"{name[:20]}-" not in {match[0][:21] for match in segments}:
             report.findings.append(Finding(str(directory / name), "index", "an index without data"))

@@ -1,4 +1,4 @@
-"""The index log: one 28-byte record per message of a store, exactly as the reference lays it out (big-endian).
+"""The index log: one 28-byte record per message of a store, in the reference's format (big-endian).
 
 | field | bytes | |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Lock of a directory for one process; the kernel releases it when the process ends in any way."""
+"""Lock of a directory for one process; the kernel releases it when the process ends, in any way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["DirectoryLock"]
 
 
 class DirectoryLock:
-    """Lock of a directory from construction to ``close``. The file ``lock`` remains; only the kernel's lock counts."""
+    """Lock of a directory from construction to ``close``. The file ``lock`` is not deleted; only the kernel's lock on
+    it matters."""
 
     def __init__(self, directory: Path) -> None:
         """Lock ``directory``, which exists. Raises StorageError if another process holds the lock."""

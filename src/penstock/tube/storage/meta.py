@@ -58,7 +58,7 @@ class MetaStore:
         self.damaged: list[str] = []
         """Descriptions of damaged entries, which are skipped."""
         if environment is None:
-            # Always fsynced: few bytes each, in the same commit as the log's fsync.
+            # Always fsynced: a few bytes per commit, together with the log's fsync.
             tables = LmdbEnvironment(
                 path, "tube notes", "broker that has them", TABLES, schema=SCHEMA, durability=Durability.DURABLE,
                 map_bytes=map_bytes, many=True,
@@ -69,11 +69,11 @@ class MetaStore:
         self._environment.open(lambda _: None)
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Call ``tell`` in another thread after a failure outside of commits."""
+        """Register ``tell``, which is called in another thread after a failure outside of commits."""
         self._environment.on_failure = tell
 
     def offsets(self) -> list[GroupOffset]:
-        """Every stored offset."""
+        """Return every stored offset."""
         found = []
         for key, body in self._read("offsets", _HEAD.size, "stored offset with key {}"):
             del key
@@ -83,11 +83,11 @@ class MetaStore:
         return found
 
     def config(self) -> bytes | None:
-        """The ``config`` of the last `commit` with one."""
+        """Return the last stored ``config`` of `commit`."""
         return next((body for key, body in self._read("meta", 0, "stored {}") if key == b"config"), None)
 
     def notes(self) -> dict[str, bytes]:
-        """Every note by name."""
+        """Return every note, by name."""
         found = {}
         for _, body in self._read("notes", 2, "note with key {}"):
             size = int.from_bytes(body[:2], "big")
@@ -95,7 +95,8 @@ class MetaStore:
         return found
 
     def _read(self, table: str, least: int, name: str) -> list[tuple[bytes, bytes]]:
-        """Keys and values without checksum, of at least ``least`` bytes; damaged ones are added to `damaged`."""
+        """Return keys, and values of at least ``least`` bytes without their checksum; damaged entries are added to
+        `damaged`."""
         with_crc = self._environment.read(lambda transaction: list(transaction.cursor(self._tables[table])))
         found = []
         for key, value in with_crc:
@@ -135,7 +136,7 @@ class MetaStore:
             self._environment.commit(operations, f"storing {len(operations)} of them")
 
     def may_wait(self) -> bool:
-        """Whether the next commit may take long, because the log is nearly full."""
+        """True if the next commit may take long, because the log is nearly full."""
         return self._environment.may_wait()
 
     def close(self) -> None:

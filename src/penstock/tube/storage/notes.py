@@ -4,7 +4,7 @@ An epoch begins with a restart that may have lost messages which consumers had a
 durability weaker than "durable" can lose such messages, and only after a crash: "memory" after any crash, "flushed"
 after a crash of the machine.
 
-The other note has the last sequence of each idempotent producer up to an offset of the log. Sequences of later messages
+A second note has the last sequence of each idempotent producer up to an offset of the log. Sequences of later messages
 are read from the log, where the first message of each send has a marker (`codec.message.Marker`). The note of a store
 is durable before its first such message is written, and rewritten at intervals to limit the part of the log to read.
 """
@@ -52,7 +52,7 @@ def decode_epochs(note: bytes) -> Epochs:
 
 
 def may_have_lost(previous: Mapping[str, Any] | None, durability: str, boot: str) -> bool:
-    """Whether a log of ``durability`` may have lost readable messages. ``previous``: `BrokerStorage.unclean`."""
+    """Return True if a log of ``durability`` may have lost readable messages. ``previous``: `BrokerStorage.unclean`."""
     if previous is None or durability == "durable":
         return False
     return durability == "memory" or not boot or previous.get("boot") != boot
@@ -65,7 +65,7 @@ def begin_epoch(epochs: Epochs, end: int) -> Epochs:
 
 SEQUENCES_PREFIX = "producers/"
 SequenceRow = tuple[int, int, int, int]
-"""Partition id, producer, last sequence stored, time of it (ms)."""
+"""Partition id, producer, last stored sequence, and its time (ms)."""
 
 _OFFSET = struct.Struct(">q")
 _ROW = struct.Struct(">iqqq")

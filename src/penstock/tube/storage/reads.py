@@ -1,6 +1,6 @@
 """Reading of a store: messages of a partition from an offset, with or without filters, from memory and disk.
 
-This base class of `Store` only changes which indexes are in memory. It runs in the loop's thread.
+This base class of `Store` modifies nothing except the set of indexes in memory. It runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def choose(
     return MessageSelection(places, reached, full=count < len(matching)), int(sums[count - 1]) if count else 0
 
 
-# A filtered read examines no more messages of its partition than this, so that a filter without matches cannot block
-# the loop for long; the offset that it reached is returned.
+# Maximum messages of a partition that a filtered read examines, so that a filter without matches does not block the
+# loop for long; the reached offset is returned.
 _FILTER_WINDOW = 65_536
 _FILTER_MOST = 262_144
 _INDEXES_KEPT = 4
@@ -113,7 +113,7 @@ class StoredMessages(LogRead):
 
 
 class LogReads(LogStore):
-    """The reading part of a store: it only changes which indexes are in memory."""
+    """The reading methods of a store; they modify nothing except the set of indexes in memory."""
 
     def __init__(self, files: Files, store_id: int, on_loss: Callable[[Loss], None]) -> None:
         self.store_id = store_id
@@ -129,7 +129,7 @@ class LogReads(LogStore):
         self._recent: deque[Segment] = deque()
 
     def _touch_index(self, segment: Segment) -> None:
-        """Note the use of a closed segment's index, and drop the least recently used indexes."""
+        """Register the use of a closed segment's index, and drop the least recently used indexes."""
         recent = self._recent
         if recent and recent[-1] is segment:
             return

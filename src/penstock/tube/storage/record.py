@@ -14,16 +14,16 @@ offset  size
 ```
 
 The padding makes a record exactly as long as the reference's (52 + payload bytes), mostly 2 to 6 bytes. So the data
-offsets and sizes in index records and on the wire, which are in the reference's units, are also the physical ones. Only
-a message whose flag is outside 0..127 (no known client sends one) may need more than 52 + payload; its index record
-then contains the actual size.
+offsets and sizes in index records and on the wire, which use the reference's sizes, are also the physical ones. Only a
+message whose flag is outside 0..127 (no known client sends one) may need more than 52 + payload; its index record then
+contains the actual size.
 
 From the number of unacknowledged messages (rounded up to a power of two) recovery classifies a hole before a complete
 record: as damage if the messages in the hole were acknowledged when the record was written, otherwise as part of an
 interrupted commit.
 
 The CRC starts with the record's data offset, so a record copied elsewhere (inside a payload, by a misdirected write,
-left in a reused block) is not valid there.
+left in a reused block) is not valid at its new offset.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 HEADER_BYTES: Final = 24
 REFERENCE_OVERHEAD: Final = 52
-"""Bytes of the reference's data record besides the payload."""
+"""Bytes of the reference's data record in addition to the payload."""
 
 _HEADER = struct.Struct(">IIIHiHI")
 _INT: Final = struct.Struct(">i")
@@ -155,7 +155,7 @@ def encode_run(
     partition = partition_id % PARTITIONS_PER_STORE
     entry_partition = _INT.pack(partition_id)
     high_time, low_time = time_ms >> 32, time_ms & 0xFFFFFFFF
-    # Consecutive messages are usually similar: bytes equal to those of the previous one are not encoded again.
+    # Consecutive messages are usually similar: bytes equal to those of the previous message are not encoded again.
     data_size: i64 = -1
     last_flag, last_key = 0, 0
     last_inner: i64 = -1
@@ -258,7 +258,7 @@ def encode_run(
 def _record_sum(
     rest: bytes, message: bytes, seed: i64, tail_size: i64, data_size: i64, shift: i64, data_sum: i64
 ) -> i64:
-    """CRC-32, started with ``seed``, of a record: the ``rest`` of its header, and ``message``.
+    """Return the CRC-32, started with ``seed``, of a record: the ``rest`` of its header, and ``message``.
 
     The data of the message are not read again: their CRC ``data_sum`` is combined with the CRC of the bytes before, as
     ``crc32_combine`` of zlib does. ``shift`` is `_shift_of` of the size of the data.
@@ -283,8 +283,8 @@ def _table(value: i64) -> i64:
 
 
 def _product(a: i64, b: i64) -> i64:
-    """Return the product of two polynomials modulo the polynomial of CRC-32; the highest bit is the coefficient of x to
-    the power 0."""
+    """Return the product of two polynomials modulo the polynomial of CRC-32; the highest bit is the coefficient of
+    x^0."""
     product: i64 = 0
     shift: i64 = 31
     while shift >= 0:
@@ -296,7 +296,7 @@ def _product(a: i64, b: i64) -> i64:
 
 
 def _shift_of(size: i64) -> i64:
-    """x to the power 8 * ``size``: multiplying a CRC with it appends ``size`` zero bytes."""
+    """Return x^(8 * ``size``): multiplying a CRC by it appends ``size`` zero bytes."""
     known = _SHIFTS.get(size)
     if known is not None:
         return known
@@ -331,7 +331,8 @@ class StoredRecord(NamedTuple):
 
 
 def find_record(buffer: bytes, position: int, data_start: int) -> StoredRecord | None:
-    """The record at ``position`` of a segment that starts at data offset ``data_start``; None if it is incomplete."""
+    """Return the record at ``position`` of a segment that starts at data offset ``data_start``; None if it is
+    incomplete."""
     if position + _MIN_SIZE > len(buffer):
         return None
     crc, length, ordinal, partition, key_code, high, low = _HEADER.unpack_from(buffer, position)
@@ -349,7 +350,7 @@ def find_record(buffer: bytes, position: int, data_start: int) -> StoredRecord |
 
 
 class _Headers(NamedTuple):
-    """Headers of records, and whether they are plausible."""
+    """Headers of records, and flags that show whether they are plausible."""
 
     starts: Numbers
     ends: Numbers
@@ -360,7 +361,8 @@ class _Headers(NamedTuple):
 
 
 def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Headers:
-    """The headers of the records at ``positions``, read at once. The buffer has room for a record at each."""
+    """Return the headers of the records at ``positions``, read together. The buffer has room for a record at each
+    position."""
     readable = positions + _MIN_SIZE <= len(buffer)
     at = np.where(readable, positions, 0)
     anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))
@@ -397,7 +399,7 @@ def messages_at(buffer: bytes, positions: Numbers, ordinals: Sequence[int], plac
 def _messages_bytewise(
     buffer: bytes, positions: list[int], ordinals: list[int], seeds: list[int]
 ) -> list[bytes | None]:
-    """As :func:`messages_at`, by reading the bytes of the headers."""
+    """Like :func:`messages_at`, but reads the headers byte by byte."""
     out: list[bytes | None] = []
     available: i64 = len(buffer)
     at: i64 = 0
@@ -430,17 +432,19 @@ def messages_joined(buffer: bytes, positions: list[int], ordinals: list[int], se
 
     Adjacent records are verified together: the CRC-32 of all their bytes is compared with the combination of their
     stored sums, as in `_record_sum`. It detects the same damage as comparing each record, at half of the cost for small
-    messages. Adjacent messages of one size are copied together. Loops over bytes: for the compiled form.
+    messages. Adjacent messages of one size are copied together. Used in the compiled form only, because it loops over
+    bytes.
     """
     parts: list[bytes | memoryview] = []
     view = memoryview(buffer)
     available: i64 = len(buffer)
     count: i64 = len(positions)
-    # Adjacent records: start, end and CRC-32 of their bytes.
+    # Start, end and CRC-32 of a sequence of adjacent records.
     first: i64 = 0
     end: i64 = -1
     crc: i64 = 0
-    # The last of them, of one size: their number, the start of the first, the size of each and the end of its message.
+    # The last records of this sequence with the same size: their number, the start of the first, the size of each, and
+    # the end of its message.
     alike: i64 = 0
     alike_start: i64 = 0
     alike_size: i64 = 0
@@ -520,7 +524,7 @@ def decode_records(answer: bytes, start: int, sizes: Numbers, places: Numbers) -
         found = decode_records_bytewise(answer, start, sizes.astype("<i8").tobytes(), places.astype("<i8").tobytes())
         if found is not None:
             return found
-        # A sum of all that differs may be damage between the messages.
+        # If the sum of all bytes differs, the damage may be between the messages.
     heads = _heads(answer, start + np.cumsum(sizes) - sizes)
     if not heads.can_be.all():
         return None
@@ -532,7 +536,7 @@ def decode_records(answer: bytes, start: int, sizes: Numbers, places: Numbers) -
 
 
 def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: bytes) -> Columns | None:
-    """As :func:`decode_records`, with a loop over bytes; also None if padding is not zero.
+    """Like :func:`decode_records`, with a loop over bytes; also None if padding is not zero.
 
     One CRC-32 of all bytes is compared with the combination of the records' sums; see `_append_sum`. ``sizes`` (52 or
     more, up to the end of ``answer``) and ``places`` are encoded.
@@ -543,8 +547,8 @@ def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: byt
     count: i64 = len(sizes)
     place: i64 = 0
     at = start
-    crc: i64 = 0  # of the records, from their own
-    whole: i64 = 0  # of the bytes before `read`
+    crc: i64 = 0  # CRC of the records, combined from their own sums
+    whole: i64 = 0  # CRC of the bytes before `read`
     read = start
     last: i64 = -1
     shift: i64 = 0
@@ -589,7 +593,7 @@ def scan(buffer: bytes, data_start: int) -> Iterator[StoredRecord]:
 
 def _next_whole(buffer: bytes, position: int, data_start: int, expected: int) -> StoredRecord | None:
     # A message starts with tag 0x22, a length of one to four bytes and tag 0x08: the regular expression engine finds
-    # that quickly, and the CRC decides. Runs of zeros (a tail filled in advance) contain none.
+    # that quickly, and the CRC determines whether it is a record. Zeros (a tail filled in advance) contain no match.
     for match in _MESSAGE_START.finditer(buffer, position + HEADER_BYTES):
         found = find_record(buffer, match.start() - HEADER_BYTES, data_start)
         if found is not None and found.ordinal >= expected:

@@ -1,12 +1,12 @@
-"""Recovery of a store when it is opened: complete records keep their offsets, the rest is cut or set aside.
+"""Recovery of a store when it is opened: complete records keep their offsets, other bytes are truncated or quarantined.
 
 * The newest segment is read completely. The data are authoritative; the index, which is written but not synced while
   the segment grows, is corrected.
-* Bytes behind the last complete record were never acknowledged: they are cut and counted (a torn tail).
-* So are records behind a hole of an interrupted commit, whose writes reach the disk in any order; the records contain
-  what was acknowledged when they were written.
-* A damaged range with complete records behind it keeps its offsets as fillers. The damaged bytes are kept in a ``.bad``
-  file, the loss is reported, and a new segment is begun behind it.
+* Bytes after the last complete record were never acknowledged: they are truncated and counted (a torn tail).
+* The same applies to records after a hole of an interrupted commit, whose writes reach the disk in any order; records
+  contain the number of messages that were not acknowledged when they were written.
+* A damaged range that is followed by complete records keeps its offsets as fillers. The damaged bytes are moved to a
+  ``.bad`` file, the loss is reported, and a new segment is begun.
 * A closed segment was durable before its successor was created, so any defect there is damage. It is read completely if
   its files do not fit each other; with ``deep`` every segment is.
 """
@@ -67,7 +67,7 @@ class _SegmentScan:
     end: int
     """Position after the last complete record."""
     holes: list[tuple[int, int, int, int]]
-    """(first byte, end byte, first ordinal, end ordinal)."""
+    """Damaged or missing ranges: (first byte, end byte, first ordinal, end ordinal)."""
     acknowledged: int = 0
     """Ordinal below which messages were acknowledged, according to the records."""
 
@@ -84,10 +84,11 @@ class _SegmentScan:
 def recover(
     files: Files, directory: Path, store_id: int, *, deep: bool = False, clean: bool = False
 ) -> tuple[list[Segment], Recovery]:
-    """Segments in ``directory``, oldest first, the last one with its files open for appending, and the result.
+    """Return the segments in ``directory``, oldest first, the last one with its files open for appending, and the
+    result.
 
-    ``clean``: the last writer closed the store, so missing data are a loss, not an interrupted write. No segments if
-    the directory is empty or missing. Raises OSError if the disk fails.
+    ``clean``: the last writer closed the store, so missing data are a loss, not an interrupted write. There are no
+    segments if the directory is empty or missing. Raises OSError if the disk fails.
     """
     report = Recovery()
     segments = _list(files, directory)
@@ -121,7 +122,7 @@ def _list(files: Files, directory: Path) -> list[Segment]:
             starts.add(match[1])
     for name in names:
         if (match := _INDEX_NAME.fullmatch(name)) and match[1] not in starts:
-            # Its data file was not durable or is lost: an index without data is useless.
+            # The data file was not durable or is lost: an index without data is deleted.
             files.rename(directory / name, directory / f"{name}.bad")
     return sorted(segments, key=lambda segment: segment.start)
 
@@ -158,8 +159,8 @@ def _open_closed(
 
 
 def _edges_fit(index: bytes, segment: Segment, data_bytes: int) -> bool:
-    """Return whether the first and last index record agree with the data file: the only check of closed segments at a
-    start."""
+    """Return True if the first and last index record agree with the data file. This is the only check of closed
+    segments at a start."""
     if not index:
         return data_bytes == 0
     edges = as_array(index[:INDEX_RECORD_BYTES] + index[-INDEX_RECORD_BYTES:])
@@ -177,7 +178,7 @@ def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery
     data = data_file.read(0, data_file.size())
     found = _read(files, segment.index_path)
     if found and not len(found) % INDEX_RECORD_BYTES and _edges_fit(found, segment, len(data)):
-        # The file ends with its last message: it was closed, and nothing in it was interrupted.
+        # The file ends with its last message: it was closed, so no write in it was interrupted.
         reading = _read_records(data, segment, store_id, len(found) // INDEX_RECORD_BYTES)
         reading.end = len(data)
     elif clean:

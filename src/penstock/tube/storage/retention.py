@@ -1,4 +1,4 @@
-"""Retention of a store: which segments have expired. Data and index of a segment are deleted together."""
+"""Retention of a store: determines expired segments. Data and index of a segment are deleted together."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Retention:
 
 
 def parse_policy(policy: str) -> int:
-    """Milliseconds of ``delete,<n>[s|m|h]``; 168 hours for any other text, as in the reference."""
+    """Return the milliseconds of ``delete,<n>[s|m|h]``; 168 hours for any other text, as in the reference."""
     match = _POLICY.fullmatch(policy.strip())
     return int(match[1]) * _UNIT_MS[match[2].lower()] if match else _DEFAULT_MS
 
 
 def expired(closed: Sequence[Segment], newest: Segment, retention: Retention, now_ms: int) -> int:
-    """Number of ``closed`` segments (oldest first) that have expired: too old as a whole, or over the size limit."""
+    """Return the number of ``closed`` segments (oldest first) that have expired: all their messages are too old, or the
+    store exceeds its size limit."""
     total = newest.data_bytes + sum(segment.data_bytes for segment in closed)
     count = 0
     for segment in closed:

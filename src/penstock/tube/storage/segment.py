@@ -1,6 +1,6 @@
 """One segment: a data file and an index file over the same range of messages, rolled and expired together.
 
-The newest segment of a store grows in memory; its files are read only for messages that left the memory tail. Older
+The newest segment of a store grows in memory; its files are read only for messages that are no longer in memory. Older
 segments are closed: their index is loaded on demand and dropped when least recently used.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PartitionPart", "Segment"]
 
 # Reads from disk: records closer together than this are fetched with one read call, because copying the bytes in
-# between costs less than a call. Up to the second number of bytes of the file are read at a time.
+# between costs less than a call. The second number is the maximum size of a read.
 _GAP_BYTES = 16 << 10
 _RUN_BYTES = 4 << 20
 _GONE = frozenset((errno.ENOENT, errno.EIO))
@@ -90,7 +90,7 @@ class Segment:
         self.last_time = 0
         self.wire_bytes = 0
         self.sealed = False
-        """Whether it is closed, completely durable, and followed by another segment."""
+        """True if the segment is closed, completely durable, and followed by another segment."""
         self.data_file: File | None = None
         self.index_file: File | None = None
         self._index: bytes | bytearray | None = bytearray()
@@ -145,12 +145,12 @@ class Segment:
         self.data_bytes += run.size
 
     def index_bytes(self, first: int, end: int) -> bytes:
-        """Index records of the ordinals ``[first, end)`` of a growing segment."""
+        """Return the index records of the ordinals ``[first, end)`` of a growing segment."""
         assert self._index is not None
         return bytes(self._index[first * INDEX_RECORD_BYTES : end * INDEX_RECORD_BYTES])
 
     def adopt(self, index: bytes, data_bytes: int, *, growing: bool = False) -> None:
-        """Use an index that was read or rebuilt, and drop everything derived from an earlier one."""
+        """Use an index that was read or rebuilt, and drop all data derived from an earlier index."""
         self._index = bytearray(index) if growing else index
         self.count = len(index) // INDEX_RECORD_BYTES
         self.data_bytes = data_bytes
@@ -166,7 +166,7 @@ class Segment:
 
     @property
     def loaded(self) -> bool:
-        """Whether the index is in memory."""
+        """True if the index is in memory."""
         return self._index is not None
 
     def unload(self) -> None:
@@ -188,7 +188,7 @@ class Segment:
         return part
 
     def parts(self) -> Sequence[PartitionPart]:
-        """The partitions that were read so far."""
+        """Return the partitions that were read so far."""
         return list(self._parts.values()) if self._parts else []
 
     def fetch(self, files: Files, ordinals: Sequence[int]) -> tuple[list[bytes | None], int]:
@@ -196,7 +196,7 @@ class Segment:
         number of damaged ones.
 
         A file that is missing or unreadable counts as damage of everything requested. Raises OSError for temporary
-        failures (too many open files, no memory): treating them as damage would skip existing messages.
+        failures (too many open files, no memory): if they counted as damage, existing messages would be skipped.
         """
         starts, ends = self._places(ordinals)
         out: list[bytes | None] = []
@@ -204,7 +204,7 @@ class Segment:
             with self._opened(files) as file:
                 at = 0
                 while at < len(starts):
-                    # A limited number at a time; a large message alone.
+                    # Reads a limited number of bytes at a time; a larger message is read separately.
                     stop = max(at + 1, int(np.searchsorted(ends, starts[at] + _RUN_BYTES, side="right")))
                     buffer, positions = _gather(file, starts[at:stop], ends[at:stop])
                     out += messages_at(buffer, positions, ordinals[at:stop], starts[at:stop] + self.data_start)
@@ -245,7 +245,7 @@ class Segment:
                 raise
             return None
         if len(buffer) != int(sizes.sum()):
-            # Records of other partitions are in between.
+            # There are records of other partitions in between.
             run = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
             firsts, lasts = np.concatenate(([0], run)), np.concatenate((run - 1, [len(sizes) - 1]))
             pieces = zip(positions[firsts].tolist(), (positions[lasts] + sizes[lasts]).tolist(), strict=True)

@@ -1,10 +1,10 @@
 """Files of staged rows: one per attempt, durable, and not readable for clients before their batch is committed.
 
-``` <directory>/<number>.rows         records, one after the other
+``` <directory>/<number>.rows         consecutive records
 
-offset  size 0       4     CRC-32 of all that follows, started with the number of the file and the record's offset in it
-4       4     length of the body 8       4     rows in it 12      n     body: a description of the attempt in the first
-record, staged rows in the others ```
+offset  size 0       4     CRC-32 of the following bytes, started with the number of the file and the record's offset in
+it 4       4     length of the body 8       4     rows in it 12      n     body: a description of the attempt in the
+first record, staged rows in the others ```
 
 Two threads are involved, as in :mod:`penstock.tube.storage.store`: the loop's thread appends in memory and reads
 durable records, the committing thread writes, syncs and removes. A file is open only while it is used, because there
@@ -145,7 +145,7 @@ class StagingDirectory(StagingStore):
         return staged
 
     def appended(self, staged: AttemptFile) -> None:
-        """Note that ``staged`` has work for the next commit."""
+        """Register that ``staged`` has work for the next commit."""
         self._dirty[staged] = None
 
     def remove(self, staged: AttemptFile) -> None:
@@ -164,7 +164,7 @@ class StagingDirectory(StagingStore):
 
     @property
     def dirty(self) -> bool:
-        """Whether `take_unwritten` has work to return."""
+        """True if `take_unwritten` has work to return."""
         return bool(self._dirty or self._removed)
 
     def written(self, works: Iterable[StagedWrite]) -> None:
@@ -197,7 +197,7 @@ class StagingDirectory(StagingStore):
 
 
 def write_staged(files: Files, directory: Path, works: Iterable[StagedWrite]) -> None:
-    """Write ``works`` and make them durable. Committing thread; raises OSError."""
+    """Write ``works`` and make them durable. Called in the committing thread; raises OSError."""
     new = False
     for path, parts in _by_path(works).items():
         first = parts[0].position == 0
@@ -223,7 +223,7 @@ def _by_path(works: Iterable[StagedWrite]) -> dict[Path, list[StagedWrite]]:
 
 
 def _record(file: File, number: int, position: int) -> tuple[bytes, int] | None:
-    """Body and number of rows of the record at ``position``; None if it is incomplete."""
+    """Return body and number of rows of the record at ``position``; None if it is incomplete."""
     head = file.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -236,5 +236,5 @@ def _record(file: File, number: int, position: int) -> tuple[bytes, int] | None:
 
 
 def _seed(number: int, position: int) -> int:
-    # A record of another file, or from another offset, is not accepted.
+    # Records of other files or offsets are not accepted.
     return (number * 0x9E3779B1 + position) & 0xFFFFFFFF

@@ -4,11 +4,11 @@ Two threads use it and share only the files as mutable state. The loop's thread 
 the durable end; the committing thread writes and syncs the passed work:
 
     store.append(...)                     # loop: assigns the offset; the message is not readable yet
-    work = store.take_unwritten()                   # loop: takes everything appended since the last time
+    work = store.take_unwritten()                   # loop: takes all messages appended since the last call
     store.write(work); store.sync(work)   # committing thread
     store.written(work)                   # loop: from now on it is readable
 
-Only messages below ``durable_end`` are readable, so the message of an offset that a consumer has seen never changes.
+Only messages below ``durable_end`` are readable, so the message at an offset that a consumer has read never changes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _LEAST_TAIL = 64
 class StoreLimits:
     """Sizes of a store.
 
-    A segment closes once an append reached ``segment_bytes`` of data or ``segment_records`` index records (the
-    reference: 1 GiB, 700,000; penstock's are smaller because the newest one is read in full after a crash). The file is
-    filled with zeros in advance, from ``fill_bytes_least`` up to ``fill_bytes_most`` at a time: an fdatasync within a
-    filled file takes half the time of one that extends it. During commits of ``fill_below_bytes`` and more, blocks are
-    only allocated, because writing zeros would cost more than it saves. ``tail_bytes`` of the newest messages stay in
-    memory.
+    A segment is closed after an append reached ``segment_bytes`` of data or ``segment_records`` index records (the
+    reference: 1 GiB, 700,000; penstock's segments are smaller because the newest one is read completely after a crash).
+    The file is filled with zeros in advance, from ``fill_bytes_least`` up to ``fill_bytes_most`` at a time: an
+    fdatasync takes half the time if the file is not extended. During commits of ``fill_below_bytes`` and more, blocks
+    are only allocated, because writing zeros would cost more than it saves. ``tail_bytes`` of the newest messages stay
+    in memory.
     """
 
     segment_bytes: int = 64 << 20
@@ -94,15 +94,15 @@ class Store(LogReads):
     ) -> None:
         """Open the store in ``directory`` and recover it; nothing is created before the first write.
 
-        ``on_loss`` is called once for every loss, found now or later. ``deep`` and ``clean``: as in `recover`. Raises
-        OSError if the disk fails.
+        ``on_loss`` is called once for every loss, during recovery or later. ``deep`` and ``clean``: see `recover`.
+        Raises OSError if the disk fails.
         """
         super().__init__(files, store_id, on_loss)
         self.directory = directory
         self.limits = limits
         self.immediate = False
         self.synced = True
-        """Whether a commit is synced (durability "durable")."""
+        """True if commits are synced (durability "durable")."""
         self.epochs: list[tuple[int, int]] = []
         self.unwritten_bytes = 0
         segments, self.recovery = recover(files, directory, store_id, deep=deep, clean=clean)
@@ -110,7 +110,7 @@ class Store(LogReads):
             on_loss(loss)
         self._segments = segments
         self._starts = [segment.start for segment in segments]
-        # Newest file: end of the filled part and of the file; size of recent commits (a decaying maximum).
+        # Newest file: end of the filled part and of the file. Size of recent commits (a decaying maximum).
         self._filled = self._extended = segments[-1].data_bytes if segments else 0
         self._commit_bytes = 0
         self._pieces: list[_SegmentWrite] = []
@@ -217,7 +217,7 @@ class Store(LogReads):
             self.durable_data_end = self.data_end
 
     def _mark(self, end: int, sizes: list[int]) -> None:
-        """Record offsets at which the memory tail may be truncated, and truncate it."""
+        """Store offsets at which the messages in memory may be dropped, and drop the oldest ones."""
         unmarked = self._unmarked
         for one in sizes:
             end += INDEX_RECORD_BYTES
@@ -246,7 +246,7 @@ class Store(LogReads):
     def take_unwritten(self) -> LogWrite:
         """Return messages appended since the last call as work for the committing thread."""
         for piece in self._pieces:
-            # Complete up to now: only the segment of the last piece still grows.
+            # All pieces but the last belong to complete segments.
             piece.index = piece.segment.index_bytes(piece.ordinal_from, piece.segment.count)
         work = LogWrite(self._pieces, self.end_offset, self.data_end, self._pending_bytes)
         self._pieces = []
@@ -262,9 +262,9 @@ class Store(LogReads):
         return True
 
     def write(self, work: LogWrite) -> None:
-        """Write ``work`` to the files (page cache). Committing thread.
+        """Write ``work`` to the files (page cache). Called in the committing thread.
 
-        Raises DiskFullError: the same ``work`` may be written again; another OSError: the store must not be written any
+        Raises DiskFullError: the same ``work`` may be written again. Other OSError: the store must not be written any
         more.
         """
         for piece in work.pieces:
@@ -282,9 +282,9 @@ class Store(LogReads):
             segment.index_file.write(piece.ordinal_from * INDEX_RECORD_BYTES, piece.index)
 
     def sync(self, work: LogWrite) -> None:
-        """Make ``work``, which was written, durable. Committing thread.
+        """Make ``work``, which was written, durable. Called in the committing thread.
 
-        Raises OSError; then the broker must not acknowledge any more.
+        Raises OSError: afterwards the broker must not acknowledge messages.
         """
         # Earlier segments became durable when the last one was created.
         file = work.pieces[-1].segment.data_file if work.pieces else None
@@ -308,7 +308,7 @@ class Store(LogReads):
         else:
             self._seal(before)
         data_file = self._files.create(segment.data_path)
-        # Written together: if there is no space for the second, the next attempt starts with the first.
+        # Both are written in one step: if there is no space for the second one, the next attempt starts with the first.
         segment.index_file = self._files.create(segment.index_path)
         segment.data_file = data_file
         self._files.sync_dir(self.directory)
@@ -319,7 +319,8 @@ class Store(LogReads):
     def _seal(self, segment: Segment) -> None:
         if segment.data_file is None or segment.index_file is None:
             return
-        # All messages first: the file must not end with the last of them while an earlier one is still being written.
+        # Complete all messages first: the file must not end with the last message while an earlier one is being
+        # written.
         segment.data_file.sync()
         segment.data_file.truncate(segment.data_bytes)
         segment.data_file.sync()
@@ -337,7 +338,7 @@ class Store(LogReads):
         if large and end + _LEAST_TAIL <= self._extended:
             return
         step = min(max(self._extended, limits.fill_bytes_least), limits.fill_bytes_most)
-        # Never exactly full: to recovery, a file that ends with its last message was closed.
+        # Never fill exactly: for recovery, a file that ends with its last message was closed.
         extended = max(min(end + step, limits.segment_bytes), end + _LEAST_TAIL)
         if large:
             file.allocate(begin, extended - begin)
@@ -380,8 +381,8 @@ class Store(LogReads):
         newest = self._segments[-1]
         if newest.count and newest.last_time < now_ms - retention.max_age_ms and newest.end <= self._written_end:
             self._roll()
-        # The file name of the newest segment keeps the end of the log. Until that file exists the segment before it
-        # keeps it, and is not sealed.
+        # The file name of the newest segment keeps the end of the log. Until that file exists, the name of the previous
+        # segment does, and that segment is not sealed.
         closed = [segment for segment in self._segments[:-1] if segment.sealed]
         count = expired(closed, self._segments[-1], retention, now_ms)
         gone = self._segments[:count]
@@ -395,12 +396,12 @@ class Store(LogReads):
         return gone
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """Delete the files of segments that `expire` returned. Committing thread. Raises OSError."""
+        """Delete the files of segments that `expire` returned. Called in the committing thread. Raises OSError."""
         for segment in segments:
             segment.close()
-            # The data first: recovery quarantines an index without data.
+            # Delete the data first: recovery quarantines an index without data.
             self._files.remove(segment.data_path)
             self._files.remove(segment.index_path)
-            # In order also on disk: if a power loss undid the removal of an older segment only, the gap would look like
-            # damage.
+            # Sync each removal, so that they are durable in order: if a power loss undid only the removal of an older
+            # segment, the gap would look like damage.
             self._files.sync_dir(self.directory)

@@ -1,9 +1,9 @@
 """Fetches (methods 17, 18): gets of group members, exact ranges of batch readers, and commits of offsets.
 
-A get with ``maxWaitMs`` (an extension) waits if there is no message. Another get waits only while a running commit may
-make messages readable, so that it is answered after the commit instead of being repeated by the client. The shell calls
-`FetchHandler.wake` when a store has new readable messages, and `FetchHandler.tick`; both run the waiting requests
-again, with every check, and append their answers to ``ready``.
+A get with ``maxWaitMs`` (an extension) waits if there is no message. A get without it waits only while a running commit
+may make messages readable, so that it is answered after the commit instead of being repeated by the client. The shell
+calls `FetchHandler.wake` when a store has new readable messages, and `FetchHandler.tick`; both process the waiting
+requests again, with all checks, and append their answers to ``ready``.
 
 Read-ahead: a client with one thread alternates between fetching and processing. Reading and verifying half a megabyte
 from disk takes as long as processing it, so the shell performs the next read of a consumer of old messages after the
@@ -59,7 +59,7 @@ _MAX_LAG_BYTES = 14 << 30
 _READS_AHEAD = 16
 """Maximum prepared reads, half a megabyte each; other consumers are served on request."""
 _EXPECTED_MS = 2_000
-"""Time after which an unused prepared read makes room for another."""
+"""Time in ms after which another prepared read may replace an unused one."""
 
 
 class PendingRead(NamedTuple):
@@ -72,7 +72,7 @@ class PendingRead(NamedTuple):
     room: int
 
     def read(self) -> LogRead:
-        """Read now. Raises OSError for a temporary failure, as `LogStore.read` does."""
+        """Perform the read. Raises OSError for a temporary failure, like `LogStore.read`."""
         return self.store.read(self.partition_id, self.start, keys=self.keys, max_bytes=self.room, joined=True)
 
 
@@ -85,7 +85,7 @@ class ReadAhead:
         """Results of reads (None while they are due) and the time when they were scheduled, oldest first."""
 
     def pop(self, pending: PendingRead) -> LogRead | None:
-        """Return the result of a prepared read, once; None: it must be read now."""
+        """Remove and return the result of a prepared read; None if the caller must read."""
         found = self._held.pop(pending, None)
         return None if found is None else found[0]
 
@@ -102,10 +102,10 @@ class ReadAhead:
             self.due.append(pending)
 
     def work(self) -> None:
-        """Perform the read that is due for longest, unless its consumer has fetched in the meantime."""
+        """Perform the oldest due read, unless its consumer has fetched in the meantime."""
         pending = self.due.popleft()
         read, expected_at = self._held.get(pending, (None, None))
-        # A read may be due twice, if its consumer fetched early and then was scheduled at the same offset again.
+        # A read may be due twice: its consumer fetched early, and a read at the same offset was scheduled again.
         if expected_at is not None and read is None and pending.start >= pending.store.min_offset:
             # A temporary failure is reported in the response to the consumer.
             with contextlib.suppress(OSError):
@@ -157,7 +157,7 @@ class FetchHandler:
         self.rules = FlowRules()
         self.ready: list[DelayedAnswer] = []
         self.ahead = ReadAhead()
-        """Reads that the shell does ahead of requests when it is idle."""
+        """Reads that the shell performs ahead of requests when it is idle."""
         self.gets = 0
         self.messages = 0
         self._checks = checks
@@ -174,7 +174,8 @@ class FetchHandler:
         return self._parked_count
 
     def get(self, request: Request, context: RequestContext) -> BrokerResponse | None:
-        """Answer method 17. None: the get waits for messages, which only a request over a connection does."""
+        """Answer method 17. None: the get waits for messages, which is possible only for a request over a
+        connection."""
         message = decode(pb.GetMessageRequestC2B, request.payload)
         self.gets += 1
         found = self._try(message, context)
@@ -195,7 +196,7 @@ class FetchHandler:
         return None
 
     def wake(self, store: LogStore, now_ms: int) -> None:
-        """Answer the waiting gets of ``store``, which has new readable messages, if they need not wait any more."""
+        """Answer the gets that wait for ``store``, which has new readable messages, unless they must wait longer."""
         waiting = self._parked.pop(store, None)
         if waiting is None:
             return
@@ -214,7 +215,7 @@ class FetchHandler:
             self._parked[store] = still
 
     def tick(self, now_ms: int) -> None:
-        """Answer the gets whose waiting time is over."""
+        """Answer the gets whose waiting time has passed."""
         for store, waiting in list(self._parked.items()):
             still = [parked for parked in waiting if parked.deadline > now_ms]
             if len(still) < len(waiting):
@@ -246,7 +247,7 @@ class FetchHandler:
             self._finish(parked, self._answer(parked, now_ms))
 
     def _has_new_registration(self, parked: _WaitingFetch) -> bool:
-        """Whether the client has registered again: the messages would count as delivered without being received."""
+        """Return True if the client has registered again: messages would count as delivered without being received."""
         if parked.registration is None:
             return False
         registration = self._registrations.get(_key(parked.message))
@@ -317,7 +318,7 @@ class FetchHandler:
         delivered = read.offsets[-1] + INDEX_RECORD_BYTES if manual and read.count else 0
         self._offsets.end_get(key, read.next_offset - start, empty=not read.count, manual=manual, delivered=delivered)
         if not read.count and read.next_offset >= end and message.maxWaitMs > 0:
-            return store  # only messages that do not match: the offset has moved, the get still waits
+            return store  # no message matches the filter: the offset has moved, the get still waits
         self.messages += read.count
         if self.rules.limits:
             registration.meter.count(sum(map(len, read.messages)))
@@ -346,7 +347,7 @@ class FetchHandler:
         )
 
     def _range(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> BrokerResponse | LogStore:
-        """Read an exact range for a batch reader, without a registration and without moving an offset."""
+        """Read an exact range for a batch reader, without a registration, and without changing an offset."""
         name = java_trim(message.topicName)
         refusal = self._checks.refuse_range_reader(
             context, message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, name
@@ -397,7 +398,7 @@ class FetchHandler:
                         currOffset=offset,
                         maxOffset=store.durable_end,
                     )
-                    # An offset of messages that are in memory only needs no more durability than they have.
+                    # The offset of messages that are in memory only need not be more durable than the messages.
                     wait = consumed and not store.immediate
                     return make_response(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
                 text = f"offset {request.confirmedOffset} was not delivered since the registration"
@@ -422,7 +423,7 @@ def _patience_ms(message: pb.GetMessageRequestC2B, store: LogStore) -> int:
     """Return the maximum time that a get may wait for messages."""
     if message.maxWaitMs > 0:
         return min(message.maxWaitMs, _MAX_WAIT_MS)
-    # A running commit makes messages readable long before this client would fetch again.
+    # The running commit makes messages readable long before this client would fetch again.
     return _COMMIT_WAIT_MS if store.unwritten_bytes and not store.immediate else 0
 
 
@@ -439,7 +440,8 @@ def _failed(refusal: Refusal, wait_ms: int = -1) -> BrokerResponse:
 
 
 def _has_little_lag(topic: Topic, left: int) -> bool:
-    """Whether a consumer with filters lags less than ten filtered reads of the reference and should slow down."""
+    """Return True if a consumer with filters lags less than ten filtered reads of the reference, so that it should slow
+    down."""
     records = max(8000, min(1000 * (topic.config.partitions or 1), 13_500)) * 3
     return left < 10 * records * 28
 
@@ -461,7 +463,7 @@ _OK_HEAD = _head(ErrCode.SUCCESS, "OK!", success=True)
 def get_failure(code: int, text: str, wait_ms: int = -1) -> bytes:
     """Encode a get response without messages, with the fields that the reference's clients read.
 
-    ``wait_ms``: time after which the client should ask again.
+    ``wait_ms``: time after which the client should send the next get.
     """
     return pb.GetMessageResponseB2C(
         success=False,
@@ -521,7 +523,7 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
     answer.nextOffset = read.next_offset
     gap = _first_loss(store, read, start)
     if gap is not None:
-        # A batch reader relies on getting every message of its range: the messages before the loss come first.
+        # A batch reader must get every message of its range: the messages before the loss are returned first.
         answer.nextOffset = gap[0]
         if gap[0] == start:
             answer.lostStart, answer.lostEnd = gap
@@ -540,14 +542,15 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
 
 
 def _truncated(store: LogStore, start: int, epoch: int) -> int | None:
-    """Offset below ``start`` at which the log was cut since ``epoch``; None if it was not."""
+    """Return the offset below ``start`` at which the log was truncated since ``epoch``; None if it was not."""
     cuts = [begin for number, begin in store.epochs if number > epoch]
     lowest = min(cuts, default=start)
     return lowest if lowest < start else None
 
 
 def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] | None:
-    """The first offsets ``[from, to)`` that ``read``, which began at ``start``, should have returned and did not."""
+    """Return the first offsets ``[from, to)`` that ``read``, which began at ``start``, should have returned but did
+    not."""
     gap = store.first_gap(start, read.next_offset)
     if not read.damaged or (gap is not None and gap[0] < read.damaged[0]):
         return gap

@@ -1,7 +1,7 @@
-"""Flow control rules of the protocol: how much a consumer may read per minute.
+"""Flow control rules of the protocol: the amount that a consumer may read per minute.
 
 The rules are a JSON text, an array of ``{"type": t, "rule": [...]}``. A broker enforces type 0 of the cluster's rules:
-a volume by lag and time of day (GMT+8). The other types are for clients, which get the text unchanged.
+a volume by lag and time of day (GMT+8). The other types are evaluated by clients, which get the text unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAST_FREQUENCY_MS = 200
 
 
 class Limit(NamedTuple):
-    """A volume per minute for consumers that lag more than ``lag_bytes``, between two minutes of the day."""
+    """A volume per minute for consumers that lag more than ``lag_bytes``, within a part of the day."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class FlowRules(NamedTuple):
     limits: tuple[Limit, ...] = ()
 
     def limit(self, behind_bytes: int, now_ms: int) -> Limit | None:
-        """The applicable rule: of the rules of this time of day, the one with the greatest exceeded lag."""
+        """Return the applicable rule: of the rules for this time of day, the one with the greatest exceeded lag."""
         minute = (now_ms + _GMT8_MS) // 60_000 % _DAY_MINUTES
         found = None
         for limit in self.limits:
@@ -64,7 +64,7 @@ class ReadWindow:
         self._bytes = 0
 
     def wait_ms(self, rules: FlowRules, behind_bytes: int, now_ms: int) -> int:
-        """Time that the consumer must wait before its next get; 0: none."""
+        """Return the time in ms that the consumer must wait before its next get; 0: none."""
         if now_ms - self._evaluated_at >= _EVALUATE_MS:
             self._evaluated_at = now_ms
             self._limit = rules.limit(behind_bytes, now_ms)

@@ -2,7 +2,7 @@
 
 Offsets are byte offsets in a store's index, multiples of 28. The broker stores the offset; a consumer only reports
 whether it consumed the messages of its last get. So a get marks its messages as *in flight*. The next get, a commit or
-the end of the registration *commits* them or drops them; dropped messages are delivered again.
+the end of the registration either *commits* or drops them; dropped messages are delivered again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class _OffsetState:
 
 
 class GroupOffsets:
-    """Offsets of all groups. ``dirty`` collects changes to store; the shell fetches them by `take_dirty`."""
+    """Offsets of all groups. ``dirty`` collects changes to store; the shell gets them with `take_dirty`."""
 
     def __init__(self, stored: Iterable[tuple[Key, int]] = ()) -> None:
         self._slots: dict[Key, _OffsetState] = {key: _OffsetState(offset) for key, offset in stored}
         self.dirty: set[Key] = set()
         self.founded = False
-        """Whether a group in ``dirty`` has its first offset: if it were lost, the group would start at an end of the
-        log.
+        """True if ``dirty`` has the first offset of a group: if it were lost, the group would start at the beginning or
+        end of the log.
         """
 
     def __len__(self) -> int:
@@ -49,12 +49,12 @@ class GroupOffsets:
         return [(key, slot.committed) for key, slot in self._slots.items()]
 
     def committed(self, key: Key) -> int | None:
-        """The committed offset; None for a group that never registered for the partition."""
+        """Return the committed offset; None for a group that never registered for the partition."""
         slot = self._slots.get(key)
         return None if slot is None else slot.committed
 
     def in_flight(self, key: Key) -> int:
-        """Index bytes that were delivered and are not confirmed."""
+        """Return the number of index bytes that were delivered and are not confirmed."""
         slot = self._slots.get(key)
         return 0 if slot is None else slot.in_flight
 
@@ -62,7 +62,7 @@ class GroupOffsets:
         """Register a consumer and return its start offset; messages in flight are delivered again.
 
         ``wanted`` is the request's currOffset (rounded down to a record, limited to ``low``..``high``). ``read_status``
-        decides where a group without an offset starts; 2 always means ``high``.
+        determines the start of a group without an offset; 2 always means ``high``.
         """
         slot = self._slots.get(key)
         if slot is None:
@@ -106,7 +106,7 @@ class GroupOffsets:
         return offset, True
 
     def end_get(self, key: Key, walked: int, *, empty: bool, manual: bool, delivered: int = 0) -> None:
-        """End a get that read ``walked`` index bytes, which are committed at once if nothing is in flight.
+        """End a get that read ``walked`` index bytes, which are committed immediately if no message is in flight.
 
         ``delivered``: with ``manual``, the offset after the last message of a get that returned messages.
         """

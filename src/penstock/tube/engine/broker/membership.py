@@ -1,10 +1,10 @@
 """Membership of a broker in its cluster: requests to the master, and the changes in its responses.
 
     request = membership.next_request(read_status, write_status)   # method id and payload
-    update = membership.receive(method, payload)                   # what to apply; then next_request again, in time
+    update = membership.receive(method, payload)                   # changes to apply; then next_request again
 
 The master sends the whole configuration with a registration, and with a heartbeat if the broker's report differs. The
-broker reports its configuration with the next heartbeat after a change, or when the master asks for it.
+broker reports its configuration with the next heartbeat after a change, or when the master requests it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MasterUpdate:
     max_message_bytes: int | None = None
     flow_rules: str | None = None
     soon: bool = False
-    """Whether to send the next request at once, because the master waits for a report."""
+    """True if the next request must be sent immediately, because the master waits for a report."""
 
 
 class BrokerMembership:
@@ -120,9 +120,10 @@ class BrokerMembership:
         *,
         signed: shared_pb2.MasterCertificateInfo | None = None,
     ) -> tuple[int, bytes]:
-        """Method id and payload of the next request. Statuses: 0 normal, 1 stopped by the master, -1 disk failure.
+        """Return method id and payload of the next request. Statuses: 0 normal, 1 stopped by the master, -1 disk
+        failure.
 
-        ``failure``: description of that failure. ``signed``: the broker's credentials, if the master asks for them.
+        ``failure``: description of the disk failure. ``signed``: the broker's credentials, if the master requires them.
         """
         if not self.registered:
             request = pb.RegisterRequestB2M(
@@ -167,7 +168,7 @@ class BrokerMembership:
         return MethodId.BROKER_HEARTBEAT, beat.SerializeToString()
 
     def close_request(self, signed: shared_pb2.MasterCertificateInfo | None = None) -> tuple[int, bytes]:
-        """The request that ends the membership: the master forgets the broker at once."""
+        """Return the request that ends the membership: the master removes the broker immediately."""
         request = pb.CloseRequestB2M(brokerId=str(self.broker_id), authInfo=signed)
         return MethodId.BROKER_CLOSE, request.SerializeToString()
 
@@ -176,7 +177,7 @@ class BrokerMembership:
 
         Raises:
             RefusedError: the master does not accept this broker (for example: it is not configured there).
-            RemoteProtocolError: the response or a configuration text cannot be read.
+            RemoteProtocolError: the response or a configuration text cannot be parsed.
         """
         if method == MethodId.BROKER_REGISTER:
             return self._registered(decode(pb.RegisterResponseM2B, payload))
@@ -222,7 +223,7 @@ class BrokerMembership:
 
     def _common(self, answer: pb.RegisterResponseM2B | pb.HeartResponseM2B) -> MasterUpdate:
         update = MasterUpdate(stop_read=answer.stopRead, stop_write=answer.stopWrite)
-        # A blank default or an empty list means no change (tubemq.md 12.1).
+        # A blank default or an empty list means no change.
         if answer.takeConfInfo and answer.brokerDefaultConfInfo.strip() and answer.brokerTopicSetConfInfo:
             config = BrokerConfig(
                 answer.curBrokerConfId,

@@ -1,6 +1,7 @@
 """History of committed offsets: one message per group and minute in the system topic, in the reference's format.
 
-Consumers may read the topic; `penstock tube offset` and existing tools find the offset of a group at a time in it.
+Consumers may read the topic; `penstock tube offset` and existing tools find the offset of a group at a given time in
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class HistoryMessage(NamedTuple):
 
 
 def history_partition(group: str) -> tuple[int, str]:
-    """Partition of a group's history, and the message type of its messages."""
+    """Return the partition of a group's history, and the message type of its messages."""
     number = java_hash(group)
     # Java's abs() returns the smallest integer unchanged; no known group hashes to it.
     return (0 if number == _INT_MIN else abs(number)) % _PARTITIONS, str(number)
@@ -43,7 +44,7 @@ def history_partition(group: str) -> tuple[int, str]:
 def group_history(
     topics: Topics, offsets: GroupOffsets, registrations: Registrations, broker_id: int, now_ms: int, minute: str
 ) -> list[HistoryMessage]:
-    """One message for each group with an offset on this broker, without offsets in the system topic itself.
+    """Return one message for each group with an offset on this broker, without offsets in the system topic itself.
 
     ``minute``: the current time as yyyyMMddHHmm.
     """

@@ -119,7 +119,7 @@ class ProduceHandler:
         assert refusal is not None
         if len(datas) == 1:
             return [self._refused(refusal).body], False
-        # At least one of them is rejected: each request is handled alone.
+        # At least one message is rejected: each request is handled separately.
         each = [self.send_all([send], [data], context) for send, data in zip(sends, datas, strict=True)]
         return [bodies[0] for bodies, _ in each], any(wait for _, wait in each)
 
@@ -136,7 +136,7 @@ class ProduceHandler:
         datas: list[bytes],
         now_ms: int,
     ) -> AppendResult | Refusal:
-        """Store all of ``datas`` or none; returns the result of the first."""
+        """Store all of ``datas`` or none; returns the result of the first message."""
         full = self.refuse_space(topic, partition_id)
         if full is not None:
             return full
@@ -183,7 +183,8 @@ class ProduceHandler:
         return self._append(topic, partition_id, [data], [crc32(data)], [flag], [key], now_ms)
 
     def refuse_space(self, topic: Topic, partition_id: int) -> Refusal | None:
-        """Reason why no message can be stored now, if any: a full disk, or too many unwritten messages."""
+        """Return the reason why no message can currently be stored, if any: a full disk, or too many unwritten
+        messages."""
         if self._checks.out_of_space:
             return Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, self._checks.out_of_space)
         if self._topics.store(topic, partition_id).unwritten_bytes > self.max_unwritten_bytes:
@@ -201,9 +202,9 @@ class ProduceHandler:
         now_ms: int,
         marker: bytes = b"",
     ) -> AppendResult:
-        """Append messages to the log of a partition; returns the result of the first."""
+        """Append messages to the log of a partition; returns the result of the first message."""
         store = self._topics.store(topic, partition_id)
-        # Increases with time, also across restarts; nine bytes as a varint for centuries.
+        # Message ids increase with time, also across restarts, and have nine bytes as a varint for centuries.
         message_id = max(self._last_id + 1, now_ms << 20)
         offset, time_ms = store.append_many(partition_id, datas, sums, flags, keys, message_id, now_ms, marker)
         self._last_id = message_id + len(datas) - 1
@@ -278,7 +279,7 @@ class ProduceHandler:
     def refuse_messages(
         self, topic: Topic, batch: pb.SendBatch, datas: Sequence[bytes], msg_type: str = ""
     ) -> Refusal | None:
-        """Reason why ``topic`` does not accept ``datas`` with the flags and types of ``batch``, if any."""
+        """Return the reason why ``topic`` does not accept ``datas`` with the flags and types of ``batch``, if any."""
         count = len(datas)
         if count > MAX_BATCH:
             return Refusal(ErrCode.BAD_REQUEST, f"a batch of {count} messages; at most {MAX_BATCH} are accepted")
@@ -300,7 +301,8 @@ class ProduceHandler:
     def append_staged(
         self, topic: Topic, partition_id: int, batch: pb.SendBatch, number: int, first: int, now_ms: int
     ) -> int:
-        """Store staged messages, numbered from ``first``, of publication ``number``; returns how many were stored.
+        """Store staged messages, numbered from ``first``, of publication ``number``; returns the number of stored
+        messages.
 
         Messages that were stored before a crash are skipped.
         """
@@ -379,7 +381,7 @@ class ProduceHandler:
         """Store a message of the node itself; it is durable after the next commit. ``partition_id`` None: round robin.
 
         Raises:
-            RefusedError: with the error code a client would get. UnavailableError: not now (419, 503).
+            RefusedError: with the error code that a client would get. UnavailableError: temporarily refused (419, 503).
         """
         checks = self._checks
         topic = self._topics.by_name.get(topic_name)
@@ -404,7 +406,7 @@ class ProduceHandler:
 
 
 def _distinct(sends: list[SendFields]) -> list[SendFields]:
-    """Return the distinct sends of ``sends``: usually one, because a client repeats the same fields."""
+    """Return the distinct items of ``sends``: usually one, because a client repeats the same fields."""
     kinds: list[SendFields] = []
     last: SendFields | None = None
     for send in sends:
@@ -423,7 +425,7 @@ def _refuse_size(topic: Topic, size: int) -> Refusal:
 
 
 def partition_refusal(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
-    """Reason why nothing can be stored in a partition of the topic ``name``, if any."""
+    """Return the reason why messages cannot be stored in a partition of the topic ``name``, if any."""
     if not name:
         return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
     if topic is None or not topic.writable:

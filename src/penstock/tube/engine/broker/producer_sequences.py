@@ -1,7 +1,7 @@
 """Sequence numbers of idempotent producers, so that a message that is sent again is not stored again.
 
-A producer numbers its messages per partition, from 0 and without gaps. The broker keeps the last number stored of each.
-The log contains the numbers too, so that they are restored from it after a crash (`storage.notes`).
+A producer numbers its messages per partition, from 0 and without gaps. The broker stores the last number of each
+producer. The log contains the numbers too, so that they are restored from it after a crash (`storage.notes`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _ProducerState:
 
 
 class ProducerSequences:
-    """The last sequence of up to ``most`` producers in partitions; the ones idle for longest are removed."""
+    """The last sequence of up to ``most`` producers in partitions; the producers idle for longest are removed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -74,7 +74,7 @@ class ProducerSequences:
             self.stored((topic, partition), producer, last, time_ms)
 
     def forget(self, partition: TopicPartition, producer: int) -> None:
-        """Remove ``producer``, which sends nothing more to the partition."""
+        """Remove ``producer``, which sends no more messages to the partition."""
         states = self._states.get(partition)
         if states is not None and states.pop(producer, None) is not None:
             self._count -= 1
@@ -88,7 +88,7 @@ class ProducerSequences:
         self.changed = {name for name in self.changed if name[0] != topic}
 
     def expire(self, now_ms: int) -> None:
-        """Remove producers that stored nothing for seven days."""
+        """Remove producers that have stored no message for seven days."""
         self._drop(lambda state: state.time_ms < now_ms - FORGOTTEN_MS)
 
     def _drop_oldest(self) -> None:

@@ -72,7 +72,7 @@ class Registrations:
         self.session_ms = session_ms
         self.next_check: int | None = None
         self._grace_until = 0
-        """Lower bound of the next end of a session."""
+        """Time (ms) before which no session expires."""
         self._checks = checks
         self._topics = topics
         self._offsets = offsets
@@ -86,7 +86,7 @@ class Registrations:
         return iter(list(self._held.items()))
 
     def get(self, key: Key) -> Registration | None:
-        """The registration of a group for a partition, if any."""
+        """Return the registration of a group for a partition, if any."""
         return self._held.get(key)
 
     def register(self, payload: bytes, context: RequestContext) -> BrokerResponse:
@@ -126,7 +126,7 @@ class Registrations:
         return make_response(MethodId.PARTITION_REGISTER, failed.SerializeToString())
 
     def _refuse_more(self, key: Key, filters: Sequence[str]) -> Refusal | None:
-        """Reason why no further filter, registration or offset is accepted, if any."""
+        """Return the reason why no further filter, registration or offset is accepted, if any."""
         if len(filters) > _MAX_FILTERS or any(len(text) > _MAX_FILTER_CHARS for text in filters):
             text = f"at most {_MAX_FILTERS} filters of {_MAX_FILTER_CHARS} characters are accepted"
             return Refusal(ErrCode.BAD_REQUEST, text)
@@ -145,7 +145,7 @@ class Registrations:
             return None
         text = f"partition {key[2]} of {key[1]} is registered by another consumer{_address_of(registration)}"
         if self.has_expired(registration, context.now_ms):
-            # The session is over, but the answer is still 410: the client retries and then succeeds (tubemq.md 10.2).
+            # The session has expired, but the answer is still 410: the client retries and then succeeds.
             self.expire(key)
         return Refusal(ErrCode.PARTITION_OCCUPIED, text)
 
@@ -226,7 +226,7 @@ class Registrations:
         return make_response(MethodId.PARTITION_HEARTBEAT, done.SerializeToString())
 
     def not_held(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
-        """Reason why ``client_id`` may not use the partition over the connection of the request, if any."""
+        """Return the reason why ``client_id`` may not use the partition over the connection of the request, if any."""
         registration = self._held.get(key)
         if registration is None:
             return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
@@ -266,7 +266,7 @@ class Registrations:
             self.expire(key)
 
     def has_expired(self, registration: Registration, now_ms: int) -> bool:
-        """Whether the session is over: no get and no heartbeat for too long."""
+        """Return True if the session has expired: no get and no heartbeat for too long."""
         return registration.deadline <= now_ms >= self._grace_until
 
     def stalled(self, now_ms: int, grace_ms: int) -> None:
@@ -275,7 +275,7 @@ class Registrations:
         self._grace_until = max(self._grace_until, now_ms + grace_ms)
 
     def tick(self, now_ms: int) -> None:
-        """End the registrations whose sessions are over."""
+        """End the registrations whose sessions have expired."""
         for key in [key for key, registration in self._held.items() if self.has_expired(registration, now_ms)]:
             self.expire(key)
         first = min((registration.deadline for registration in self._held.values()), default=None)
@@ -288,5 +288,5 @@ class Registrations:
 
 
 def _address_of(registration: Registration) -> str:
-    """Address of a consumer for messages, without its client id, which is confidential."""
+    """Return the address of a consumer for error texts, without its client id, which is confidential."""
     return f" at {registration.origin.host}" if registration.origin.host else ""

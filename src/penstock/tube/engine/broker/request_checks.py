@@ -1,4 +1,4 @@
-"""Checks that every request to a broker passes (authentication, rights, state of the broker), and its responses."""
+"""Checks of every request to a broker (authentication, rights, state of the broker), and the broker's responses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RequestChecks:
         self.read_stopped = False
         self.write_stopped = False
         self.failure: StorageError | None = None
-        """Set by the shell after a failed commit, after which nothing is acknowledged."""
+        """The error of a failed commit, set by the shell; no message is acknowledged afterwards."""
         self.out_of_space = ""
         """Reason why messages are refused for lack of disk space; empty: they are accepted."""
         self.tokens: list[int] = []
@@ -69,7 +69,7 @@ class RequestChecks:
     def refuse_writer(
         self, context: RequestContext, client_id: str, token: int, user_token: str, topics: Iterable[str]
     ) -> Refusal | None:
-        """Reason why the client may not send to ``topics``, if any."""
+        """Return the reason why the client may not produce to ``topics``, if any."""
         if self.failure is not None:
             return Refusal(
                 ErrCode.SERVICE_UNAVAILABLE, f"the broker does not store messages any more: {self.failure.what}"
@@ -89,20 +89,21 @@ class RequestChecks:
     def refuse_member(
         self, context: RequestContext, client_id: str, group: str, auth: AuthorizedInfo, topic: str | None = None
     ) -> Refusal | None:
-        """Reason why the consumer may not register for partitions (of ``topic``), if any."""
+        """Return the reason why the consumer may not register for partitions (of ``topic``), if any."""
         refusal = self._refuse_user(context, auth.authAuthorizedToken, group)
         if refusal is None and topic is not None:
             refusal = self._refuse_topic(context, auth.authAuthorizedToken, group, topic, group)
         return refusal or self.refuse_reader(auth.visitAuthorizedToken, client_id)
 
     def user_of(self, context: RequestContext, user_token: str, group: str) -> str:
-        """The user of a client that passed the checks."""
+        """Return the user of a client that passed the checks."""
         if self.access is None:
             return ""
         return self.access.admit_token(user_token, context.peer, group, context.now_ms) or ""
 
     def refuse_reader(self, token: int | None, client_id: str) -> Refusal | None:
-        """Reason why the client may not read, if any; ``token`` None: the request carries none (get and commit)."""
+        """Return the reason why the client may not read, if any. ``token`` None: the request has none (get and
+        commit)."""
         if self.read_stopped:
             return Refusal(ErrCode.SERVICE_UNAVAILABLE, "reading is stopped on this broker")
         refusal = None if token is None else self._refuse_token(token)
@@ -111,7 +112,8 @@ class RequestChecks:
     def refuse_range_reader(
         self, context: RequestContext, client_id: str, group: str, user_token: str, topic: str
     ) -> Refusal | None:
-        """Reason why the client may not read ranges, if any. They need no registration and move no offset."""
+        """Return the reason why the client may not read ranges, if any. Ranges need no registration and change no
+        offset."""
         return (
             self._refuse_user(context, user_token, group)
             or self._refuse_topic(context, user_token, group, topic, None)
@@ -155,7 +157,7 @@ def _describe_user(user: str) -> str:
 
 
 def make_response(method: int, payload: bytes, *, wait: bool = False) -> BrokerResponse:
-    """The response to ``method`` with an encoded message of the protocol; its error code is part of the message."""
+    """Return the response to ``method`` with an encoded message of the protocol, which contains the error code."""
     return BrokerResponse(encode_response(method, payload), wait=wait)
 
 

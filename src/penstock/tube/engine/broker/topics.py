@@ -17,7 +17,7 @@ _SIZE_ALLOWANCE = 10 << 10
 
 
 class Topic:
-    """A topic on this broker. ``config`` is complete: blanks are filled from the broker's default."""
+    """A topic on this broker. ``config`` is complete: blanks are replaced by the broker's default."""
 
     __slots__ = ("config", "max_data_bytes", "name", "next_partition", "stores")
 
@@ -37,7 +37,7 @@ class Topic:
 
     @property
     def writable(self) -> bool:
-        """Whether clients may send to the topic now."""
+        """True if clients may currently produce to the topic."""
         return (
             bool(self.config.accept_publish)
             and self.config.status == _STATUS_NORMAL
@@ -46,21 +46,21 @@ class Topic:
 
     @property
     def readable(self) -> bool:
-        """Whether groups may consume the topic now."""
+        """True if groups may currently consume the topic."""
         return bool(self.config.accept_subscribe) and self.config.status == _STATUS_NORMAL
 
     @property
     def removing(self) -> bool:
-        """Whether the master has deleted the topic."""
+        """True if the master has deleted the topic."""
         return self.config.status >= _STATUS_REMOVING
 
     def has(self, partition_id: int) -> bool:
-        """Whether the wire id (store * 10000 + partition) is a partition of this broker."""
+        """Return True if the wire id (store * 10000 + partition) is a partition of this broker."""
         store, partition = divmod(partition_id, PARTITIONS_PER_STORE)
         return 0 <= store < (self.config.stores or 1) and partition < (self.config.partitions or 1)
 
     def next_partition_id(self) -> int:
-        """The next partition id in turn, for messages without one."""
+        """Return the next partition id, round-robin, for messages without one."""
         partitions = self.config.partitions or 1
         count = partitions * (self.config.stores or 1)
         store, partition = divmod(self.next_partition % count, partitions)
@@ -105,7 +105,7 @@ class Topics:
         return list(topic.stores.values()) if topic else []
 
     def store(self, topic: Topic, partition_id: int) -> LogStore:
-        """The log that contains a partition for which `Topic.has` is true."""
+        """Return the log that contains a partition for which `Topic.has` is true."""
         number = partition_id // PARTITIONS_PER_STORE
         store = topic.stores.get(number)
         if store is None:

@@ -1,13 +1,13 @@
-"""Exact ranges of a partition from any TubeMQ broker, as a consumer that registers at the broker alone.
+"""Exact ranges of a partition from any TubeMQ broker, by a consumer that registers only at the broker.
 
 Apache's brokers have no ranges: a get returns any number of messages from the group's stored offset on. But a
 registration sets the start offset, every response reports the offset at which it began, and a commit reports the offset
-at which it ended. So a range is read with gets whose offsets are checked, and the messages of the last get beyond the
-end are dropped: from the first message that a registration *at* the end returns. The batch must be read before the
-message at the end: everything up to the end of the batch was already written by then, so the result is final.
+at which it ended. So a range is read with gets whose offsets are checked, and messages of the last get beyond the end
+are dropped: a registration *at* the end returns the first message beyond it. The batch must be read before that
+message: everything up to the end of the batch was already written then, so the result is final.
 
-No IO: :func:`read_range` yields :data:`RangeStep` objects; its driver sends back the response to a
-:class:`SendRequest`, and None to other steps.
+No IO: :func:`read_range` yields :data:`RangeStep` objects; its driver sends the response to a :class:`SendRequest` into
+the generator, and None for other steps.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SendRequest(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A step: wait ``ms``. The driver gives up after many consecutive waits."""
+    """A step: wait ``ms``. The driver raises an error after many consecutive waits."""
 
     ms: int
     why: str
@@ -96,7 +96,7 @@ Positioned = Generator[RangeStep, "Answer | None", int]
 
 
 class RangeSession:
-    """The client's names while it reads one range.
+    """The names that the client uses while it reads one range.
 
     ``groups``: names to register under; if another reader holds one, the next is used.
 
@@ -136,7 +136,7 @@ class RangeSession:
         return SendRequest(MethodId.PARTITION_REGISTER, request)
 
     def leave(self, ref: PartitionRef) -> SendRequest:
-        """End the registration; the group's stored offset stays."""
+        """End the registration without changing the group's stored offset."""
         return self.register(ref, _UNREGISTER)
 
     def get(self, ref: PartitionRef) -> SendRequest:
@@ -169,7 +169,8 @@ class RangeSession:
 
 
 def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -> RangeSteps:
-    """The messages of ``ref`` in ``[start, end)``, in order, each once; then the partition is released.
+    """Yield the steps that read the messages of ``ref`` in ``[start, end)``, in order, each once; then release the
+    partition.
 
     ``start`` and ``end`` are offsets (multiples of 28). If the driver closes the generator early, the registration ends
     with its session.
@@ -233,7 +234,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
 def _fetch(
     session: RangeSession, ref: PartitionRef, position: int, end: int
 ) -> Generator[RangeStep, Answer | None, tuple[EncodedMessages, int]]:
-    """The messages of one get at ``position``, and the offset of the first entry that it did not reach."""
+    """Return the messages of one get at ``position``, and the offset of the first entry that it did not reach."""
     while True:
         answer = yield session.get(ref)
         assert isinstance(answer, GetResult)
@@ -270,15 +271,15 @@ def _fetch(
             continue
         if done.currOffset > position:
             return (messages if got.errCode == ErrCode.SUCCESS else messages.first_messages(0)), done.currOffset
-        # Code 404 alone does not mean that the end is reached: messages may not be in the files yet.
+        # Code 404 does not imply that the end is reached: messages may not be in the files yet.
         yield Pause(_RETRY_MS, f"{ref}: nothing can be read at offset {position} yet: {got.errMsg}")
 
 
 def _register_again(session: RangeSession, ref: PartitionRef, position: int, end: int) -> RangeSteps:
     """Register at ``position`` again: the broker's stored offset was lower.
 
-    The broker removed the offset of an earlier user of the name, or lost the end of its log; the registration shows
-    which.
+    Either the broker removed the offset of an earlier user of the name, or it lost the end of its log; the registration
+    shows which one.
     """
     yield Pause(_RETRY_MS, f"{ref}: the position of group {session.group!r} was forgotten repeatedly")
     yield from _register(session, ref, position, end)
@@ -287,7 +288,7 @@ def _register_again(session: RangeSession, ref: PartitionRef, position: int, end
 def _count_before(
     session: RangeSession, ref: PartitionRef, end: int, reached: int, messages: EncodedMessages
 ) -> Positioned:
-    """The number of ``messages`` before ``end``, of a batch that reached beyond it."""
+    """Return the number of ``messages`` before ``end``, of a batch that reached beyond it."""
     yield from _register(session, ref, end, reached)
     position = end
     while position < reached:

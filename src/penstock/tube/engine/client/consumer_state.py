@@ -1,7 +1,7 @@
 """State of a consumer: its membership in a group at the master, and each partition that it reads from a broker.
 
-:class:`Membership` holds the partitions that the master assigns. :class:`ClientBalance` chooses its partitions
-itself; the master only reports which ones exist:
+:class:`Membership` holds the partitions that the master assigns. :class:`ClientBalance` chooses its partitions itself;
+the master only reports the existing partitions:
 
     request = member.register();  member.registered(answer)
     request = member.metadata_request();  orders = member.metadata(answer, now)   # the partitions that exist
@@ -60,8 +60,8 @@ __all__ = [
 
 REGISTER, UNREGISTER = 31, 32
 FRESH = 303
-"""qryPriorityId: read also what is not on disk yet. Without it filtered consumers of Apache's brokers see a message
-up to 20 seconds late (tubemq.md 10.5)."""
+"""qryPriorityId: also read messages that are not on disk yet. Without it filtered consumers of Apache's brokers receive
+a message up to 20 seconds late."""
 
 
 class GroupMember:
@@ -169,7 +169,7 @@ class GroupMember:
             self.token = info.visitAuthorizedToken
 
 
-DONE = 2  # EventProto.status: always reported, even if a partition could not be registered
+DONE = 2  # EventProto.status of a finished event, also if a partition could not be registered
 REPORT_EVERY = 6  # heartbeats between full reports of what is held
 
 
@@ -195,7 +195,7 @@ class Bound(NamedTuple):
 
 
 class Membership(GroupMember):
-    """One member of a group at the master; ``now`` (ms) is when it subscribed."""
+    """One member of a group at the master; ``now`` (ms) is the time of its subscription."""
 
     def __init__(
         self,
@@ -309,14 +309,14 @@ class Membership(GroupMember):
         return orders
 
     def finished(self) -> None:
-        """Note that the event was executed as far as possible: the next heartbeat reports it and the held
+        """Register that the event was executed as far as possible: the next heartbeat reports it and the held
         partitions."""
         if self._event is not None:
             self._event.status = DONE
             self._finished, self._event = self._event, None
 
     def lost(self, partition: Partition) -> None:
-        """Note that the partition is no longer held: the next heartbeat reports it, and the master assigns it to a
+        """Register that the partition is no longer held: the next heartbeat reports it, and the master assigns it to a
         member."""
         super().lost(partition)
         self._report = True
@@ -432,7 +432,7 @@ class ClientBalance(GroupMember):
         return self.orders()
 
     def partitions(self) -> dict[Partition, bool]:
-        """Return every partition of the group's topics, in order, and whether it may be consumed now."""
+        """Return every partition of the group's topics, in order, and whether it may currently be consumed."""
         found = {}
         for topic, meta in sorted(self._topics.items()):
             for item, open_ in meta.brokers:
@@ -454,7 +454,7 @@ class ClientBalance(GroupMember):
         return PartitionOrders(take, tuple(sorted(self.held - wanted)) if known else ())
 
     def lost(self, partition: Partition) -> None:
-        """Note that the partition is no longer held; the next heartbeat reports it."""
+        """Register that the partition is no longer held; the next heartbeat reports it."""
         super().lost(partition)
         self._report = True
 
@@ -548,7 +548,7 @@ class PartitionConsumer:
         self.partition = partition
         self.registered = False
         self.ready_at = 0
-        self.offset = -1  # start of the last read
+        self.offset = -1  # offset at which the last read began
         self.max_offset = -1
         self.extensions = 0
         self.moves = 0
@@ -639,8 +639,8 @@ class PartitionConsumer:
         return request
 
     def get_answer(self, answer: broker_pb2.GetMessageResponseB2C, now: int) -> FetchStep:
-        """Process the response to a get: deliver its messages, get again now or later, register again, or drop the
-        partition."""
+        """Process the response to a get: deliver its messages, get again (immediately or later), register again, or
+        drop the partition."""
         code = answer.errCode
         if code == ErrCode.SUCCESS:
             self.offset = answer.currOffset
@@ -666,11 +666,11 @@ class PartitionConsumer:
         return self._retry_after(_WAITS_MS.get(code, 300), now)
 
     def confirmed(self) -> None:
-        """Note that the batch was processed: the next get or the release commits it."""
+        """Register that the batch was processed: the next get or the release commits it."""
         self._verdict = True
 
     def disconnected(self) -> None:
-        """Note that the registration ended; unconfirmed messages are delivered again."""
+        """Register that the registration ended; unconfirmed messages are delivered again."""
         self.registered = False
         self._verdict = False
 

@@ -1,14 +1,14 @@
 """State of a producer: brokers and partitions, the messages that wait for each partition, encoded requests.
 
-:class:`Routes` knows brokers and partitions and chooses one for a record. A :class:`PartitionQueue` holds the
-messages of one partition until they have an outcome. :class:`SendEncoder` encodes them.
+:class:`Routes` has the brokers and partitions, and chooses a partition for a record. A :class:`PartitionQueue` holds
+the messages of one partition until they have an outcome. :class:`SendEncoder` encodes them.
 
     queue.push(message)
     queue.ready() -> number and messages of a request    # to send now; None: not now
     queue.succeeded(number) | refused(number) | failed(number)
     queue.again() -> messages to send again, messages given up
 
-Messages of a partition leave in order. A request has one message, or many if the broker accepts batches. Without
+Messages of a partition are sent in order. A request has one message, or many if the broker accepts batches. Without
 ``producer_id`` a failed message is sent again only while no later one is in the log. With one, messages are numbered
 and the broker stores each number once and in order, so every failed message can be sent again.
 
@@ -47,7 +47,8 @@ DEFAULT_MAX_BYTES = 1 << 20
 
 
 class Routes:
-    """Brokers and partitions as the master last reported them. ``start`` spreads the round robins of many producers.
+    """Brokers and partitions as the master last reported them. ``start`` is the first partition of round robin,
+    different for each producer.
 
     ``reads``: for a reader; includes partitions that currently do not accept records.
     """
@@ -119,7 +120,7 @@ class Routes:
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
         self.unavailable = dict(text.partition("#")[::2] for text in answer.unavailable)
         if answer.errCode == 201:
-            return  # "not ready": keep the known topics
+            return  # the master is not ready: keep the known topics
         self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.served or answer.topicInfos)}
         self._partitions = {}
 
@@ -243,7 +244,7 @@ class QueuedMessage(Protocol):
 
     @property
     def abandoned(self) -> bool:
-        """Whether the caller no longer waits for it."""
+        """True if the caller no longer waits for the message."""
         ...
 
 
@@ -270,7 +271,7 @@ class PartitionQueue(Generic[T]):
         self.requests = requests
         self.batch = batch
         self.held = False
-        self.scheduled = False  # used by the shell: scheduled in this loop turn
+        self.scheduled = False  # set by the shell: sending is scheduled in this loop turn
         self.producer_id = 0
         self.abandoned: list[T] = []
         """Skipped messages that no caller waits for; the shell removes them."""
@@ -298,7 +299,7 @@ class PartitionQueue(Generic[T]):
 
     @property
     def oldest_sequence(self) -> int:
-        """The lowest sequence number without a response."""
+        """Return the lowest sequence number without a response."""
         for batch in self._flight.values():
             return batch[0].sequence
         return self._next_sequence
@@ -350,11 +351,11 @@ class PartitionQueue(Generic[T]):
         """Return the messages of a request that the broker refused permanently; they leave the queue."""
         messages = self._flight.pop(number, None) or []
         if self.producer_id and messages:
-            self._renumber = True  # their numbers are missing now: later messages get new ones
+            self._renumber = True  # their numbers are missing: later messages get new numbers
         return messages
 
     def failed(self, number: int) -> list[T]:
-        """Note that the messages of a request may be sent again, and return them."""
+        """Mark the messages of a request to be sent again, and return them."""
         messages = self._flight.pop(number, None)
         if messages is None:
             return []

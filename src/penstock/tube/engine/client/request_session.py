@@ -7,7 +7,7 @@ which returns the requests with an outcome, each with its context. No IO: time i
 Many requests may be in flight. A response to an abandoned request is dropped.
 
 :class:`ClientCredentials` signs the first request to the master, then sends the token that the master issued. A token
-expires: the master reports that (``requireAuth``) or refuses (415), and the next request is signed again.
+expires: the master then sets ``requireAuth`` or refuses (415), and the next request is signed again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ Outcome = Response | PenstockError
 _BUFFER_BYTES = 256 << 10
 _LAST_SERIAL = 0x7FFFFFFF
 _CACHED_BYTES = 4096
-"""Maximum payload whose head is cached; for larger ones, whose sizes differ, the head is a small part of the cost."""
+"""Maximum payload whose head is cached; for larger payloads, whose sizes differ, the head is a small part of the
+cost."""
 
 
 class RequestSession(Generic[C]):
-    """The requests of one connection to ``peer`` (``host:port``, for errors), until it ends.
+    """The requests of one connection to ``peer`` (``host:port``, for errors) until the connection ends.
 
     ``C`` is the transport's context of a request, returned with the outcome. Times are seconds of one clock.
     """
@@ -163,7 +164,7 @@ class RequestSession(Generic[C]):
         return buffer if self._frame is None else buffer[self._have : self._frame[2]]
 
     def buffer_filled(self, count: int) -> list[tuple[C, Outcome]]:
-        """As :meth:`receive`, for the first ``count`` bytes of :meth:`buffer`."""
+        """Like :meth:`receive`, for the first ``count`` bytes of :meth:`buffer`."""
         buffer = self._buffer
         assert buffer is not None, "call buffer() first"
         self._have = have = self._have + count
@@ -187,7 +188,7 @@ class RequestSession(Generic[C]):
         return self._answered(serial, buffer[start:end])
 
     def _answered(self, serial: int, body: bytes | memoryview) -> list[tuple[C, Outcome]]:
-        """Return the request that the frame ``body`` answers; none if it was dropped. Copies the payload."""
+        """Return the request that the frame ``body`` answers; empty if it was dropped. Copies the payload."""
         if serial not in self._pending:
             return []
         try:
@@ -244,7 +245,7 @@ class ClientCredentials:
         return f"{self._user} {now} {nonce} {sign(self._user, self._key, now, nonce)}"
 
     def authorized(self, info: shared_pb2.MasterAuthorizedInfo, *, sign_again: bool = False) -> None:
-        """Store the token of the master's response, if it has one; ``sign_again``: the master asks for a signature."""
+        """Store the token of the master's response, if it has one; ``sign_again``: the master requests a signature."""
         if info.authAuthorizedToken:
             self._token = info.authAuthorizedToken
         elif sign_again:

@@ -4,8 +4,8 @@ The protocol does not have an assignment message. The master answers a heartbeat
 release these partitions), and a later heartbeat of the consumer reports its execution. The rules:
 
 * A partition belongs to at most one member. The next member gets it after its owner reported the release, left or
-  expired (release before take), never because the owner was ordered to release it.
-* What a member reports to hold is the truth, whatever it was ordered to hold.
+  expired (release before take); an order to release it is not sufficient.
+* The partitions that a member reports as held are authoritative, regardless of its orders.
 * An event is sent with every response until it is reported done, because a response may be lost. Taking a partition
   that is held, or releasing one that is not, changes nothing in Java, Go, C++ and penstock clients.
 * The assignment is computed when a member registers, so that its first heartbeat returns partitions.
@@ -47,7 +47,8 @@ class BoundMember(NamedTuple):
 
 
 class Member:
-    """One consumer. ``held`` is what it reported to hold; orders wait in ``to_release`` and ``to_connect``.
+    """One consumer. ``held`` has the partitions that it reported; pending orders are in ``to_release`` and
+    ``to_connect``.
 
     ``to_renew``: partitions it holds whose broker restarted and lost the registration. ``processing``: the event that
     was sent and not yet reported done.
@@ -72,7 +73,7 @@ class Member:
         self.to_renew: set[Partition] = set()
         self.processing: RebalanceOrder | None = None
         self.out = 0  # heartbeats for which it gets no partitions, requested by an administrator
-        self.yields = False  # an administrator took its partitions: others get them first
+        self.yields = False  # an administrator revoked its partitions: others get them first
 
 
 class Group:
@@ -89,9 +90,9 @@ class Group:
         self.bound = bound
         self.allocated = False
         self.members: dict[str, Member] = {}
-        # Held, ordered to be taken, or not yet released. A partition that is missing here is free.
+        # Partitions that are held, ordered to be taken, or not yet released. All others are free.
         self.owned: dict[Partition, str] = {}
-        self.settle_until = 0  # until then only reports of members count (after a restart of the master)
+        self.settle_until = 0  # until then partitions are only recorded, not assigned (after a restart of the master)
 
     def join(
         self,
@@ -106,7 +107,8 @@ class Group:
         self.leave(member_id)
         member = self.members[member_id] = Member(member_id, now, bound, origin)
         self._report(member, set(held))
-        # This master is new to the member. The broker may be as well: both restart with their node.
+        # The master has restarted since the member registered, and the broker may have as well: both restart with their
+        # node.
         member.to_renew = set(member.held)
         return member
 
@@ -122,8 +124,8 @@ class Group:
     def expel(self, member: Member, rounds: int) -> None:
         """Revoke all partitions of ``member``; it gets none for ``rounds`` heartbeats after the release.
 
-        It is included again after the others were notified of their partitions, or at once if it is the only member and
-        ``rounds`` is 0.
+        It is included again after the others were notified of their partitions, or immediately if it is the only member
+        and ``rounds`` is 0.
         """
         member.out = rounds
         member.yields = True
@@ -133,9 +135,9 @@ class Group:
     def renew(self, broker_id: int) -> None:
         """Order members to register again for their partitions of a restarted broker.
 
-        Members ignore partitions that they believe to hold. A partition for which a get was refused they have dropped,
-        and take it at once: Java, Go and C++ clients report held partitions with every seventh heartbeat only, and
-        it would not be read until then.
+        Members ignore partitions that they believe to hold. After a refused get they have dropped the partition, and
+        the order makes them register immediately: Java, Go and C++ clients report held partitions only with every
+        seventh heartbeat, and the partition would not be read until then.
         """
         for partition, owner in self.owned.items():
             member = self.members[owner]
@@ -143,7 +145,8 @@ class Group:
                 member.to_renew.add(partition)
 
     def heartbeat(self, member: Member, now: int, *, done: bool, reported: Iterable[Partition] | None) -> None:
-        """Process a heartbeat. ``done``: it reports a finished event; ``reported``: all held partitions or None."""
+        """Process a heartbeat. ``done``: it reports a finished event; ``reported``: all held partitions, or None
+        without a report."""
         member.last_seen = now
         event = member.processing
         if member.yields and not done and not _is_releasing(member):
@@ -162,9 +165,9 @@ class Group:
             self._report(member, set(reported))
 
     def next_order(self, member: Member, rebalance_id: int) -> RebalanceOrder | None:
-        """The order to send with the response to this heartbeat; releases come before takes."""
+        """Return the order to send with the response to this heartbeat; releases precede takes."""
         event = member.processing
-        if event is not None and event.op not in _RELEASES:  # others may hold its partitions by now
+        if event is not None and event.op not in _RELEASES:  # other members may hold its partitions
             own = tuple(p for p in event.partitions if self.owned.get(p) == member.id)
             event = member.processing = event._replace(partitions=own) if own else None
         if event is not None:
@@ -184,8 +187,8 @@ class Group:
         """Assign free partitions and order releases until loads differ by at most one; returns the number of orders.
 
         ``partitions`` are all partitions of the group's topics on the brokers with the ids ``online``. Other owned
-        partitions are released, but only if their broker is online: an absent broker may come back with them (all
-        brokers do after a restart of the master).
+        partitions are released, but only if their broker is online: an offline broker may return with them (all brokers
+        do after a restart of the master).
         """
         wanted = set(partitions)
         orders = 0
@@ -212,13 +215,13 @@ class Group:
         return orders + self._balance_loads({m.id: load[m.id] for m in self._eligible_members()}, wanted)
 
     def _eligible_members(self) -> list[Member]:
-        """Return the members that may get partitions; members that yield only if there is no other."""
+        """Return the members that may get partitions; members that yield are included only if there are no others."""
         members = [member for member in self.members.values() if not member.out]
         return [member for member in members if not member.yields] or members
 
     def _balance_loads(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
-        # Partitions that are being released will be assigned to the member with the fewest: count them there, to avoid
-        # further orders.
+        # Partitions that are being released will be assigned to the member with the fewest: count them for that member,
+        # to avoid further orders.
         for partition in sorted(p for p in self._releasing() if p in wanted):
             load[min(load, key=lambda m: (len(load[m]), m))].add(partition)
         orders = 0
@@ -296,7 +299,7 @@ class Group:
                 self.owned[partition] = member.id
             elif owner != member.id:
                 self._resolve_conflict(partition, member, self.members[owner])
-        # An order to release a partition that the member does not hold is pointless.
+        # An order to release a partition that the member does not hold has no effect.
         member.to_release &= reported
 
     def _resolve_conflict(self, partition: Partition, reporter: Member, owner: Member) -> None:
@@ -330,7 +333,7 @@ class Group:
 
 
 def _is_releasing(member: Member) -> bool:
-    """Whether the member was ordered to release partitions and has not reported the release."""
+    """Return True if the member was ordered to release partitions and has not reported the release."""
     event = member.processing
     return bool(member.to_release) or (event is not None and event.op in _RELEASES)
 

@@ -1,4 +1,4 @@
-"""Brokers at the master (methods 7 to 9): the master sends their configuration, they report the served topics."""
+"""Brokers at the master (methods 7 to 9): the master sends the configuration, brokers report the served topics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BrokerHandler:
         self._restarted = restarted
 
     def tick(self, now: int) -> None:
-        """End the sessions of silent brokers, which then count as offline."""
+        """End the sessions of brokers without heartbeats, which then count as offline."""
         session_ms = self._master.config.limits.broker_session_ms
         for broker in self._master.cluster.brokers.values():
             if broker.online and broker.last_seen + session_ms <= now:
@@ -155,8 +155,8 @@ class BrokerHandler:
     def _check_unique(self, info: BrokerInfo) -> None:
         """Refuse a second broker with the same id, which would take over clients and offsets. Raises RefusedRequest.
 
-        A broker whose connection ended (its process was killed) may come back at another address at once. If its
-        machine disappeared and nothing closed the connection, it may come back when the old session has expired.
+        A broker whose connection ended (its process was killed) may register at another address immediately. If its
+        machine disappeared without closing the connection, it may register when the old session has expired.
         """
         known = self._master.cluster.brokers.get(info.id)
         there = known is not None and known.online and known.connected

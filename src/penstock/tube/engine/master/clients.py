@@ -94,13 +94,13 @@ class ProducerHandler:
     def heartbeat(self, request: pb.HeartRequestP2M, context: RequestContext) -> Message:
         client_id = client_id_of(request.clientId, request.hostName)
         passed = self._master.admit(request, None, context)
-        # An unknown producer is registered by its heartbeat: C++ and Go producers never register a second time.
+        # An unknown producer is registered by its heartbeat, because C++ and Go producers never register again.
         producer = self._update(client_id, request.topicList, context)
         cluster = self._master.cluster
         found = {name: cluster.topic_info(name) for name in producer.topics}
         infos = [info.format() for info in found.values() if info is not None]
         # The Java producer drops all topics after a heartbeat response without topics, and fails its messages until the
-        # next one, 13 s later. Shortly after a start of master or brokers it should keep its topics.
+        # next heartbeat, 13 s later. Shortly after a start of master or brokers it should keep its topics.
         waits = not infos and any(cluster.awaits_broker(name, reads=request.wantServed) for name in producer.topics)
         answer = pb.HeartResponseM2P(
             success=True,
@@ -145,8 +145,8 @@ class ProducerHandler:
             )
         elif producer.origin.may_be_continued_by(origin := self._master.origins.origin_of(context)):
             producer.origin = origin
-        # Heartbeats over other connections are answered too: brokers and topics are not secret, and C++ clients stop
-        # after an error.
+        # Heartbeats over other connections are answered as well: brokers and topics are not secret, and C++ clients
+        # stop after an error.
         producer.last_seen = context.now_ms
         producer.topics = [
             name for name in names if valid_topic(name)
@@ -182,7 +182,7 @@ def _registered(
 
 
 class ConsumerHandler:
-    """Answers consumers. ``taken_elsewhere(group)``: that group balances by itself."""
+    """Answers consumers. ``taken_elsewhere(group)`` returns True if the group balances by itself."""
 
     def __init__(self, master: MasterContext) -> None:
         self.groups: dict[str, Group] = {}
@@ -230,8 +230,8 @@ class ConsumerHandler:
             group = self.groups[group_name] = Group(group_name, topics, filters, bound=bound is not None)
             group.allocated = allocated or bool(held)
             if held:
-                # The consumer holds partitions that this master did not assign: the master is new. Other members will
-                # report theirs.
+                # The consumer holds partitions that this master did not assign: the master was restarted. Other members
+                # will report theirs.
                 group.settle_until = context.now_ms + SETTLE_MS
         else:
             _check_same(group, client_id, topics, filters, bound)
@@ -249,7 +249,7 @@ class ConsumerHandler:
         if request.reportSubscribeInfo:
             reported = self._held(request.subscribeInfo)
         event = member.processing
-        # A repeated report (the response to the first was lost) does not refer to the next order.
+        # A repeated report (the response to the first one was lost) does not refer to the next order.
         done = event is not None and request.HasField("event") and request.event.rebalanceId == event.rebalance_id
         group.heartbeat(member, context.now_ms, done=done, reported=reported)
         self._rebalance(group, context.now_ms)
@@ -258,7 +258,7 @@ class ConsumerHandler:
             answer.requireAuth = True
         event = group.next_order(member, self._rebalance_id + 1)
         if event is not None:
-            # Only if there is one: the Go client treats a present event as an order.
+            # Set only if there is an order: the Go client treats every event as one.
             self._rebalance_id = max(self._rebalance_id, event.rebalance_id)
             answer.event.rebalanceId = event.rebalance_id
             answer.event.opType = event.op
@@ -451,7 +451,8 @@ class ClientGroup:
         source_count: int,
         node_id: int,
     ) -> tuple[int, str] | None:
-        """Reason why a member cannot join, as error code and text: it must agree with the first member."""
+        """Return the reason why a member cannot join, as error code and text: its subscription must be that of the
+        first member."""
         if topics != self.topics:
             return ErrCode.CLIENT_INCONSISTENT_TOPICSET, f"topics {sorted(topics)}, not {sorted(self.topics)}"
         if dict(filters) != self.filters:
@@ -481,14 +482,16 @@ class ClientGroup:
             self.meta_id = max(now, self.meta_id + 1)
 
     def wants_meta(self, member: ClientMember, meta_id: int, now: int) -> bool:
-        """Whether a heartbeat's response contains the metadata: it changed, and the member was assigned long ago."""
+        """Return True if a heartbeat's response contains the metadata: it changed, and the member was assigned long
+        ago."""
         if meta_id == self.meta_id or not member.partitions:
             return False
         return member.assigned_at is not None and now - member.assigned_at > META_PUSH_MS
 
 
 class ClientBalanceHandler:
-    """Answers consumers that balance by themselves. ``taken_elsewhere(group)``: the master balances that group."""
+    """Answers consumers that balance by themselves. ``taken_elsewhere(group)`` returns True if the master balances the
+    group."""
 
     def __init__(self, master: MasterContext) -> None:
         self.groups: dict[str, ClientGroup] = {}
@@ -595,7 +598,7 @@ class ClientBalanceHandler:
         if broker_config_id != cluster.version:
             answer.brokerConfigList.extend(self._master.broker_infos(context))
         ops = answer.opsTaskInfo
-        ops.SetInParent()  # present even if it is empty, as in the reference
+        ops.SetInParent()  # set even if it is empty, as in the reference
         known = request.opsTaskInfo
         default_id, default_rules = controls.default_flow(known.defFlowCheckId)
         group_id, group_rules = controls.group_flow(group.name, known.groupFlowCheckId)

@@ -62,22 +62,22 @@ class RegisteredBroker:
         self.tls = False
         self.tls_port = 0
         self.web_address = ""  # of its administration; blank if not reported
-        self.online = False  # whether it has a session: registered, and neither closed nor expired
+        self.online = False  # True if it has a session: registered, and neither closed nor expired
         self.connection: object = None  # connection on which it registered
-        self.connected = False  # whether that connection is open
+        self.connected = False  # True if that connection is open
         self.last_seen = 0
         self.config_id = config_id
         self.check_sum = 0
         self.topics: list[str] = []  # configuration texts to send
         self.need_report = False
-        self.push = False  # whether its configuration is sent with the next heartbeat in any case
+        self.push = False  # True if its configuration must be sent with the next heartbeat
         self.read_status = 0
         self.write_status = 0
         self.failure = ""  # reason of a write status of -1, if the broker reports it
         self.serving: dict[str, TopicConfig] = {}
         self.stop_read = False  # requested by the administrator
         self.stop_write = False
-        self.removed: set[str] = set()  # topics whose data it has removed
+        self.removed: set[str] = set()  # topics whose data the broker has removed
 
     @property
     def tls_info(self) -> BrokerInfo:
@@ -113,7 +113,7 @@ class Cluster:
         return broker
 
     def lost(self, broker: RegisteredBroker) -> None:
-        """End a broker's session. It stays in the broker list, as configured brokers do."""
+        """End a broker's session. It stays in the broker list, like configured brokers."""
         broker.online = False
         broker.serving = {}
 
@@ -154,7 +154,7 @@ class Cluster:
         ]
 
     def removed_on(self, broker: RegisteredBroker, names: Iterable[str]) -> None:
-        """Note that the broker has removed the data of these topics."""
+        """Register that the broker has removed the data of these topics."""
         for name in names:
             topic = self.topics.get(name)
             if topic is not None and topic.at(broker.info.id).status == TOPIC_REMOVED:
@@ -195,11 +195,11 @@ class Cluster:
         return changed
 
     def in_sync(self, broker: RegisteredBroker, config_id: int, check_sum: int) -> bool:
-        """Whether the broker has its current configuration."""
+        """Return True if the broker has its current configuration."""
         return (config_id, check_sum) == (broker.config_id, broker.check_sum)
 
     def broker_infos(self, *, tls: bool = False) -> list[str]:
-        """brokerInfos: all brokers, online or not. With ``tls`` their TLS ports.
+        """Return brokerInfos: all brokers, online or not. With ``tls`` their TLS ports.
 
         Ports are always written: for a blank, Java clients use 8124 over TLS, Go and C++ clients 8123.
         """
@@ -220,7 +220,7 @@ class Cluster:
         return TopicInfo(name, tuple(found), None)
 
     def topic_info(self, name: str) -> TopicInfo | None:
-        """Brokers that accept records for ``name``; None if no broker does."""
+        """Return the brokers that accept records for ``name``; None if no broker does."""
         found = []
         for broker_id in sorted(self.brokers):
             broker = self.brokers[broker_id]
@@ -233,7 +233,7 @@ class Cluster:
         return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
 
     def unavailable(self, name: str) -> str:
-        """Reason why ``name`` does not accept records, if `topic_info` is None."""
+        """Return the reason why ``name`` does not accept records, if `topic_info` is None."""
         topic = self.topics.get(name)
         if topic is None or not topic.deployments:
             return "the master has no such topic"
@@ -262,7 +262,8 @@ class Cluster:
         return f"{who} does not serve it yet"
 
     def _served(self, broker: RegisteredBroker, name: str) -> TopicConfig | None:
-        """Configuration of a topic as ``broker`` serves it, within the topic's setting; None: it does not."""
+        """Return the configuration of a topic on ``broker``, limited by the topic's setting; None if the broker does
+        not serve it."""
         config = broker.serving.get(name)
         if config is None or config.status:
             return None
@@ -279,24 +280,25 @@ class Cluster:
         )
 
     def awaits_broker(self, name: str, *, reads: bool = False) -> bool:
-        """Whether producers (``reads``: consumers) may use the topic, but none of its brokers is registered yet."""
+        """Return True if producers (``reads``: consumers) may use the topic, but none of its brokers is registered
+        yet."""
         topic = self.topics.get(name)
         if topic is None or not (topic.in_use if reads else topic.writable):
             return False
         return not any(name in broker.serving for broker in self.brokers.values())
 
     def taken_up(self, name: str) -> bool:
-        """Whether every online penstock broker on which the topic is configured serves it.
+        """Return True if every online penstock broker on which the topic is configured serves it.
 
-        Only penstock's brokers report their administration address, and they learn of a topic within a second; Apache's
-        brokers take half a minute.
+        Only penstock's brokers report their administration address, and they serve a new topic within a second;
+        Apache's brokers take half a minute.
         """
         topic = self.topics.get(name)
         here = [broker for broker in self.brokers.values() if broker.online and broker.web_address]
         return topic is None or all(name in broker.serving for broker in here if _is_configured(topic, broker.info.id))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
-        """Partitions of ``topics`` that can be consumed now, in order."""
+        """Return the partitions of ``topics`` that can currently be consumed, in order."""
         found = []
         for broker in self.brokers.values():
             if broker.online and not broker.read_status and not broker.stop_read:
@@ -308,7 +310,8 @@ class Cluster:
         return sorted(found)
 
     def topic_metas(self, names: Iterable[str]) -> list[TopicMeta]:
-        """topicMetaInfoList for consumers that balance by themselves: partitions of ``names`` on online brokers."""
+        """Return topicMetaInfoList for consumers that balance by themselves: partitions of ``names`` on online
+        brokers."""
         found = []
         for name in names:
             brokers = []
@@ -347,7 +350,7 @@ class Cluster:
 
 
 def _is_configured(topic: TopicSetting, broker_id: int) -> bool:
-    """Whether the topic is configured on the broker and not being removed from it."""
+    """Return True if the topic is configured on the broker and not being removed from it."""
     return topic.on(broker_id) and topic.at(broker_id).status < TOPIC_REMOVED
 
 

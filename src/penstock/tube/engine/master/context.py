@@ -71,7 +71,7 @@ class RefusedRequest(Exception):
 
 
 class HasOrigin(Protocol):
-    """A session of a producer or consumer."""
+    """A session of a producer or consumer, with the connection that owns it."""
 
     origin: SessionOrigin
 
@@ -102,9 +102,10 @@ class MasterContext:
         return self.cluster.broker_infos(tls=context.tls)
 
     def check_origin(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
-        """Refuse a request for the session of another connection, if that is open or from another host.
+        """Refuse a request for a session of another connection if that connection is open or from another host.
 
-        Raises RefusedRequest (411): clients then register again, which `check_free` allows once that session is over.
+        Raises RefusedRequest (411): clients then register again, which `check_free` allows after the end of that
+        session.
         """
         origin = self.origins.origin_of(context)
         if session is not None and session.origin is not origin:
@@ -120,7 +121,8 @@ class MasterContext:
             raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
 
     def refresh_tokens(self, now: int) -> None:
-        """Issue a new visit token every four minutes; clients get the previous one, which brokers know already."""
+        """Issue a new visit token every four minutes; clients get the previous token, which brokers have already
+        received."""
         if now - self._token_at >= TOKEN_PERIOD_MS:
             # Brokers get a token with a heartbeat: all brokers have it before clients get it.
             self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
@@ -146,12 +148,12 @@ class MasterContext:
             raise RefusedRequest(ErrCode.FORBIDDEN, text)
 
     def may_consume(self, user: str, topic: str, group: str) -> bool:
-        """Whether ``user`` may read the topic as a member of the group."""
+        """Return True if ``user`` may consume the topic as a member of the group."""
         return self.access is None or self.access.may_consume(user, topic, group)
 
     @staticmethod
     def user_label(user: str) -> str:
-        """The user's name for messages."""
+        """Return the user's name for error texts."""
         return f"user {user}" if user else "an anonymous client"
 
     def authorized(self, passed: AuthenticationResult, now: int) -> shared_pb2.MasterAuthorizedInfo:
@@ -163,7 +165,7 @@ class MasterContext:
         return info
 
     def client_config(self, request: Any, answer: Any) -> None:
-        """Set appdConfig of a response to a producer."""
+        """Set appdConfig of a response to a producer if its version differs."""
         serial = self.controls.cluster.serial
         answer.appdConfig.configId = serial
         # A missing message counts as version 0, as in the reference, so the size is sent.
@@ -191,7 +193,7 @@ def group_name_of(text: str) -> str:
     return name
 
 
-# Required fields of an error response in addition to code and text: clients reject a message that lacks one.
+# Required fields of an error response in addition to code and text: clients reject a message without them.
 _REQUIRED: dict[str, dict[str, int | bool]] = {
     "RegisterResponseM2P": {"brokerCheckSum": -1},
     "HeartResponseM2P": {"brokerCheckSum": -1},

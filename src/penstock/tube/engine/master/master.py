@@ -55,7 +55,8 @@ __all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
 
 
 class MasterEngine:
-    """One master. ``address`` is its own name; ``active`` False: every response is a StandbyException.
+    """One master. ``address`` is its own address in error texts; ``active`` False: every response is a
+    StandbyException.
 
     ``settings`` are the stored topics and settings; ``access`` None: clients do not authenticate.
     """
@@ -151,7 +152,7 @@ class MasterEngine:
         return encode_response(row.id, answer.SerializeToString())
 
     def _consumer_close(self, request: pb.CloseRequestC2M, context: RequestContext) -> Message:
-        # One method for both kinds of consumers.
+        # One method is used by both kinds of consumers.
         group = group_name_of(request.groupName)
         self._master.admit(request, group, context)
         client_id = java_trim(request.clientId)
@@ -163,7 +164,7 @@ class MasterEngine:
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
     def disconnected(self, connection: object) -> None:
-        """Note that a connection ended: its broker and clients may reconnect."""
+        """Register that a connection ended: its broker and clients may reconnect."""
         self._brokers.disconnected(connection)
         self._master.origins.connection_closed(connection)
 
@@ -176,7 +177,7 @@ class MasterEngine:
         return min(*sessions, SETTLE_MS)
 
     def next_deadline(self) -> int | None:
-        """Next time at which a session may expire or the waiting of a group ends; None without any."""
+        """Return the next time at which a session may expire or the waiting of a group ends; None if there is none."""
         limits = self.config.limits
         times = [b.last_seen + limits.broker_session_ms for b in self.cluster.brokers.values() if b.online]
         times += [p.last_seen + limits.producer_session_ms for p in self.producers.values()]
@@ -239,7 +240,8 @@ class MasterEngine:
         return self._consumers.expel(group, member, rounds, now)
 
     def take_unstored(self) -> list[Setting | Removal]:
-        """Changes by brokers that must be stored: new brokers, and removed data of topics. Each is returned once."""
+        """Return changes by brokers that must be stored: new brokers, and removed data of topics. Each is returned
+        once."""
         newcomers: list[Setting | Removal] = [BrokerSeen(number) for number in sorted(self._master.newcomers)]
         self._master.newcomers.clear()
         cleared = [topic for topic in self.cluster.cleared() if topic.name not in self.storing]

@@ -96,21 +96,21 @@ class TopicSetting(NamedTuple):
 
     @property
     def in_use(self) -> bool:
-        """Whether the topic is in use on at least one broker."""
+        """True if the topic is in use on at least one broker."""
         return any(not each.status for each in self.deployments)
 
     @property
     def writable(self) -> bool:
-        """Whether a broker should accept records for the topic."""
+        """True if a broker should accept records for the topic."""
         return any(each.accept_publish and not each.status for each in self.deployments)
 
     @property
     def removing(self) -> bool:
-        """Whether a broker should remove its data."""
+        """True if a broker should remove the topic's data."""
         return any(each.status == TOPIC_REMOVED for each in self.deployments)
 
     def at(self, broker_id: int) -> TopicDeployment:
-        """Properties on a broker, if the topic is on it (`on`)."""
+        """Return the properties on a broker, if the topic is on it (`on`)."""
         return next((each for number, each in self.own if number == broker_id), self.common)
 
     def on(self, broker_id: int) -> bool:
@@ -259,7 +259,7 @@ class BrokerSeen(NamedTuple):
 
 
 class Authorship(NamedTuple):
-    """Authors of a setting, named by kind and key (`key_of`), and times of its changes (ms since 1970)."""
+    """Authors of a setting, which kind and key identify (`key_of`), and times of its changes (ms since 1970)."""
 
     setting_kind: str
     setting_key: str
@@ -270,7 +270,7 @@ class Authorship(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """Removal of a setting, named by kind and key."""
+    """Removal of a setting, which kind and key identify."""
 
     kind: str
     key: str
@@ -364,8 +364,8 @@ class Controls:
             self.authors.pop((kind, key), None)
 
     def may_consume(self, group: str, topic: str) -> bool:
-        """Whether ``group`` may consume ``topic``."""
-        # A rule of the group has precedence, also if the topic is open to all.
+        """Return True if ``group`` may consume ``topic``."""
+        # A rule of the group has precedence, even if the topic is open to all.
         control = self.consume.get((group, topic))
         if control is not None:
             return control.enabled
@@ -373,7 +373,7 @@ class Controls:
         return needed is None or not needed.enabled
 
     def refuse(self, group: str, topics: Iterable[str], filters: Mapping[str, Set[str]]) -> tuple[int, str] | None:
-        """Reason why a consumer of ``group`` cannot subscribe, as error code and text; None: it can."""
+        """Return the reason why a consumer of ``group`` cannot subscribe, as error code and text; None if it can."""
         for topic in sorted(topics):
             control = self.consume.get((group, topic))
             if not self.may_consume(group, topic):
@@ -392,16 +392,16 @@ class Controls:
         return None
 
     def too_few(self, group: str, brokers: int, members: int) -> bool:
-        """Whether ``members`` are too few for a topic on ``brokers`` brokers: then nothing is assigned."""
+        """Return True if ``members`` are too few for a topic on ``brokers`` brokers: then no partition is assigned."""
         setting = self.groups.get(group)
         return setting is not None and setting.check_rate and brokers // max(members, 1) > max(setting.rate, 1)
 
     def default_flow(self, held: int) -> tuple[int, str]:
-        """Version and text of the cluster's flow control rules, for a client that has version ``held``."""
+        """Return version and text of the cluster's flow control rules, for a client that has version ``held``."""
         return _flow(self.cluster, held)
 
     def group_flow(self, group: str, held: int) -> tuple[int, str]:
-        """Version and text of a group's flow control rules, for a client that has version ``held``."""
+        """Return version and text of a group's flow control rules, for a client that has version ``held``."""
         return _flow(self.groups.get(group), held)
 
 

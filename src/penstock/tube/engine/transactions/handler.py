@@ -5,10 +5,10 @@ Every response, including errors, contains the broker's state of the query, so t
 the extension, and a new run gets the in-doubt transaction of the previous run.
 
 A commit is answered when all its rows are published and durable; until then its connection waits in `answered`. Every
-row of a decision is published as a message of the log, once, some per loop turn. A decision is applied only after its
-note is durable: after a crash either nothing is published, or the note has the rows to publish. The decision's number
-is stored with the messages in the log (like that of an idempotent producer), so that a publication that is repeated
-after a crash skips the messages that are stored.
+row of a decision is published once, as a message of the log; each loop turn publishes a part. A decision is applied
+only after its note is durable: after a crash either no row was published, or the note has the rows to publish. The
+decision's number is stored with the messages in the log (like that of an idempotent producer), so that a publication
+that is repeated after a crash skips the messages that are stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["FIRST_NUMBER", "Publication", "Publishing", "TransactionHandler"]
 
 TURN_ROWS: Final = 20_000
 TURN_BYTES: Final = 4 << 20
-"""Limit of rows per loop turn, so that other work is done in between."""
+"""Bytes of rows that are published per loop turn, so that other work is done in between."""
 UNKNOWN_MS: Final = 60_000
 """Time for which rows wait for an unknown topic: after a start the broker may not have the configuration yet."""
 
@@ -73,11 +73,11 @@ class Publishing:
         self._queue: list[Publication] = []
         self._again: tuple[Publication, pb.StagedRows] | None = None
         self.held = False
-        """Whether the next rows have an unknown topic, so that nothing can be published now."""
+        """True if the next rows have an unknown topic, so that nothing can be published yet."""
 
     @property
     def waiting(self) -> bool:
-        """Whether there are rows to publish now."""
+        """True if there are rows that can be published."""
         return bool(self._queue) and not self.held
 
     def begin(self, publication: Publication) -> None:
@@ -85,7 +85,7 @@ class Publishing:
         self._queue.append(publication)
 
     def publish(self, now_ms: int) -> list[Publication]:
-        """Append the rows of one loop turn; returns the publications that ended."""
+        """Append the rows of one loop turn; returns the completed publications."""
         ended = []
         rows = size = 0
         self.held = False
@@ -166,8 +166,8 @@ class Publishing:
         decision = publication.query.decision
         assert decision is not None
         for place in publication.seen:
-            # The numbers stay in the log until its segment is deleted; the broker no longer needs them after the end
-            # was stored.
+            # The numbers stay in the log until its segment is deleted; after the end is stored, the broker does not
+            # need them.
             self._produce.producers.forget(place, decision.number)
         self._staging.finish(publication.query, now_ms)
         self.batches += 1
@@ -177,7 +177,7 @@ class Publishing:
 
 
 FIRST_NUMBER: Final = 1 << 62
-"""Minimum number of a publication; numbers of producers are below."""
+"""Minimum number of a publication; numbers of producers are smaller."""
 _LONGEST_QUERY: Final = 512
 _LONGEST_NAME: Final = 128
 _MOST_PARTICIPANTS: Final = 1_000
@@ -194,7 +194,8 @@ class _ErrorResponse(NamedTuple):
 
 
 Outcome = _ErrorResponse | bool | Publication
-"""Rejected; done (True: the response waits for the commit); or answered at the end of the publication."""
+"""Outcome of a request: rejected; done (True: the response waits for the commit); or answered at the end of the
+publication."""
 
 
 class TransactionHandler:
@@ -226,11 +227,11 @@ class TransactionHandler:
                     self._last_number = max(self._last_number, query.decision.number)
                     self.publishing.begin(self._publication(query))
 
-    # For the shell.
+    # Called by the shell.
 
     @property
     def dirty(self) -> bool:
-        """Whether the next commit has notes to store or rows to publish."""
+        """True if the next commit has notes to store or rows to publish."""
         staging, publishing = self.staging, self.publishing
         return staging is not None and (bool(staging.notes) or (publishing is not None and publishing.waiting))
 
@@ -244,12 +245,13 @@ class TransactionHandler:
             self.answered += [(address, serial, body) for address, serial in ended.waiters]
 
     def take_decided(self) -> list[Publication]:
-        """Decisions that become durable with the next commit; then they are passed to `Publishing.begin`."""
+        """Return the decisions that become durable with the next commit; afterwards they are passed to
+        `Publishing.begin`."""
         decided, self._decided = self._decided, []
         return decided
 
     def restored(self, producer: int) -> bool:
-        """Whether a number found in the log belongs to a producer, or to a publication that has not ended."""
+        """Return True if a number found in the log belongs to a producer, or to a publication that has not ended."""
         return producer < FIRST_NUMBER or any(
             publication.query.decision is not None and publication.query.decision.number == producer
             for publication in self._open.values()
@@ -283,7 +285,7 @@ class TransactionHandler:
         return BrokerResponse(self._result(found, asked), wait=outcome)
 
     def _query(self, staging: Staging, asked: pb.Transaction, now_ms: int) -> Query | _ErrorResponse:
-        """The query, if the request is from its current run; only BEGIN changes the run."""
+        """Return the query if the request is from its current run; only BEGIN changes the run."""
         if asked.step == _Step.BEGIN:
             query = staging.enter(asked.query, asked.run, asked.epoch, now_ms, once=asked.once)
         else:
@@ -310,7 +312,7 @@ class TransactionHandler:
             text = f"attempt {attempt.name} is of batch {attempt.batch}, task {attempt.task}"
             return _ErrorResponse(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
         if asked.attempt.rows + count <= there:
-            return True  # a repetition; the commit of the first may still be running
+            return True  # a repeated request; the commit of the first one may still be running
         if asked.attempt.rows != there:
             text = f"attempt {asked.attempt.attempt} has {there} rows on this broker, not {asked.attempt.rows}"
             return _ErrorResponse(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))

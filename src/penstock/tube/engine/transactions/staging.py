@@ -1,8 +1,8 @@
 """State of exactly-once queries at a broker: their runs, staged rows and committed batches.
 
 A query is written by one run at a time; a newer run fences the older. Its tasks stage rows per attempt; a transaction
-names the winning attempts of a batch. It is prepared if it spans several brokers, then published, and the number of the
-batch is stored: then the batch is committed, even if rows are staged for it again.
+names the winning attempts of a batch. It is first prepared if it spans several brokers; then it is published, and the
+number of the batch is stored. From then on the batch is committed, even if rows are staged for it again.
 
 The state of a query is a note on disk (`Query.note`), which is durable before any response or change that depends on
 it.
@@ -42,7 +42,7 @@ class StagingLimits:
 
     ``max_bytes`` and ``max_attempts`` apply to all queries together; beyond them rows are rejected (419). Uncommitted
     rows are removed after ``keep_ms``. The state of a query that is idle for ``forget_ms`` is removed, with the number
-    of its last batch; so is that of the query idle for longest if there are more than ``max_queries``.
+    of its last batch; so is the state of the query idle for longest if there are more than ``max_queries``.
     """
 
     max_bytes: int = 4 << 30
@@ -69,7 +69,7 @@ class Attempt:
 class Decision(NamedTuple):
     """A transaction: the winners of a batch in the order of publication, each with its number of rows.
 
-    ``number`` numbers the messages that it stores, so that none is stored twice after a crash; 0 while it is only
+    ``number`` identifies the messages that it stores, so that none is stored twice after a crash; 0 while it is only
     prepared.
     """
 
@@ -81,7 +81,7 @@ class Decision(NamedTuple):
 
     @property
     def publishing(self) -> bool:
-        """Whether the transaction is decided and being applied."""
+        """True if the transaction is decided and being applied."""
         return self.number > 0
 
 
@@ -122,17 +122,17 @@ class Query:
         return query
 
     def takes(self, run: str, epoch: int) -> bool:
-        """Whether ``run`` is the query's run, or a newer one."""
+        """Return True if ``run`` is the query's run, or a newer one."""
         return run == self.run or (run not in self.stale and (not epoch or epoch >= self.epoch))
 
     def decided(self, batch: int) -> bool:
-        """Whether ``batch`` is committed or being published."""
+        """Return True if ``batch`` is committed or being published."""
         decision = self.decision
         return batch <= self.committed or (decision is not None and decision.publishing and batch <= decision.batch)
 
     @property
     def held(self) -> frozenset[str]:
-        """Attempts that a transaction needs."""
+        """Return the attempts that a transaction needs."""
         return frozenset(() if self.decision is None else (name for name, _ in self.decision.winners))
 
 
@@ -254,7 +254,7 @@ class Staging:
         attempt.changed_ms = now_ms
 
     def drop(self, query: Query, names: Iterable[str]) -> int:
-        """Remove attempts; returns how many there were."""
+        """Remove attempts; returns the number of removed ones."""
         count = 0
         for name in names:
             attempt = query.attempts.pop(name, None)
@@ -268,7 +268,7 @@ class Staging:
     # Transactions.
 
     def missing(self, query: Query, batch: int, winners: Iterable[tuple[str, int]]) -> str | None:
-        """Reason why these winners of the query's run cannot be published, if any."""
+        """Return the reason why these winners of the query's run cannot be published, if any."""
         for name, rows in winners:
             attempt = query.attempts.get(name)
             if attempt is None or attempt.run != query.run or attempt.batch != batch:
@@ -344,7 +344,7 @@ class InDoubtWatch:
     """Detects transactions that stay prepared; its state does not survive a restart.
 
     A batch that spans several brokers is prepared at all of them and then decided by its driver, or by the next run of
-    its query. If that run never starts, or a broker never returns, the rows stay and the query is blocked until an
+    its query. If that run never starts, or a broker never returns, the rows remain and the query is blocked until an
     operator acts.
     """
 
@@ -354,7 +354,7 @@ class InDoubtWatch:
         self._seen: dict[tuple[str, str], int] = {}
 
     def check(self, queries: Iterable[Query], now_ms: int) -> list[OverdueTransaction]:
-        """Transactions that became overdue since the last check."""
+        """Return the transactions that became overdue since the last check."""
         known, self._seen = self._seen, {}
         before = {(item.query, item.since_ms) for item in self.late}
         self.late = []
