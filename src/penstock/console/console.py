@@ -1,6 +1,6 @@
-"""The console of a node: joins the views of its parts, samples their counters once a second, and keeps events.
+"""The console of a node: combines the views of its parts, samples their counters once a second, and stores events.
 
-The parts are set when they start; until then their views are missing, and the health says why.
+The parts are set when they start; until then their views are missing, and the health has the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLE_S: Final = 1.0
 TOPIC_SAMPLE_S: Final = 5
 """Seconds between samples of the counts of all topics."""
 SLOW_COMMIT_S: Final = 0.2
-"""Duration from which on a commit is an event."""
+"""Duration in seconds above which a commit is logged as an event."""
 EVENT_EVERY_S: Final = 10
 """Seconds between two events of the same limit or slow commit."""
 
@@ -71,7 +71,8 @@ _MQTT_LIMITS: Final = (*_MQTT_ERRORS, *_MQTT_LOSSES, "refused_subscriptions")
 
 
 class Console:
-    """Views of a node. ``node``, ``health``, ``listeners`` and ``rules`` return what is current; ``stalls`` counts.
+    """Views of a node. ``node``, ``health``, ``listeners`` and ``rules`` return the current state; ``stalls`` returns a
+    counter.
 
     ``disk``: bytes used by the data directory and free on its file system.
     """
@@ -111,37 +112,37 @@ class Console:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Collect events and samples from now on."""
+        """Start to collect events and samples."""
         logging.getLogger("penstock").addHandler(self.events)
         self._sample(asyncio.get_running_loop().time())
 
     def close(self) -> None:
-        """Stop it; may be called twice."""
+        """Stop collecting; may be called twice."""
         logging.getLogger("penstock").removeHandler(self.events)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def show_mqtt(self, server: MqttServer, commit_s: Callable[[], float]) -> None:
-        """Show the broker, which has started. ``commit_s``: duration of its commits."""
+        """Add the views of the MQTT broker, which has started. ``commit_s``: duration of its commits."""
         self._server = server
         self._commits["mqtt"] = commit_s
         self.mqtt = MqttViews(server, self.pages)
 
     def show_statestore(self, store: StateStoreService) -> None:
-        """Show the state store, which has started."""
+        """Add the views of the state store, which has started."""
         self._store = store
         self._commits["statestore"] = lambda: store.commit_s
         self.statestore = StateStoreViews(store, self.pages)
 
     def show_tube(self, master: TubeMaster, broker: TubeBroker) -> None:
-        """Show TubeMQ, which has started."""
+        """Add the views of TubeMQ, which has started."""
         self._broker = broker
         self._commits["tube"] = lambda: broker.commits.queue.expected_s
         self.tube = TubeViews(master, broker, self.pages, rate=self._topics.rate)
 
     async def overview(self) -> Overview:
-        """Return what the first page shows."""
+        """Return the data of the first page."""
         return Overview(self.node(), self.health(), self.listeners(), self.load(), await self.hops())
 
     def load(self) -> Load:
@@ -157,7 +158,7 @@ class Console:
         )
 
     async def hops(self) -> tuple[Hop, ...]:
-        """Return the stations of the data with their rates and lags."""
+        """Return the hops of the data path with their rates and lags."""
         now, rate = self.rates.latest, self.rates.rate
 
         def count(*names: str) -> int:
@@ -199,7 +200,7 @@ class Console:
         if before:
             self._report_limits(before, now, now_s)
         self._report_slow_commits(now_s)
-        self.health()  # notes since when each reason has existed
+        self.health()  # stores the start time of each reason
         due_s = max(due_s + SAMPLE_S, now_s)
         self._timer = loop.call_at(due_s, self._sample, due_s)
 

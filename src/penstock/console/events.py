@@ -19,9 +19,9 @@ MAX_TEXT: Final = 400
 
 
 class EventRing(logging.Handler):
-    """Keeps the last events; handles records of the logger ``penstock``, from any thread.
+    """Stores the last events; handles records of the logger ``penstock``, from any thread.
 
-    An event that repeats the previous one is counted there.
+    If an event repeats the previous one, the count of that one is incremented.
     """
 
     def __init__(self, size: int = EVENTS) -> None:
@@ -39,7 +39,7 @@ class EventRing(logging.Handler):
         self.add(record.levelname.lower(), part, record.getMessage() + pairs, int(record.created * 1000))
 
     def add(self, level: str, part: str, text: str, at: int | None = None) -> None:
-        """Add an event. ``at``: its time in ms since 1970; None for now."""
+        """Add an event. ``at``: its time in ms since 1970; None for the current time."""
         if len(text) > MAX_TEXT:
             text = text[: MAX_TEXT - 1] + "…"
         now = int(time.time() * 1000) if at is None else at

@@ -41,7 +41,7 @@ _CLIENT_COLUMNS: Final[dict[str, Callable[[Session], Value]]] = {
 
 
 class MqttViews:
-    """Views of the engine of ``server``; they change nothing."""
+    """Read-only views of the engine of ``server``."""
 
     def __init__(self, server: MqttServer, pages: Pages) -> None:
         self._server = server
@@ -155,7 +155,7 @@ class MqttViews:
         )
 
     def _limits(self, session: Session) -> tuple[str, ...]:
-        """Limits that the session has reached now, by the names of their settings."""
+        """Return the limits that the session has currently reached, by the names of their settings."""
         limits, connection = self._server.limits, session.connection
         found = []
         if len(session.waiting) >= limits.max_queued_messages:
@@ -180,7 +180,7 @@ class MqttViews:
 
 def _subscriptions(sessions: list[Session]) -> Iterator[SessionSubscription]:
     for session in sessions:
-        # Each session at once: its subscriptions may change between two shares.
+        # Each session is read completely: its subscriptions may change between two shares.
         yield from list(session.subscriptions.values())
 
 

@@ -1,12 +1,12 @@
 """Cursor pages over lists that change, read in shares of the event loop.
 
 A page is sorted by one column and then by the id of the rows. The cursor has both values of the last row, so that the
-next page begins behind it whatever was added or removed in between: a row that exists all the time is returned exactly
-once, unless its own value of the column changes.
+next page begins after it even if rows were added or removed in between: a row that exists during the whole listing is
+returned exactly once, unless its value of the sort column changes.
 
-A list of 100,000 rows is looked at completely for a page, because its order is that of values that change all the time.
-It is read in shares of :data:`SHARE_ROWS` rows, about a millisecond, between which the loop serves clients, and one
-list is read at a time, however many requests there are.
+Each page reads the whole list, up to 100,000 rows, because it is sorted by values that change constantly. It is read in
+shares of :data:`SHARE_ROWS` rows, about a millisecond, between which the loop serves clients. One list is read at a
+time, regardless of the number of requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ Value = str | int | float
 class Page(Generic[R]):
     """Rows, and the cursor of the next page; None on the last one.
 
-    ``total``: rows of the whole list; ``matched``: those that pass the filter, None if they were not counted.
+    ``total``: number of rows of the whole list; ``matched``: number of rows that pass the filter, None if they were not
+    counted.
     """
 
     rows: tuple[R, ...]
@@ -50,7 +51,7 @@ class Page(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """A request for a page. ``text``: part of the id, in any case. ``sort``: a column, descending after ``-``."""
+    """A request for a page. ``text``: part of the id, case-insensitive. ``sort``: a column, descending after ``-``."""
 
     text: str = ""
     sort: str = ""
@@ -91,13 +92,13 @@ def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Value]:
 
 
 class Pages:
-    """Reads lists, one at a time. ``pause``: lets the loop run between two shares."""
+    """Reads lists, one at a time. ``pause``: awaited between two shares, so that the loop runs."""
 
     def __init__(self, pause: Callable[[], Awaitable[None]] | None = None) -> None:
         self.lock = asyncio.Lock()
         """Held while a list is read."""
         self.pause = pause or _next_turn
-        """Lets the loop run; between two shares."""
+        """Awaited between two shares, so that the loop runs."""
 
     async def page(
         self,
@@ -130,7 +131,7 @@ class Pages:
             last = number, str(text)
         text = query.text.casefold()
         best: list[tuple[Value, str, T]] = []
-        beyond: tuple[Value, str] | None = None  # what comes after it is on a later page
+        beyond: tuple[Value, str] | None = None  # the following rows are on a later page
         total = matched = 0
         choose = heapq.nlargest if descending else heapq.nsmallest
         try:

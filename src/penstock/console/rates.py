@@ -1,4 +1,4 @@
-"""Counters sampled once a second: rates of now, and five minutes of them for charts."""
+"""Counters sampled once a second: current rates, and rates of the last five minutes for charts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SMOOTHING: Final = 5
 
 
 class Rates:
-    """Samples of the counters that ``read`` returns; a name may appear or vanish with a part of the node.
+    """Samples of the counters that ``read`` returns; names may appear or disappear with a part of the node.
 
-    ``gauges``: names whose values are kept as they are.
+    ``gauges``: names whose values are returned instead of rates.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, float]], *, gauges: Sequence[str] = ()) -> None:
@@ -40,7 +40,8 @@ class Rates:
         return self._rate_at(name, len(self._samples) - 1)
 
     def history(self, names: Sequence[str], after_s: float = 0.0) -> tuple[list[float], dict[str, list[float]]]:
-        """Return the times of the samples after ``after_s``, and the rate (of gauges: the value) of each name then."""
+        """Return the times of the samples after ``after_s``, and for each name the rates (of gauges: the values) at
+        these times."""
         first = next((i for i, (at, _) in enumerate(self._samples) if at > after_s), len(self._samples))
         first = max(first, 1)
         times = [self._samples[i][0] for i in range(first, len(self._samples))]
@@ -60,5 +61,5 @@ class Rates:
         (began, before), (ended, after) = self._samples[first], self._samples[index]
         if ended <= began:
             return 0.0
-        # A part that has started since counts from 0.
+        # The counter of a part that started in between begins at 0.
         return max(0.0, (after.get(name, 0.0) - before.get(name, 0.0)) / (ended - began))

@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Severity(StrEnum):
-    """Weight of a reason. ``problem``: the node is not ready; ``warning``: a part does not work as configured."""
+    """Severity of a reason. ``problem``: the node is not ready; ``warning``: a part does not work as configured."""
 
     PROBLEM = "problem"
     WARNING = "warning"
@@ -60,7 +60,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the node is ready, and all reasons why not. ``state``: starting, ready or shutting down."""
+    """Health of the node: whether it is ready, and all reasons why not. ``state``: starting, ready or shutting down."""
 
     ready: bool
     state: str
@@ -82,10 +82,10 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A station on the path of the data. ``rate``, ``error_rate``: per second, of the last seconds.
+    """A hop on the path of the data. ``rate``, ``error_rate``: per second, of the last seconds.
 
-    ``lag_records`` wait behind it, the oldest for ``lag_s``; ``lag_exact``: whether the lag was counted, not estimated.
-    ``to``: ids of the hops that follow. ``total`` and ``errors`` count since the start.
+    ``lag_records`` wait after it, the oldest for ``lag_s``; ``lag_exact``: True if the lag was counted, False if it was
+    estimated. ``to``: ids of the hops that follow. ``total`` and ``errors`` count since the start.
     """
 
     id: str
@@ -116,7 +116,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """The node and its settings that operators look for first."""
+    """The node, and the settings that operators need first."""
 
     version: str
     core: str
@@ -130,7 +130,7 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All that the first page shows."""
+    """The data of the first page."""
 
     node: NodeSnapshot
     health: Health
@@ -141,10 +141,10 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An MQTT session and its connection. ``limits``: names of the limits that it has reached now.
+    """An MQTT session and its connection. ``limits``: names of the limits that it has currently reached.
 
-    ``owner``: the principal that may resume the session; "" without access control. ``ends_at``: when a disconnected
-    session expires.
+    ``owner``: the principal that may resume the session; "" without access control. ``ends_at``: expiry of a
+    disconnected session.
     """
 
     client_id: str
@@ -202,10 +202,11 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the state store. ``key`` None: it is not UTF-8, see ``key_base64``; so is ``value`` with its own.
+    """A key of the state store. ``key`` None: it is not UTF-8, see ``key_base64``; likewise ``value`` with
+    ``value_base64``.
 
-    ``value`` is set only if values were requested. ``value_bytes`` is its whole size; a longer value than
-    ``MAX_VALUE_BYTES`` of ``console/statestore.py`` is cut in lists, and complete in the response for one key.
+    ``value`` is set only if values were requested. ``value_bytes`` is its whole size; a value longer than
+    ``MAX_VALUE_BYTES`` of ``console/statestore.py`` is truncated in lists, and complete in the response for one key.
     """
 
     key: str | None
@@ -234,7 +235,7 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A TubeMQ topic on this node. ``lag_records``: of the group that is farthest behind. ``rate``: records/s."""
+    """A TubeMQ topic on this node. ``lag_records``: of the group with the largest lag. ``rate``: records/s."""
 
     topic: str
     partitions: int
@@ -269,7 +270,8 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group. Sums of its partitions on this node; ``lag_s`` is that of the oldest record."""
+    """A consumer group. The numbers are sums over its partitions on this node; ``lag_s`` is the age of the oldest
+    record."""
 
     group: str
     state: str
@@ -283,7 +285,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group. ``silent_s``: since its last heartbeat to the master."""
+    """A member of a group. ``silent_s``: seconds since its last heartbeat to the master."""
 
     member: str
     address: str
@@ -314,7 +316,8 @@ class OffsetMove:
 
 @dataclass(frozen=True, slots=True)
 class OffsetReset:
-    """A reset of the offsets of a group, or its preview (``dry_run``). Sums of all partitions on this node.
+    """A reset of the offsets of a group, or its preview (``dry_run``). The numbers are sums over all partitions on this
+    node.
 
     ``moves``: the first ``MAX_LIMIT`` of ``partitions``.
     """
@@ -341,7 +344,7 @@ class TopicDetail:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule that copies an MQTT topic into the log; counts since the start, ``waiting`` now."""
+    """A rule that copies an MQTT topic into the log; counters since the start; ``waiting`` is the current number."""
 
     filter: str
     topic: str
@@ -355,7 +358,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. ``number`` rises by one; ``count``: how often, if it was repeated at once."""
+    """An event. ``number`` increases by one per event; ``count``: number of consecutive repetitions."""
 
     number: int
     at: int

@@ -16,14 +16,15 @@ from penstock.statestore.service.service import StateStoreService
 __all__ = ["MAX_VALUE_BYTES", "StateStoreViews", "pattern_of"]
 
 MAX_VALUE_BYTES: Final = 4096
-"""Bytes of a value that a list shows."""
+"""Maximum bytes of a value in a list."""
 MAX_SEARCH_S: Final = 2.0
-"""Time of a search for a page, in steps of at most 10,000 keys, after which a short page with a cursor is returned."""
+"""Maximum seconds of a search for a page, in steps of at most 10,000 keys; then a short page with a cursor is
+returned."""
 STEP_ROWS: Final = 200
 
 
 class StateStoreViews:
-    """Views of the keys of ``service``; they change nothing."""
+    """Read-only views of the keys of ``service``."""
 
     def __init__(self, service: StateStoreService, pages: Pages) -> None:
         self._service = service

@@ -1,8 +1,8 @@
 """TubeMQ topics, partitions and consumer groups with their lag, as the broker of this node has them.
 
-The lag of a group in a partition is the number of records behind its committed offset, and the age of the oldest of
-them. The lags of all groups are computed together, in shares of the event loop, and used again for some time: at most a
-twentieth of the time goes into them, however many groups and requests there are.
+The lag of a group in a partition is the number of records after its committed offset, and the age of the oldest of
+them. The lags of all groups are computed together, in shares of the event loop, and cached for some time, so that they
+take at most a twentieth of the time regardless of the number of groups and requests.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from penstock.tube.master.master import TubeMaster
 __all__ = ["TubeViews"]
 
 LAG_S: Final = 2.0
-"""Seconds for which computed lags are used, at least."""
+"""Minimum seconds for which computed lags are cached."""
 LAG_SHARE: Final = 20
-"""Lags that took long are used for this many times as long as they took."""
+"""Computed lags are cached for at least this multiple of the time that computing them took."""
 SHARE_S: Final = 0.001
-"""Time after which other clients are served between two offsets."""
+"""Time in seconds after which the computation pauses, so that other clients are served."""
 
 
 @dataclass
 class _Lag:
-    """Sum of lags: of a group, or the largest of a topic."""
+    """The lag of a group (a sum), or the largest lag in a topic."""
 
     records: int = 0
     age_s: float = 0.0
@@ -75,7 +75,7 @@ class _Lags:
 
 
 class TubeViews:
-    """Views of ``broker`` and ``master``, both of this process; only :meth:`reset` changes something.
+    """Views of ``broker`` and ``master``, both of this process; only :meth:`reset` changes state.
 
     ``rate``: records per second of a topic; None if it is not known.
     """
@@ -95,7 +95,7 @@ class TubeViews:
         self._lags = _Lags()
 
     def counted(self) -> dict[str, float]:
-        """Records written to each topic since its first, for rates."""
+        """Return the number of records written to each topic since its creation, for rates."""
         return {
             name: sum(store.durable_end for store in topic.stores.values()) / INDEX_RECORD_BYTES
             for name, topic in self._broker.engine.topics.by_name.items()
@@ -111,7 +111,7 @@ class TubeViews:
         )
 
     async def topics(self, query: PageQuery) -> Page[Topic]:
-        """Return a page of the topics of this broker, without the system's own one."""
+        """Return a page of the topics of this broker, without the system topic."""
         lags = await self._computed()
         found = [topic for topic in self._broker.engine.topics.by_name.values() if topic.name != OFFSET_HISTORY_TOPIC]
         return await self._pages.page(
@@ -171,7 +171,7 @@ class TubeViews:
         return GroupDetail(self._group(name, lags), tuple(rows), self._members_of(name))
 
     async def reset(self, name: str, to: str, *, dry_run: bool) -> OffsetReset | None:
-        """Reset the committed offsets of a group on this broker, or preview it; None if it has none.
+        """Reset the committed offsets of a group on this broker, or preview it; None if it has no offsets.
 
         ``to``: earliest, latest, or a time in ms since 1970: the first record appended then or later. A reset is
         durable when this returns.
@@ -197,7 +197,7 @@ class TubeViews:
                 await self._pages.pause()
                 began_s = time.perf_counter()
         if not dry_run:
-            self._refuse_reset(name)  # a member may have come in meanwhile
+            self._refuse_reset(name)  # a member may have joined meanwhile
             for move in moves:
                 self._broker.engine.offsets.set((name, move.topic, move.partition), move.to_offset)
             await self._broker.committed()
@@ -214,7 +214,8 @@ class TubeViews:
         )
 
     def _planned(self, key: Key, to: str) -> OffsetMove | None:
-        """The change of one offset; None where nothing is stored, or the offset was removed meanwhile."""
+        """Return the change of one offset; None if the partition has no records, or the offset was removed
+        meanwhile."""
         store, now = self._store(key), self._broker.engine.offsets.committed(key)
         if store is None or now is None:
             return None
@@ -258,7 +259,7 @@ class TubeViews:
                 for each in group.members.values()
             ]
         if client_group is not None:
-            # Each text names the partitions of one topic: topic#broker:partition,broker:partition
+            # Each text lists the partitions of one topic: topic#broker:partition,broker:partition
             found += [
                 GroupMember(
                     each.id,
@@ -311,7 +312,7 @@ class TubeViews:
         return records, max(0, self._broker.clock() - oldest) / 1000 if records and oldest else 0.0, exact
 
     def _store(self, key: Key) -> LogStore | None:
-        """Return the store of a partition; None if nothing was ever stored there. It is not opened for this."""
+        """Return the store of a partition; None if it has never stored a record. A store is not opened for this."""
         return self._broker.storage.stores.get((key[1], key[2] // PARTITIONS_PER_STORE))
 
     def _group(self, name: str, lags: _Lags) -> Group:

@@ -1,14 +1,15 @@
 """The HTTP API of the console below ``/api/v1``: snapshots as JSON, for the command line and the web console.
 
-Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run`` for a preview. Who may do what:
+Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run`` for a preview. Required permissions:
 
 * overview, health, history, topics, groups, rules: as queries of the administration, see :class:`HttpAccess`;
 * clients, subscriptions, retained messages, keys and events have names and addresses that clients chose: they need the
-  administration token, or a user who may administer;
-* values of keys are contents: the same, and each such request has an entry in the audit trail, as has each change.
+  administration token, or a user with the right to administer;
+* values of keys need the same, and each request for them has an entry in the audit trail, like each change.
 
 A list is a page: ``rows``, the cursor ``next`` (null on the last page), ``total``, and ``matched``, the number of rows
-that pass the filter. Nothing is cut without a sign. An error is an object ``error`` with code, what, why and hint.
+that pass the filter. Truncated lists and values are marked as such. An error is an object ``error`` with code, what,
+why and hint.
 """
 
 from __future__ import annotations
@@ -257,16 +258,16 @@ def _response(request: Request, found: object) -> Response:
 
 
 def _with(request: Request, **parameters: str) -> Request:
-    """The request with other query parameters."""
+    """Return the request with other query parameters."""
     query = urlencode({**request.query_params, **parameters}).encode()
     return Request({**request.scope, "query_string": query}, request.receive)
 
 
 def _export(kind: str, first: object, read: Callable[[str], Awaitable[object]]) -> Response:
-    """All rows of a list as a stream, page by page: what was filtered, in the same order.
+    """Stream all rows of a list page by page, with the filter and order of the request.
 
     Raises:
-        LocalProtocolError: the format is not known, or there is no list.
+        LocalProtocolError: the format is not known, or the response is not a list.
     """
     if kind not in _FORMATS or not isinstance(first, Page):
         raise LocalProtocolError(f"format={kind!r}", do="use csv or ndjson, for a list with pages")
@@ -301,7 +302,7 @@ def _object(row: object) -> dict[str, object]:
 
 
 def _csv_cell(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula: clients choose names."""
+    """Return a CSV cell that spreadsheets do not interpret as a formula, because clients choose names."""
     if isinstance(value, list):
         value = " ".join(map(str, value))
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value

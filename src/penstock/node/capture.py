@@ -9,11 +9,11 @@ The value is the body of the record (empty for a delete). Its attributes:
 
 ======================  ================================================================
 ``key``                 the key, as bytes
-``id``                  the version, 15 and 5 digits, so that text sorts as versions do
+``id`` the version, with 15 and 5 digits, so that it sorts as text
 ``event-time``          wall clock of the version, ms
 ``$msgType$``           ``SET`` or ``DELETE`` (also for an expired key)
 ``u.operation``         the same
-``u.version``           the version as the store prints it
+``u.version`` the version in the format of the store
 ``u.writer``            client identifier of the writer, empty for an expired key
 ``u.expires-at``        expiry of the key, ms; absent without expiry
 ``u.omitted``           bytes of a value that exceeds the topic's limit; the body is empty
@@ -58,10 +58,10 @@ _POSITION = attrgetter("position")
 class Backlog:
     """Waiting changes after the version ``last``, of which about ``max_bytes`` are kept in memory.
 
-    All waiting changes are in the store's log, so memory is a shortcut: while it is full, changes are only counted, and
-    read from the log later. A page of the log may contain changes that are announced afterwards, and changes older than
-    announced ones. Versions resolve both: a change that is not newer than the newest known one is a duplicate, and the
-    log is read until it returned that one.
+    All waiting changes are in the store's log, so memory is only a cache: while it is full, changes are counted, and
+    later read from the log. A page of the log may contain changes that are announced afterwards, and changes older than
+    announced ones. Their versions show this: a change that is not newer than the newest known change is a duplicate,
+    and the log is read until it has returned the newest known change.
     """
 
     def __init__(self, last: Hlc, max_bytes: int) -> None:
@@ -73,7 +73,7 @@ class Backlog:
         self._left = 0
         """Number of changes that are only in the log."""
         self._through = last
-        """Every change up to this version was in memory, or is not newer than ``last``."""
+        """Every change up to this version was in memory, or has been appended before."""
         self._newest = last
         """Version of the newest known change; greater than ``_through`` while more changes are in the log."""
         self._asked = last
@@ -104,7 +104,7 @@ class Backlog:
             self._newest = change.version
 
     def ask(self) -> Hlc:
-        """Version after which the log must be read now; pass the page to :meth:`add`."""
+        """Return the version after which the log must be read; pass the page to :meth:`add`."""
         self._asked = self._newest
         return self._through
 
@@ -121,7 +121,7 @@ class Backlog:
             self._left = 0
 
     def first(self, count: int) -> list[Change]:
-        """The first changes in memory, at most ``count``, without removing them."""
+        """Return the first changes in memory, at most ``count``, without removing them."""
         return list(islice(self._held, count))
 
     def drop(self, count: int) -> None:
@@ -142,7 +142,7 @@ CAPTURE_PARTITION: Final = 0
 """The partition of all changes: the order between keys holds within one partition."""
 
 _AT_ONCE: Final = 256
-"""Changes appended at once; the next ones follow after their commit."""
+"""Maximum changes per append; the next ones follow after its commit."""
 
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 1.0
@@ -206,7 +206,7 @@ class ChangeCapture:
         self._max_bytes = max_bytes
         self._backlog = Backlog(self.last, max_bytes)
         self._too_large = False
-        """The first waiting change exceeds the limit of the topic: send it without its value."""
+        """True if the first waiting change exceeds the limit of the topic: it is sent without its value."""
         self._busy = False
         self._moved_at = 0.0
         """Time of the last progress, or of the first change after an idle time."""
@@ -356,5 +356,5 @@ def record_of(change: Change, *, with_value: bool = True) -> Record:
 
 
 def version_of(data: bytes, flag: int) -> Hlc | None:
-    """Version in a record of :func:`record_of`; None for other records."""
+    """Return the version in a record of :func:`record_of`; None for other records."""
     return parse(Record.decode(data, flag).id or "")

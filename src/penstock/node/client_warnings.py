@@ -1,4 +1,4 @@
-"""Log lines and warnings about single clients: slow ones, noisy ones, and those that the policies deny something.
+"""Log lines and warnings about single clients that are slow, publish too much, or are denied requests by the policies.
 
 Every :data:`INTERVAL_S` the events that the broker counted are collected. Events of one kind and client with less than
 :data:`PERIOD_S` between them are one incident. An incident is logged when it begins, then at most once per
@@ -34,10 +34,10 @@ INTERVAL_S: Final = 2.0
 TUBE_DENIED: Final = "tube_denied"
 """Requests of a TubeMQ user that the policies do not permit; ``detail``: the last permission and topic."""
 PERIOD_S: Final = 60.0
-"""Time between two log lines about the same client, and of silence after which an incident is over."""
+"""Seconds between two log lines about the same client, and without events after which an incident ends."""
 MAX_INCIDENTS: Final = 20
-"""Clients of one kind of incident with lines of their own; the others are logged together. A thousand slow clients
-would otherwise fill the log, and this number tells an operator that the cause is not one client."""
+"""Maximum clients per kind of incident that are logged separately; the others are logged together. Otherwise a thousand
+slow clients would fill the log; this many lines are enough to show that the cause is not a single client."""
 
 _QUEUES: Final = (QUEUE_FULL, QUEUE_REFUSED)
 _DENIALS: Final = {PUBLISH_DENIED: ("message", "Publish"), SUBSCRIBE_DENIED: ("subscription", "Subscribe")}
@@ -88,13 +88,13 @@ class ClientWarnings:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look every :data:`INTERVAL_S`; call it in the event loop."""
+        """Collect events every :data:`INTERVAL_S`; call it in the event loop."""
         loop = asyncio.get_running_loop()
         self.look(loop.time())
         self._timer = loop.call_later(INTERVAL_S, self.start)
 
     def close(self) -> None:
-        """Stop, and log what is not logged yet."""
+        """Stop, and log events that are not logged yet."""
         if self._timer is not None:
             self._timer.cancel()
             self.look(asyncio.get_running_loop().time() + PERIOD_S)
@@ -117,7 +117,7 @@ class ClientWarnings:
                 del self._incidents[key]
 
     def warnings(self) -> list[str]:
-        """Warnings of ``/readyz``: the queues that are full."""
+        """Warnings of ``/readyz`` about full queues."""
         return [self._text(incident) for incident in self._incidents.values() if incident.kind in _QUEUES]
 
     def _incident(self, event: ClientEvent, now: float) -> _Incident:
@@ -166,7 +166,7 @@ class ClientWarnings:
 
 
 def _user(owner: str) -> str:
-    """The owner of a session (``user:ann``, ``certificate:press-9``) as words."""
+    """Format the owner of a session (``user:ann``, ``certificate:press-9``) for messages."""
     return " ".join(owner.split(":", 1)) if ":" in owner else f"user {owner}"
 
 

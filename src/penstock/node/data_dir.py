@@ -1,8 +1,8 @@
 """The data directory: used by one process at a time, with a format version.
 
-``lock`` is held with flock while the process lives, so that a killed node leaves no stale lock; the process id in it is
-informational. ``format.json`` has the version of the layout, and the LMDB environments that were created: if one is
-missing later, the start fails instead of creating an empty one.
+``lock`` is locked with flock while the process runs, so that a killed node leaves no stale lock; the process id in it
+is for information. ``format.json`` has the version of the layout, and the LMDB environments that were created: if one
+is missing later, the start fails instead of creating an empty one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DataDirectory:
             _log.warning("commands on this machine cannot find the node", extra={"fields": {"error": str(error)}})
 
     def close(self) -> None:
-        """Release the lock. The file stays: deleting it would race with the next process."""
+        """Release the lock. The file is not deleted, which would race with the next process."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 (self.path / ADDRESSES).unlink(missing_ok=True)
@@ -140,12 +140,12 @@ class DataDirectory:
             ) from error
         except OSError as error:
             raise _cannot_write(self.path, error) from error
-        with contextlib.suppress(OSError):  # a full disk; the id is informational
+        with contextlib.suppress(OSError):  # a full disk; the id is for information only
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def _read_format(self) -> list[str]:
-        """Check the format, or write it in a new directory; the recorded environments."""
+        """Check the format, or write it to a new directory; returns the recorded environments."""
         try:
             text = self._format.read_bytes()
         except FileNotFoundError:
@@ -187,7 +187,7 @@ class DataDirectory:
                 )
 
     def _refuse_strangers(self) -> None:
-        # A directory with unknown files is not used.
+        # Refuse a directory with unknown files.
         strangers = sorted(p.name for p in self.path.iterdir() if p.name not in {"lock", "format.json.new"})
         if strangers:
             raise StorageError(
@@ -211,12 +211,13 @@ class DataDirectory:
 
 
 def running_node(path: Path) -> dict[str, Any] | None:
-    """Return the addresses of the node that uses the data directory ``path``; None if none runs, or it starts."""
+    """Return the addresses of the node that uses the data directory ``path``; None if no node runs, or it is
+    starting."""
     try:
         with (path / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        pass  # a process holds it
+        pass  # another process has locked it
     except OSError:
         return None
     else:

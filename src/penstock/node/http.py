@@ -68,7 +68,7 @@ MAX_FORM_BYTES = 1024 * 1024
 """Limit of a POST form: TubeMQ's lists have at most 500 items."""
 
 MAX_CONNECTIONS = 256
-"""Limit of connections of a listener; scrapers, health checks and administrators are few."""
+"""Limit of connections of a listener; scrapers, health checks and administrators need few."""
 
 TLS_HANDSHAKE_S = 10.0
 """Time limit of a TLS handshake."""
@@ -92,7 +92,7 @@ _PLACES: Final = {
 _CALLBACK = re.compile(r"[_A-Za-z0-9]{1,128}")
 
 Administer = Callable[[Mapping[str, str], Caller], Awaitable[Mapping[str, object]]]
-"""Handles an administration request of a caller: parameters in, JSON object of the response out."""
+"""Handles an administration request of a caller: takes the parameters, returns the JSON object of the response."""
 
 Identify = Callable[[str, str], Awaitable[Caller]]
 """Finds the caller of a request by its ``Authorization`` header ("": none) and address. Raises Denied."""
@@ -121,9 +121,9 @@ def health_routes(
 ) -> list[Route]:
     """The paths ``/livez``, ``/readyz`` and ``/metrics``.
 
-    ``problems`` returns the reasons why the process is not ready, ``warnings`` parts that do not work as configured.
-    ``identify`` finds the caller of ``/metrics`` unless ``open_metrics``; health needs no credentials, since probes
-    have none. ``opened_by``: the setting that opens ``/metrics``, for the refusal.
+    ``problems`` returns the reasons why the process is not ready, ``warnings`` the parts that do not work as
+    configured. ``identify`` finds the caller of ``/metrics`` unless ``open_metrics``; health needs no credentials,
+    because probes have none. ``opened_by``: the setting that opens ``/metrics``, for the refusal.
     """
 
     async def livez(_: Request) -> Response:
@@ -207,14 +207,14 @@ def broker_app(
     names: Collection[str] = (),
     identify: Identify = _anybody,
 ) -> Starlette:
-    """The application of the TubeMQ broker's HTTP listener. As with Apache's broker, any other path than ``health``
-    works."""
+    """The application of the TubeMQ broker's HTTP listener. As with Apache's broker, administration is accepted at any
+    path except those in ``health``."""
     answer = _administration(administer, names, identify)
     return Starlette(routes=[*health, Route("/{path:path}", answer, methods=["GET", "POST"])])
 
 
 async def _caller(request: Request, identify: Identify) -> Caller | Response:
-    """The caller of ``request``, or the response to wrong credentials."""
+    """Return the caller of ``request``, or the response to wrong credentials."""
     address = request.client.host if request.client is not None else ""
     try:
         return await identify(request.headers.get("authorization", ""), address)
@@ -242,7 +242,7 @@ def _administration(
                     if len(body) > MAX_FORM_BYTES:
                         return _failure(f"the form is longer than {MAX_FORM_BYTES} bytes")
             except ClientDisconnect:
-                return _failure("the form is incomplete")  # not received: the connection is closed
+                return _failure("the form is incomplete")  # the response is not received: the connection is closed
             try:
                 parameters |= dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=1000))
             except ValueError as error:
@@ -252,7 +252,7 @@ def _administration(
             return caller
         reply = await administer(parameters, caller)
         if reply.get("errMsg") == UNAUTHORIZED and not caller.reads:
-            return _unauthorized(UNAUTHORIZED)  # a browser then asks for name and password
+            return _unauthorized(UNAUTHORIZED)  # browsers then prompt for name and password
         text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
         callback = parameters.get("callback", "")
         if _CALLBACK.fullmatch(callback):
@@ -265,8 +265,8 @@ def _administration(
 def cross_site_reason(request: Request, names: Collection[str]) -> str | None:
     """Reason why a browser may have sent the request for a page of another site; None if not.
 
-    Such a page could change TubeMQ through a visitor on the same machine: on loopback the token is no secret. A request
-    whose headers lack a valid host or URL is refused too.
+    Such a page could change TubeMQ through the browser of a user on the same machine: on loopback the token is not
+    secret. A request without a valid host or URL in its headers is refused as well.
     """
     try:
         return _cross_site_reason(request, names)
@@ -277,7 +277,8 @@ def cross_site_reason(request: Request, names: Collection[str]) -> str | None:
 def _cross_site_reason(request: Request, names: Collection[str]) -> str | None:
     headers = request.headers
     host = urlsplit(f"//{headers.get('host', '')}")
-    # Browsers send Sec-Fetch-Site to loopback and over TLS only; elsewhere Origin with forms, Referer with the rest.
+    # Browsers send Sec-Fetch-Site to loopback and over TLS only; otherwise Origin with forms and Referer with other
+    # requests.
     if (site := headers.get("sec-fetch-site")) is not None:
         ours = site in {"none", "same-origin"}
     else:
@@ -285,8 +286,8 @@ def _cross_site_reason(request: Request, names: Collection[str]) -> str | None:
         ours = told is None or urlsplit(told).netloc == host.netloc
     if not ours:
         return "request of another site"
-    # A name of the attacker's own that his name server points at loopback (DNS rebinding) is the same site to a
-    # browser. Such a name has a dot; an address, `localhost` and the names of a local network cannot be his.
+    # With DNS rebinding an attacker's own host name resolves to loopback, so browsers treat the node as the same site.
+    # Such a name has a dot. Addresses, `localhost` and names of a local network cannot belong to an attacker.
     name = (host.hostname or "").rstrip(".")
     if not _loopback(request) or "." not in name or name.endswith(".localhost") or name in names or _is_address(name):
         return None
@@ -325,7 +326,7 @@ class _Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn types it
-        """Close the connection beyond the limit, else start the time limit."""
+        """Close the connection if the limit is exceeded, otherwise start the time limit."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
@@ -338,14 +339,14 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Reject bytes that are not HTTP: with status 400 if the response has not begun, then close.
+        """Reject bytes that are not HTTP: send status 400 if no response has begun, then close.
 
         uvicorn responds twice to a malformed body: once here and once from the application, and h11 raises for the
         second response.
         """
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # the application's answer is dropped
+            cycle.disconnected = True  # the application's response is dropped
             cycle.message_event.set()
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             super().send_400_response(msg)
@@ -378,7 +379,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
         super().__init__(config)
         self.tls: ssl.SSLContext | None = None
-        """Use the context for new connections; open connections keep theirs."""
+        """TLS context of new connections; open connections continue with theirs."""
         self.servers = []
         self._listener = listener
         self._accepting: asyncio.Task[None] | None = None
@@ -403,7 +404,7 @@ class _Server(uvicorn.Server):
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        HANDSHAKE_FAILED.set(_handshake_failed)  # the tasks of connections inherit it
+        HANDSHAKE_FAILED.set(_handshake_failed)  # the tasks of connections inherit the context variable
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._listener)
@@ -427,7 +428,7 @@ class _Server(uvicorn.Server):
                 protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit
             )
         except (OSError, TimeoutError):
-            connection.close()  # a failed handshake is logged with its reason, the other errors are disconnected peers
+            connection.close()  # a failed handshake is logged with its reason; other errors are disconnected peers
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -473,7 +474,7 @@ class HttpServer:
         self._server.tls = None if self.tls is None else self.tls.context
         self._task = asyncio.create_task(self._server.serve(), name=f"http-{option}")
         while not self._server.started:
-            # uvicorn offers no event; the listener is already bound, so this is a turn or two.
+            # uvicorn has no event for this; the listener is already bound, so this takes one or two loop turns.
             if self._task.done():
                 self._task.result()
             await asyncio.sleep(0)
@@ -486,7 +487,7 @@ class HttpServer:
             self._server.tls = tls.context
 
     async def close(self) -> None:
-        """Stop listening and let running requests finish, for two seconds at most."""
+        """Stop listening and wait for running requests, for two seconds at most."""
         if self._server is None or self._task is None:
             return
         self._server.should_exit = True
@@ -519,9 +520,9 @@ MAX_HEADER: Final = 4096
 class HttpAccess:
     """Finds the caller of a request. ``token``: the administration token.
 
-    ``users`` returns the current users of the password file; None without a file, then queries need no credentials.
-    ``administers(user)``: whether the user may make changes. ``anonymous``: queries need no credentials although there
-    are users.
+    ``users`` returns the current users of the password file; None without a file: queries then need no credentials.
+    ``administers(user)`` returns True if the user may make changes. ``anonymous``: queries need no credentials although
+    there are users.
     """
 
     def __init__(
@@ -569,7 +570,7 @@ class HttpAccess:
 
 
 def _basic(credentials: str) -> tuple[str, bytes]:
-    """Name and password of HTTP Basic (RFC 7617), which is UTF-8 here. Raises Denied."""
+    """Return name and password of HTTP Basic (RFC 7617, in UTF-8). Raises Denied."""
     try:
         user, colon, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
         if colon:
@@ -600,7 +601,8 @@ async def _check(
 _audit_log = logging.getLogger("penstock.audit")
 
 MAX_VALUE: Final = 2000
-"""Longest recorded parameter in characters: a batch of a thousand objects must not fill the audit trail."""
+"""Longest recorded parameter in characters: limited so that a batch of a thousand objects does not fill the audit
+trail."""
 MAX_FAILURES: Final = 10
 _NOT_KEPT: Final = frozenset({"confModAuthToken", "callback", "method", "type"})
 
@@ -611,7 +613,7 @@ def audited(
     """Wrap ``administer`` so that each request of a method that is ``recorded`` has an entry in ``trail``.
 
     The entry is durable before the response is sent. Requests without valid credentials change nothing: they are
-    counted and not recorded, since a flood of them would push changes out of the bounded trail.
+    counted and not recorded, since many of them would displace changes from the trail, which has a limited size.
     """
 
     async def answer(params: Mapping[str, str], caller: Caller) -> Mapping[str, object]:

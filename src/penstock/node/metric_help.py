@@ -1,17 +1,17 @@
 """Metrics of a node: name, HELP text and type of each, by source.
 
 The calls of ``add_metrics`` in ``node.py`` list the objects that count: of MQTT ``mqtt/engine/model/stats.py``, of the
-state store ``statestore/engine/store.py``, of TubeMQ ``tube/broker/broker.py``. To add a metric, add it there, count it
-in the place, and describe it here; ``tests/unit/node/test_metric_help.py`` compares both. Metrics of the store's engine
-reach the node through ``quota_metrics`` of ``statestore/service/service.py``.
+state store ``statestore/engine/store.py``, of TubeMQ ``tube/broker/broker.py``. To add a metric, add it to such an
+object, count it where it occurs, and describe it here; ``tests/unit/node/test_metric_help.py`` compares both. Metrics
+of the store's engine reach the node through ``quota_metrics`` of ``statestore/service/service.py``.
 
-``grep -rn "stats[.].*+= " src/penstock/mqtt/engine`` shows the places of MQTT; CONNECT and wills are in
+``grep -rn "stats[.].*+= " src/penstock/mqtt/engine`` shows where MQTT counts; CONNECT and wills are in
 ``handshake.py`` and ``session_manager.py``; retained messages have counters of their own, which ``measure`` in
 ``engine/sessions/core.py`` copies. Topics of ``$SYS`` are in ``mqtt/engine/model/sys_topics.py``.
 
 The sources count in attributes and mappings; each of their names has an entry here, so that no metric is exported
-without a HELP text. A counter counts since the start of the process. ``_as`` gives a metric another name than its
-attribute: units at the end, as Prometheus wants them.
+without a HELP text. A counter counts since the start of the process. ``_as`` gives a metric a different name than its
+attribute, for example with the unit at the end, as Prometheus requires.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _CONNECTION_LIMITS: Final = {
 
 METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
     "node": {
-        "ready": _gauge("1 if every part works, else 0; /readyz shows the reasons."),
+        "ready": _gauge("1 if every part works, otherwise 0; /readyz shows the reasons."),
         "start_time_seconds": _gauge("Start of the node, in seconds since 1970."),
         "clock_offset_seconds": _gauge("System clock minus the clock of versions; 0 unless the system clock stepped."),
-        "stalls": _counter("Times that the process did not run for more than 1.5 s."),
-        "clock_steps": _counter("Steps of the system clock by more than 30 s, which are not followed at once."),
+        "stalls": _counter("Pauses of the process of more than 1.5 s."),
+        "clock_steps": _counter("Steps of the system clock by more than 30 s, which are not followed immediately."),
     },
     "disk": {
         "used_bytes": _gauge("Size of the data directory on disk."),
@@ -83,7 +83,7 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         ),
         "refused_queue_full": _counter("Messages refused with 0x97 because the queue of a receiver was full."),
         "refused_subscriptions": _counter(
-            "Subscriptions refused with 0x97 because the session or the broker had its maximum."
+            "Subscriptions refused with 0x97 because the session or the broker had reached its maximum."
         ),
         "refused_out_of_space": _counter("Messages refused because the disk has no space to store them."),
         "rate_exceeded": _counter(
@@ -265,5 +265,6 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
 def add_metrics(
     metrics: Metrics, source: str, read: Callable[[], MetricValues], *, labels: Mapping[str, str] | None = None
 ) -> None:
-    """Export what ``read`` returns as ``penstock_<source>_<name>``, with the HELP texts of :data:`METRICS`."""
+    """Export the values that ``read`` returns as ``penstock_<source>_<name>``, with the HELP texts of
+    :data:`METRICS`."""
     metrics.add(source, read, METRICS[source], labels=labels)

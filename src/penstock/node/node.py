@@ -68,7 +68,7 @@ __all__ = ["Node", "Ready", "run_node", "serve"]
 _log = logging.getLogger("penstock.node")
 
 READY_S = 30.0
-"""Time limit for the registration of broker and topics, which takes about a second within the process."""
+"""Time limit in seconds for the registration of broker and topics, which takes about a second within the process."""
 
 _SCHEMES = {Transport.TCP: "mqtt", Transport.TLS: "mqtts", Transport.WS: "ws", Transport.WSS: "wss"}
 
@@ -119,9 +119,9 @@ class Node:
         self._started = time.time()
         self._failures: dict[str, Callable[[], PenstockError | None]] = {}
         self._warnings: list[tuple[str, Callable[[], str | None]]] = []
-        """Names of parts, and functions that return what does not work there."""
+        """Names of parts, and functions that return their warnings."""
         self._since: dict[tuple[str, str], int] = {}
-        """Since when (ms since 1970) each reason of the health has existed, by part and code."""
+        """Start time (ms since 1970) of each reason of the health, by part and code."""
         self._rules: list[RuleService] = []
         self._bound: dict[str, Address] = {}
         self.console = Console(
@@ -138,7 +138,7 @@ class Node:
         self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
 
     def problems(self) -> Sequence[str]:
-        """Reasons why the node is not ready, or not fully; empty if it is ready."""
+        """Reasons why the node, or a part of it, is not ready; empty if it is ready."""
         if self._state != "ready":
             return [self._state]
         failures = [(part, tell()) for part, tell in self._failures.items()]
@@ -152,7 +152,7 @@ class Node:
         return [text for _, _, text in self._told()]
 
     def _told(self) -> list[tuple[str, str, str]]:
-        """The warnings: part, code, text."""
+        """Return the warnings as part, code and text."""
         found: list[tuple[str, str, str]] = []
         if self.security.failure is not None:
             found.append(("security", "reload_failed", f"the last reload changed nothing: {self.security.failure}"))
@@ -263,7 +263,7 @@ class Node:
         tube_master = self._bound["tube-master"] = await self._listen("tube-master", config.tube_master, start)
         self._parts.push_async_callback(master.close)
         self._parts.callback(self.security.close)
-        # Closed after the broker and the store, which send their last acknowledgements through it.
+        # It is closed after the broker and the store, which send their last acknowledgements through it.
         server = self.security.server
         self._parts.push_async_callback(server.close)
         idle_release = IdleRelease(server.forget_routes)
@@ -335,7 +335,7 @@ class Node:
         taken = await asyncio.to_thread(
             lambda: {option: address for option, address in wanted.items() if address.port and in_use(address)}
         )
-        if len(taken) > 1:  # a single one is reported when it is opened, with its option
+        if len(taken) > 1:  # a single address is reported when it is opened, with its option
             shown = ", ".join(f"{address} ({option})" for option, address in taken.items())
             raise UnavailableError(
                 f"cannot listen on {len(taken)} addresses: {shown}",
@@ -397,7 +397,7 @@ class Node:
         self._failures["tube"] = lambda: broker.failure or broker.stalled
         add_metrics(self.metrics, "tube", lambda: broker.stats)
         registered = broker.registered
-        assert registered is not None, "it was given a master"
+        assert registered is not None, "the broker has a master"
         try:
             async with asyncio.timeout(READY_S):
                 await registered.wait()
@@ -434,7 +434,7 @@ class Node:
                 _log.warning(
                     "topic does not accept records: it is closed or deleted", extra={"fields": {"topic": made.name}}
                 )
-        # Topics of earlier runs as well: clients may use them as soon as the node is ready.
+        # Include topics of earlier runs: clients may use them as soon as the node is ready.
         await master.wait_taken_up(known)
 
     async def _mqtt(
@@ -458,7 +458,7 @@ class Node:
         self._failures["statestore"] = lambda: store.failure or store.stalled
         add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
         server.add_service(store)
-        # Clock and entropy: unique after a clock step and for two starts in one millisecond.
+        # From clock and entropy, so that it is unique even after a clock step or two starts in one millisecond.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
         shapes = {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
@@ -478,7 +478,7 @@ class Node:
         persistence = Persistence(directory.mqtt, self.config.durability)
         add_metrics(self.metrics, "mqtt_storage", persistence.metric_values)
         self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
-        # After the services, which may get wills of clients that died while the node was down.
+        # After the services, which may get wills of clients that disconnected while the node was down.
         recall = self.security.recall if self.security.enforced else None
         await server.recover(persistence, recall=recall, steady=store.steady)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
@@ -617,11 +617,11 @@ _WARNING_CODES = {
     "audit": "audit_failed",
     "capture": "capture_behind",
 }
-"""Codes of warnings by part, for programs."""
+"""Codes of warnings, by part, for programs."""
 
 
 def _reason(severity: Severity, part: str, code: str, text: str) -> Reason:
-    """Split a text into what and hint, which are in one line there."""
+    """Split the text of a problem, one line, into what and hint."""
     what, _, hint = text.partition("; do: ")
     return Reason(severity, part, code, what, None, hint or None)
 
@@ -651,14 +651,14 @@ def _store_metrics(store: StateStoreService) -> dict[str, int | float]:
 
 
 def _reachable(address: Address) -> Address:
-    """Address at which this process connects to its own listener."""
+    """Return the address at which this process connects to its own listener."""
     if not address.is_wildcard:
         return address
     return Address("::1" if address.host == "::" else "127.0.0.1", address.port)
 
 
 def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | None:
-    """Advertised address of the TLS listener of ``listener``; None without one."""
+    """Return the advertised address of the TLS listener of ``listener``; None if there is none."""
     if bound is None:
         return None
     host = listener.bind.host if listener.advertise is None else listener.advertise.host
@@ -666,12 +666,14 @@ def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | N
 
 
 def _web_address(listener: TubeBrokerHttpListener, bound: Address) -> str:
-    """Address of the broker's administration, reported to the master; without a scheme for plain HTTP."""
+    """Return the address of the broker's administration that is reported to the master; without a scheme for plain
+    HTTP."""
     return ("" if listener.tls is None else "https://") + _advertised_address(listener, bound)
 
 
 def _advertised_address(listener: ListenerSection, bound: Address) -> str:
-    """Advertised address: as configured, else the bound address, with the host name for a wildcard."""
+    """Return the advertised address: the configured one, otherwise the bound address, with the host name instead of a
+    wildcard."""
     if listener.advertise is not None:
         return str(listener.advertise)
     return str(Address(socket.gethostname(), bound.port) if bound.is_wildcard else bound)

@@ -1,7 +1,7 @@
 """Rules: MQTT messages that match a topic filter become records of a TubeMQ topic, acknowledged after the append.
 
-The PUBACK (PUBREC at QoS 2) is sent after the acknowledgement of TubeMQ, so a publisher with a PUBACK can forget the
-message. If the log rejects a message:
+The PUBACK (PUBREC at QoS 2) is sent after the acknowledgement of TubeMQ, so a publisher may delete a message after its
+PUBACK. If the log rejects a message:
 
 * A log that is full or unavailable: the message waits and is retried, in order. Beyond ``max_pending_bytes`` of waiting
   messages, the connections of their publishers are not read.
@@ -33,10 +33,10 @@ __all__ = ["Append", "Identities", "RuleService", "RuleStats"]
 _log = logging.getLogger("penstock.rules")
 
 _RECORD_OVERHEAD: Final = 512
-"""Overhead of a waiting message in bytes, besides payload and topic."""
+"""Overhead of a waiting message in bytes, in addition to payload and topic."""
 _FIRST_RETRY_S: Final = 0.02
 _LONGEST_RETRY_S: Final = 2.0
-"""Shortest and longest pause before a retry."""
+"""Shortest and longest pause before a retry, in seconds."""
 _HIGH_PRIORITY: Final = b"$high_priority"
 """User property of control messages, which backpressure of data messages must not delay."""
 
@@ -56,7 +56,7 @@ class Identities:
 
     ``run`` is unique to the run of the node (from clock and entropy), and numbers are counted over all clients, so an
     id is not repeated after a reconnect or restart. A message that is published again gets another id, since MQTT does
-    not identify duplicates: to have duplicates dropped, set the user property ``id``.
+    not identify duplicates: for deduplication, publishers set the user property ``id``.
     """
 
     __slots__ = ("_number", "_run")
@@ -66,7 +66,7 @@ class Identities:
         self._number = 0
 
     def next(self, client_id: str) -> str:
-        """The id of the next message of ``client_id``."""
+        """Return the id of the next message of ``client_id``."""
         self._number += 1
         return f"{client_id}/{self._run}-{self._number}"
 
@@ -166,7 +166,7 @@ class RuleService(Service):
 
     @property
     def exclusive(self) -> bool:
-        """Subscribers receive the messages too [Service]."""
+        """False: subscribers receive the messages as well [Service]."""
         return False
 
     @property
@@ -198,7 +198,7 @@ class RuleService(Service):
             return
         partition = self.rule.partition
         if partition is None:
-            # As producers choose it, so that all writers use the same partition for a key.
+            # The partition that producers choose, so that all writers use the same partition for a key.
             partition = self._partitions[zlib.crc32(record.key or b"") % len(self._partitions)]
         stats.pending += 1
         stats.pending_bytes += size
@@ -212,7 +212,7 @@ class RuleService(Service):
         """Do nothing: accepted messages are appended even if their publisher has disconnected."""
 
     def close(self) -> None:
-        """Shut down: waiting messages stay unacknowledged, so their publishers keep them."""
+        """Shut down: waiting messages remain unacknowledged, so their publishers send them again."""
         self._closed = True
         while self._waiting:
             self.stats.waiting -= 1
@@ -254,7 +254,7 @@ class RuleService(Service):
             self._log_is_back()
 
     def _wait(self, item: _Item, error: PenstockError) -> None:
-        """Schedule a retry. The item is the one that failed, or one that was sent before the failure was known."""
+        """Schedule a retry. The item has failed, or was sent before the failure was known."""
         self._warn(item.message, error)
         self._push(item)
         if self._backoff.failures and self._probing is not item:
@@ -284,7 +284,7 @@ class RuleService(Service):
         return heappop(self._waiting)[1]
 
     def _make_wait(self, message: Inbound, size: int) -> bool:
-        """Whether a message may exceed the limit; its connection is then not read for a while."""
+        """Return True if the message may exceed the limit; its connection is then not read for a while."""
         bound = self.rule.max_pending_bytes
         if self.rule.when_full is WhenFull.REFUSE or self.stats.pending_bytes + size > 2 * bound:
             return False
@@ -353,13 +353,13 @@ class RuleService(Service):
             return
         self.stats.refused += 1
         if message.protocol_version < 5:
-            # Not for a client that reconnected: it sends this message again.
+            # Not if the client has reconnected: it sends this message again.
             message.disconnect(code, reason)
         else:
             message.settle(code, reason)
 
     def _end(self, message: Inbound, reason: str) -> None:
-        """Close the connection without a response: the publisher keeps the message."""
+        """Close the connection without a response, so that the publisher sends the message again."""
         if message.publish.qos == 0 or message.connection is None:
             self.stats.dropped += 1
             message.settle()

@@ -85,7 +85,7 @@ DEFAULT_LISTENER: Final = "mqtt"
 
 NODE_TOPICS: Final = NOTIFY_TOPICS
 """Topics of state store notifications, which only an observer with the right to read the key may receive. Clients
-cannot publish there."""
+cannot publish to them."""
 
 SOURCES_KEPT: Final = 1_000
 """Limit of cached permissions of publishers of retained messages. Each has up to 1 MB of cached decisions."""
@@ -94,7 +94,7 @@ _READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "max_turn_wo
 """Limits that the engine reads at the start only."""
 
 EXPIRY_WARNING_S: Final = 14 * 86_400
-"""Time before the expiry of a certificate or revocation list from which on the node warns."""
+"""Time before the expiry of a certificate or revocation list at which the node begins to warn."""
 
 _CERTIFICATE_EXPIRES: Final = "certificate_expires_timestamp_seconds"
 _REVOCATIONS_EXPIRE: Final = "revocation_lists_expire_timestamp_seconds"
@@ -114,7 +114,7 @@ class NodeSecurity:
         """
         self.config = config
         self.failure: str | None = None
-        """Error of the last reload; None if it succeeded, or there was none."""
+        """Error of the last reload; None if it succeeded, or before the first one."""
         self.waiting_for_restart: list[str] = []
         """Warnings about changes that the last reload read and that need a restart."""
         self.reloads = 0
@@ -136,7 +136,7 @@ class NodeSecurity:
         self._sources: OrderedDict[Source, Rights | None] = OrderedDict()
         """Cached permissions of publishers of retained messages, the least recently used first."""
         self._sources_rules = self.access_rules
-        """The access rules from which they were determined."""
+        """The access rules from which the cached permissions were determined."""
         self.server.check_retained(self._may_still_publish)
         self.tube_denials = TubeDenials()
         self._tube: list[tuple[ClientAccess, bool, tuple[str, str]]] = []
@@ -153,7 +153,7 @@ class NodeSecurity:
         return policy is not None and policy.requests_observed
 
     def acting_as(self, user: str | None, bridge: str) -> MqttAccess | None:
-        """Permissions of a bridge that acts as ``user``; None for all permissions."""
+        """Return the permissions of a bridge that acts as ``user``; None for all permissions."""
         if user is None:
             return None
         return self._part_gate(user, bridge_client_id(bridge))
@@ -169,7 +169,7 @@ class NodeSecurity:
         return server
 
     def http_access(self, token: str, listener: ListenerSection) -> HttpAccess:
-        """Access rules of an HTTP listener; ``token`` is the administration token."""
+        """Return the access rules of an HTTP listener; ``token`` is the administration token."""
         return HttpAccess(
             token,
             self.checks,
@@ -185,7 +185,7 @@ class NodeSecurity:
         return may_administer(rights_of(self.access_rules.policy), user)
 
     def tube_access(self, listener: ListenerSection, part: tuple[str, str]) -> ClientAccess | None:
-        """Access rules of a TubeMQ server of the node; None if every client has all permissions.
+        """Return the access rules of a TubeMQ server of the node; None if every client has all permissions.
 
         ``part``: user and password of the node's own broker, which has all permissions.
         """
@@ -204,7 +204,8 @@ class NodeSecurity:
             access.change(keys, rights_of(policy, part), anonymous=anonymous or users is None)
 
     def recall(self, owner: str, client_id: str) -> Rights | None:
-        """Current permissions of the owner of a recovered session; None if no listener accepts the owner any more."""
+        """Return the current permissions of the owner of a recovered session; None if no listener accepts the owner any
+        more."""
         for entry in self.config.bridges:
             if bridge_client_id(entry.name) == owner:
                 return self._recall_bridge(entry)
@@ -218,7 +219,7 @@ class NodeSecurity:
         return None
 
     def _may_still_publish(self, source: Source, topic: str, qos: int) -> bool:
-        """True if the current policies allow the publisher of a retained message to publish it."""
+        """Return True if the current policies allow the publisher of a retained message to publish it."""
         if self.access_rules.policy is None or not self.config.security.check_retain_source:
             return True
         if self._sources_rules is not self.access_rules:
@@ -365,7 +366,7 @@ class NodeSecurity:
             and self.access_rules.policy is None
             and not _has_files(self.config.security)
         ):
-            return None  # all permissions, and no cost of checks
+            return None  # None means all permissions, without checks
         return ListenerAccess(
             methods, self.access_rules, self.checks, self.stats, now=self.server.now, node_topics=NODE_TOPICS
         )
@@ -430,7 +431,7 @@ def _web_tls(config: NodeConfig, option: str) -> ServerTls | None:
 class StorePolicy:
     """Permissions of state store clients by the policies. Requests of the node itself are permitted.
 
-    A will of a client that did not reconnect after a restart has no permissions: its user is not known any more.
+    A will of a client that did not reconnect after a restart has no permissions: its user is no longer known.
     """
 
     def __init__(self, security: NodeSecurity) -> None:
@@ -455,7 +456,7 @@ class StorePolicy:
         return permissions is None or permissions.may_receive(topic)
 
     def owner(self, context: Context) -> str:
-        """The name of the user or certificate, "" = anonymous."""
+        """Return the name of the user or certificate; "" for an anonymous client."""
         client = context.principal
         return (
             client.principal.name if isinstance(client, AuthenticatedClient) and not client.principal.anonymous else ""
@@ -488,7 +489,7 @@ def _web_expiry(server: HttpServer) -> dict[str, int | float]:
 
 
 def expiry_metrics(tls: ServerTls | None) -> dict[str, int | float]:
-    """Expiry of the certificate and of the revocation lists of a listener, for the metrics."""
+    """Return the expiry of the certificate and of the revocation lists of a listener, for the metrics."""
     if tls is None:
         return {}
     files = ((_CERTIFICATE_EXPIRES, tls.files.certificate), (_REVOCATIONS_EXPIRE, tls.files.revoked))
@@ -547,7 +548,7 @@ def _has_files(security: Security) -> bool:
 
 
 def _methods(entry: MqttListenerEntry, access_rules: AccessRules) -> frozenset[AuthenticationMethod]:
-    """Authentication methods of the listener: configured ones, else all that have a file."""
+    """Return the authentication methods of the listener: the configured ones, otherwise all that have a file."""
     methods: set[AuthenticationMethod] = set() if entry.anonymous is None else {AuthenticationMethod.ANONYMOUS}
     if entry.authentication is not None:
         return frozenset(methods.union(entry.authentication))
@@ -561,7 +562,7 @@ def _methods(entry: MqttListenerEntry, access_rules: AccessRules) -> frozenset[A
 
 
 def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:
-    """Changed options that are read at the start only, except files of :func:`_late_files`."""
+    """Return the changed options that are read at the start only, except files of :func:`_late_files`."""
     others = [name for name in type(old).model_fields if name not in {"mqtt", "security"}]
     found = [name for name in others if _at_start(getattr(old, name)) != _at_start(getattr(new, name))]
     before, after = _entries(old), _entries(new)
@@ -579,7 +580,7 @@ def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:
 
 
 def _at_start(section: object) -> object:
-    """A section without the certificate files, which a reload reads."""
+    """Return a section without the certificate files, which a reload reads."""
     tls = getattr(section, "tls", None)
     if not isinstance(section, BaseModel) or not isinstance(tls, BaseModel):
         return section

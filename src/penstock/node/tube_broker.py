@@ -55,10 +55,10 @@ class BrokerSettings:
     ``passwords``: password file of the clients' users; ``policies``: policy file with their permissions; ``user``: name
     and password with which the broker signs. ``anonymous``, ``http_anonymous``: accept clients without credentials at
     ``bind``, at ``http``. ``tls``: additional TLS listener; ``master_tls``: TLS context for connections to the masters,
-    at their TLS ports. ``admin_token``: administration token; None for that of the data directory, created at the first
-    start. ``consumer_session_s``: timeout after which the partitions of a silent consumer are released.
-    ``max_store_bytes`` (per store) and ``staging``: size limits. ``register_s``: timeout of the registration at a
-    master; None for no timeout.
+    at their TLS ports. ``admin_token``: administration token; None for the token in the data directory, created at the
+    first start. ``consumer_session_s``: timeout after which the partitions of a consumer without heartbeats are
+    released. ``max_store_bytes`` (per store) and ``staging``: size limits. ``register_s``: timeout of the registration
+    at a master; None for no timeout.
     """
 
     broker_id: int
@@ -152,7 +152,7 @@ class _Security:
         self._settings = settings
         self.failure: str | None = None
         self.changed: Callable[[], None] = lambda: None
-        """Called after a reload."""
+        """Callback after a reload."""
         self.certificates = TubeCertificates(settings.tls)
         self.denials = TubeDenials()
         self._read()
@@ -232,7 +232,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     def problems() -> list[str]:
         if not started.is_set():
             return ["starting"]
-        assert broker.registered is not None, "it was given masters"
+        assert broker.registered is not None, "the broker has masters"
         if not broker.registered.is_set():
             return ["no master has accepted the broker yet"]
         failure = broker.failure or broker.stalled
@@ -246,7 +246,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         found += late_batches(broker) if started.is_set() else []
         return found + [warning for warning in (space.warning(), trail.warning()) if warning is not None]
 
-    # Before the broker, which reports the address of its administration to the master.
+    # Started before the broker, which reports the address of its administration to the master.
     token = settings.admin_token or load_or_create_token(settings.data_dir / "tube" / "admin-token")
     if security.users is None:
         found = [("--tube-broker", settings.bind, "--tube-broker-anonymous", settings.anonymous)]
@@ -337,16 +337,16 @@ def _broker(settings: BrokerSettings, web_address: str, token: str, access: Clie
 
 
 def _advertised_address(web: Address, advertised: Address | None) -> Address:
-    """Address of the HTTP listener ``web`` for other machines."""
+    """Return the address of the HTTP listener ``web`` for other machines."""
     if not web.is_wildcard:
         return web
     return Address(socket.gethostname() if advertised is None else advertised.host, web.port)
 
 
 async def _registered(broker: TubeBroker, settings: BrokerSettings) -> None:
-    """Return when a master has accepted the broker."""
+    """Wait until a master has accepted the broker."""
     registered = broker.registered
-    assert registered is not None, "it was given masters"
+    assert registered is not None, "the broker has masters"
     try:
         async with asyncio.timeout(settings.register_s):
             await registered.wait()

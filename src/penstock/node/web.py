@@ -1,8 +1,8 @@
 """The web console: a page at ``/`` for browsers, and its files below ``/assets``.
 
-The page is a program of ES modules in ``console/web`` that reads ``/api/v1``. All URLs are relative, so that it works
-below a path of a proxy. The Content Security Policy permits files of this node only: no inline script or style but the
-import map, whose hash is in the policy. The path of the files has a digest of all of them, so that browsers cache
+The page consists of ES modules in ``console/web`` that read ``/api/v1``. All URLs are relative, so that it works
+below a path of a proxy. The Content Security Policy permits files of this node only: no inline script or style except
+the import map, whose hash is in the policy. The path of the files has a digest of all of them, so that browsers cache
 them indefinitely and never mix two versions.
 """
 
@@ -43,7 +43,7 @@ class WebConsole:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.available = all((folder / "vendor" / name).is_file() for name in _NEEDED)
-        """False in a checkout whose libraries were not fetched (``make setup``)."""
+        """False in a checkout whose libraries were not downloaded (``make setup``)."""
         self._files: dict[str, _File] = {}
         self._page = ""
         self._headers: dict[str, str] = {}

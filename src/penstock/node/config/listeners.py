@@ -1,4 +1,4 @@
-"""Listener sections, and the check that no listener is open to other machines by accident.
+"""Listener sections, and the check that no listener is unintentionally open to other machines.
 
 A listener that other machines can reach needs users, unless its section has ``anonymous: allow``.
 """
@@ -68,7 +68,7 @@ CREATE_USER = "penstock user create passwords NAME"
 
 
 class OpenListener(NamedTuple):
-    """A listener that accepts clients without credentials although it is not configured to.
+    """A listener that accepts clients without credentials although its configuration does not permit it.
 
     ``setting``: its place in the configuration, or the option of a command; ``allow``: the setting that permits such
     clients; ``why``: the reason why it accepts them.

@@ -43,7 +43,8 @@ __all__ = [
 def limits_section(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
     """A section with every field of dataclasses of limits.
 
-    Their annotations give the accepted values (an integer without bounds is 0 or more), their docstrings the texts.
+    Their annotations have the accepted values (an integer without bounds is 0 or more), their docstrings the
+    descriptions.
     """
     fields: dict[str, Any] = {}
     for kind in kinds:
@@ -56,7 +57,7 @@ def limits_section(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
-    """Docstrings of the fields of a dataclass."""
+    """Return the docstrings of the fields of a dataclass."""
     source = inspect.getsource(sys.modules[kind.__module__])
     body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == kind.__name__).body
     found: dict[str, str] = {}
@@ -78,7 +79,7 @@ ListenerLimits = limits_section(
 
 
 def broker_limits(section: Any) -> BrokerLimits:
-    """The engine's part of the limits."""
+    """Return the limits that the engine enforces."""
     return BrokerLimits(**{field.name: getattr(section, field.name) for field in dataclasses.fields(BrokerLimits)})
 
 

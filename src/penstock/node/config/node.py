@@ -1,7 +1,7 @@
 """Configuration of a node: ``penstock.yaml``, ``PENSTOCK_<OPTION>`` and the options of ``penstock up``.
 
 Options override environment variables, these override the file. Validation, command line and reference pages are
-derived from the models below.
+generated from the models below.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class StagingSection(Section):
     max_queries: int = Field(
         default=100_000,
         ge=1,
-        description="maximum number of queries whose state is kept; beyond it the one idle for longest is removed",
+        description="maximum number of queries whose state is kept; beyond it the longest idle one is removed",
     )
     forget: Retention = Field(
         default="720h",
@@ -451,7 +451,7 @@ def tube_section(flags: Mapping[str, str | int | None], limits: Mapping[str, str
     ``limits`` maps names of `TubeLimits` to values.
 
     Raises:
-        ConfigError: a value cannot be used; it names the flag.
+        ConfigError: a value cannot be used; the error names the flag.
     """
     document = Document("defaults", {})
     for option in BROKER_OPTIONS:
@@ -470,7 +470,7 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
     command line. Relative paths in the file are relative to the file, others to the working directory.
 
     Raises:
-        ConfigError: a setting cannot be used; it names the source of the setting.
+        ConfigError: a setting cannot be used; the error names the source of the setting.
     """
     if path is None and DEFAULT_FILE.exists():
         path = DEFAULT_FILE
@@ -492,7 +492,7 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
 
 
 def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:
-    """Make the paths in ``value``, of type ``kind``, relative to the directory of the file."""
+    """Resolve relative paths in ``value``, of type ``kind``, against the directory of the file."""
     inner = get_args(kind)
     if kind is Path and isinstance(value, str):
         return str(directory / Path(value).expanduser())

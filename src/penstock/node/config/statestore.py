@@ -31,7 +31,7 @@ __all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStoreSecti
 ExtensionName = Annotated[
     str, AfterValidator(optional_extension), Field(json_schema_extra={"enum": list[JsonValue](OPTIONAL_EXTENSIONS)})
 ]
-"""Name of an extension of the published protocol; SCAN has an option of its own."""
+"""Name of an extension of the published protocol; SCAN is enabled by a separate option."""
 
 
 def _topic(value: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """Templates that are filled from a message: ``{topic}``, ``{level.2}``, ``{levels.2}``, ``{user.line|none}``.
 
 A placeholder names a field of the message, and after ``|`` the default if the message does not have it (empty without
-one). Topic levels count from 1, or from the end with a minus; ``levels.N`` is that level and all following ones.
+one). Topic levels are counted from 1, or with a minus from the end; ``levels.N`` is level N and all following levels.
 ``user.NAME`` is the first user property of that name. ``{{`` and ``}}`` are literal braces.
 """
 
@@ -88,7 +88,7 @@ class Template:
         return self._parts == [(_PLAIN["topic"], "", "")]
 
     def expand(self, message: Inbound) -> str:
-        """Fill the template from a message."""
+        """Return the text of the template for a message."""
         return "".join(
             [part if isinstance(part, str) else part[0](message, part[1]) or part[2] for part in self._parts]
         )

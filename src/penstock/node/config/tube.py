@@ -90,7 +90,7 @@ class TubeCertificates:
         self._context = None if self.used is None else self.used.context
 
     def beside(self, start: Start, port: int) -> Start:
-        """Wrap ``start`` to open a TLS listener on ``port`` as well, if there are certificates."""
+        """Return ``start`` with the arguments of a TLS listener on ``port``, if there are certificates."""
         context = self._context
         return start if context is None else lambda host, plain: start(host, plain, tls=context, tls_port=port)
 
@@ -105,5 +105,5 @@ TubeLimitOptions = limits_section("TubeLimitOptions", "Limits of the node's mast
 
 
 def tube_limits(section: Any) -> TubeLimits:
-    """The limits of a section, for master and broker."""
+    """Return the limits of a section, for master and broker."""
     return TubeLimits(**{field.name: getattr(section, field.name) for field in dataclasses.fields(TubeLimits)})
