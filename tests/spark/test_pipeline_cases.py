@@ -97,7 +97,7 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
     (line,) = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
     assert (line["case"], line["ok"], line["differences"], len(line["found"]["look"])) == ("messages", True, [], 2)
     assert main([*command, "--case", "none"]) == 2
-    assert "is none of the cases" in capsys.readouterr().err
+    assert "is not one of the cases" in capsys.readouterr().err
 
 
 def test_build_errors_name_case_and_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ class _ProgressFilter:
         self._printed: list[tuple[str, int, int]] = []
 
     def is_due(self, rows: list[tuple[str, int, int]], *, at_once: bool) -> bool:
-        """Return True if ``rows`` are to be printed now, and remember them."""
+        """Return True if ``rows`` are to be printed, and store them."""
         now = time.monotonic()
         if rows == self._printed or not (at_once or now - self._printed_at >= PROGRESS_EVERY_S):
             return False
@@ -200,7 +200,7 @@ def _display(*, as_json: bool) -> Iterator[DemoDisplay]:
 
 
 async def _interruptible(work: Coroutine[Any, Any, DemoResult]) -> DemoResult:
-    """Run ``work``; SIGTERM cancels it like Ctrl-C, so that its processes do not outlive it."""
+    """Run ``work``; SIGTERM cancels it like Ctrl-C, so that its child processes end with it."""
     task = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
@@ -271,7 +271,7 @@ def _where(outcome: DemoResult, plot: Path) -> str:
         "from penstock.spark import session; from penstock.pipelines.sinks.table import read; "
         f'read(session("query"), {json.dumps(str(outcome.table))}).groupBy("abnormal").count().show()'
     )
-    verdict = "Everything adds up." if outcome.proof.holds else "SOMETHING IS OFF: see the lines marked FAIL."
+    verdict = "All checks passed." if outcome.proof.holds else "Some checks failed: see the lines marked FAIL."
     return (
         f"{verdict} ({outcome.seconds:.1f} s)\n\n"
         f"  table  {outcome.table}\n"
@@ -290,7 +290,7 @@ def _tidy(options: DemoOptions) -> None:
 COLOURS = {"low": "#c8553d", "high": "#7b4bb7"}
 _PLOT_LINES = 16
 LONGEST_STEP = timedelta(hours=1)
-"""Readings farther apart than this are a gap in the line."""
+"""Readings farther apart than this are separated by a gap in the line."""
 
 
 def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: Sequence[AbnormalSegment]) -> None:

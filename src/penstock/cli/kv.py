@@ -2,7 +2,7 @@
 
 `export` and `import` copy keys between stores as lines of JSON. A line is an object with ``key`` and ``value``, or
 ``key_base64`` and ``value_base64`` for bytes that are not text. Export adds ``version``; import uses ``ttl_ms`` if
-present and ignores everything else, since versions are assigned by the store.
+present and ignores all other fields, since the store assigns versions.
 """
 
 from __future__ import annotations
@@ -383,10 +383,10 @@ def _no_key(key: bytes) -> None:
 
 
 END_S = 5.0
-"""Time between SIGTERM and SIGKILL after the lock was lost."""
+"""Seconds between SIGTERM and SIGKILL after the lock was lost."""
 
 NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128
-"""Exit statuses as shells give them."""
+"""Exit statuses that shells use."""
 
 
 @app.add(
@@ -460,7 +460,7 @@ async def _lock(
 
 
 async def _run(command: list[str], token: Hlc, environment: dict[str, str], lease: Lease) -> int:
-    """Run ``command``; its exit status. If cancelled, end the command first."""
+    """Run ``command``; returns its exit status. If cancelled, end the command first."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -473,7 +473,7 @@ async def _run(command: list[str], token: Hlc, environment: dict[str, str], leas
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
     def forward(number: int) -> None:
-        # At a terminal the command gets Ctrl-C from there.
+        # On a terminal the command gets Ctrl-C from the terminal.
         if process.returncode is None and not (number == signal.SIGINT and sys.stdin.isatty()):
             process.send_signal(number)
 
@@ -484,7 +484,7 @@ async def _run(command: list[str], token: Hlc, environment: dict[str, str], leas
         return status if status >= 0 else SIGNALLED - status
     except asyncio.CancelledError:
         note(f"penstock: the lock was lost, ending the command (process {process.pid})\n  why: {lease.lost_why}")
-        with contextlib.suppress(ProcessLookupError):  # it ended in the same moment
+        with contextlib.suppress(ProcessLookupError):  # the command ended at the same moment
             process.terminate()
             try:
                 async with asyncio.timeout(END_S):
@@ -499,13 +499,13 @@ async def _run(command: list[str], token: Hlc, environment: dict[str, str], leas
 
 
 AT_ONCE = 64
-"""Keys read concurrently; below any Receive Maximum."""
+"""Number of keys read concurrently; less than any Receive Maximum."""
 LINES_AT_ONCE = 10_000
-"""Keys set in one batch, held in memory."""
+"""Number of keys set in one batch, which is in memory."""
 
 MAX_TTL_MS = 2**63 - 1
 MOST_SHOWN = 80
-"""Characters of an unusable line that an error quotes."""
+"""Maximum characters of an invalid line in an error."""
 
 
 class ImportLine(NamedTuple):
@@ -592,7 +592,7 @@ async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options:
         if not tells:
             note(
                 "note: the store does not report expiry, so imported keys never expire: enable the extension ttl,"
-                " or leave out keys of locks and leases"
+                " or omit keys of locks and leases"
             )
         pending: list[asyncio.Task[str | None]] = []
         async for key in _keys(store, pattern, keys):
@@ -672,10 +672,10 @@ async def _import(
 
 
 def _chunk(lines: Iterator[ImportLine]) -> list[ImportLine]:
-    """The next lines to set, each key once."""
+    """Return the next lines to set, each key once."""
     chunk: dict[bytes, ImportLine] = {}
     for line in lines:
-        # Of several lines with one key, only the last counts.
+        # Of several lines with the same key, only the last one is used.
         chunk[line.key] = line
         if len(chunk) >= LINES_AT_ONCE:
             break
@@ -752,7 +752,7 @@ def _writable(path: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def _readable(path: Path | None) -> Iterator[IO[bytes]]:
-    """The input as a seekable file, since it is read twice; a pipe is copied to a temporary file."""
+    """Return the input as a seekable file, since it is read twice; a pipe is copied to a temporary file."""
     if path is None:
         if sys.stdin.isatty():
             raise ConfigError("kv import: no input", do="give a FILE, or JSON lines on standard input")

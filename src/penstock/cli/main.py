@@ -22,14 +22,14 @@ from penstock.errors import PenstockError
 
 __all__ = ["COMMANDS", "CommandEntry", "app", "main"]
 
-_UsageError: Any = typer.BadParameter.__base__  # typer exports this subclass only
-"""Wrong usage, found by the parser."""
+_UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
+"""Error of the parser for wrong usage."""
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class CommandEntry(NamedTuple):
-    """Module of a command, and its line in the list."""
+    """Module of a command, and its line in the list of commands."""
 
     module: str
     help: str
@@ -59,7 +59,7 @@ class LazyGroup(TyperGroup):
     """Group whose commands are imported when one is called."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """Names of the commands, in the order of the table."""
+        """Return the names of the commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
@@ -72,7 +72,7 @@ class LazyGroup(TyperGroup):
         return command
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """One row per command, from the table."""
+        """Write one row per command, from the table."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 

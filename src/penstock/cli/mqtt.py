@@ -133,7 +133,7 @@ def sub_command(
             await client.subscribe(wanted)
             note(f"subscribed to {', '.join(escape(f) for f in filters)}, interrupt with Ctrl-C")
             seen = await _receive(client, partial(_show, raw=raw, as_json=as_json), count, timeout)
-            client.acknowledge_last()  # acknowledge what was printed before the session ends
+            client.acknowledge_last()  # acknowledge printed messages before the session ends
         return seen
 
     with contextlib.suppress(KeyboardInterrupt):
@@ -146,7 +146,7 @@ def sub_command(
 async def _receive(
     client: MqttClient, show: Callable[[Publish], None], count: int | None, timeout_s: float | None
 ) -> int:
-    """Show at most ``count`` messages within ``timeout_s``; the number of messages."""
+    """Show at most ``count`` messages within ``timeout_s``; returns the number of messages."""
     seen = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
@@ -220,7 +220,7 @@ async def _alone(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def _lines() -> AsyncIterator[bytes]:
-    """The lines of standard input, as they are read; the connection stays open meanwhile."""
+    """Yield the lines of standard input as they are read, while the connection remains open."""
     splitter = Lines()
     async for data in chunks(sys.stdin.buffer):
         for line in splitter.feed(data):
@@ -241,7 +241,7 @@ def _show(message: Publish, *, raw: bool, as_json: bool) -> None:
 
 
 def _row(message: Publish) -> dict[str, object]:
-    """All fields, also absent ones: stable keys."""
+    """Return all fields, including absent ones, so that the keys are stable."""
     properties = message.properties
     return {
         "topic": message.topic,
@@ -257,7 +257,7 @@ def _row(message: Publish) -> dict[str, object]:
 
 
 def _extras(message: Publish) -> str:
-    """Properties of a message for people."""
+    """Format the properties of a message."""
     found = ["retained"] if message.retain else []
     given = message.optional_properties
     if given is not None:

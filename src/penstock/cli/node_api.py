@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Options of commands that ask a node for its state."""
+    """Options of commands that query the state of a node."""
 
     http: Annotated[
         str | None,
         typer.Option(
             help="HTTP address of the node; https://HOST:PORT with TLS. Default: that of the local data directory, "
-            "else 127.0.0.1:8080.",
+            "otherwise 127.0.0.1:8080.",
             envvar="PENSTOCK_HTTP",
             metavar="HOST:PORT",
             show_default=False,
@@ -42,7 +42,7 @@ class NodeOptions:
     data_dir: Annotated[
         Path,
         typer.Option(
-            help="Data directory of a node on this machine: it has the address and the administration token.",
+            help="Data directory of a node on this machine: it contains the address and the administration token.",
             envvar="PENSTOCK_DATA_DIR",
             metavar="DIR",
         ),
@@ -99,7 +99,7 @@ class NodeOptions:
 
 
 connects_to_node = shared_options(NodeOptions, "node")
-"""Give a command the options of :class:`NodeOptions`, as its argument ``node``."""
+"""Decorator: give a command the options of :class:`NodeOptions`, as its argument ``node``."""
 
 
 class NodeApi:
@@ -125,13 +125,13 @@ class NodeApi:
 
         Raises:
             UnavailableError: there is no node at the address.
-            RefusedError: it refused the request; has the reason.
+            RefusedError: the node refused the request; has the reason.
         """
         from penstock.runtime.io.network import ConnectionFailure, connection_failure
 
         given = {name: value for name, value in (parameters or {}).items() if value not in (None, "")}
         target = "/api/v1/" + quote(path) + ("?" + urlencode(given) if given else "")
-        # Not urllib, which would send the token to a proxy that the environment names.
+        # Not urllib, which would send the token to a proxy set in the environment.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         if self._tls is not None:
             connection = http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
@@ -163,7 +163,7 @@ class NodeApi:
         return found
 
     def snapshot(self, kind: type[T], path: str) -> T:
-        """Return a query's data as a snapshot. Raises as :meth:`get`."""
+        """Return a query's data as a snapshot. Raises the errors of :meth:`get`."""
         from pydantic import TypeAdapter, ValidationError
 
         try:

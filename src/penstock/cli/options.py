@@ -65,7 +65,8 @@ Command = Callable[..., None]
 
 
 def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command], Command]:
-    """Give a command an option for each field of ``kind``; it gets an instance of it as its argument ``argument``."""
+    """Return a decorator that gives a command an option for each field of ``kind``; the command gets an instance of
+    ``kind`` as ``argument``."""
 
     def decorate(command: Command) -> Command:
         names = [field.name for field in fields(kind)]
@@ -104,7 +105,7 @@ class CommandGroup(TyperGroup):
     """Group of commands whose list shows the first paragraph of each help text completely."""
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """One row per command, in the order in which they were added."""
+        """Write one row per command, in the order in which they were added."""
         rows = [(name, _first_paragraph(command.help or "")) for name, command in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -114,7 +115,7 @@ class CommandWithExamples(TyperCommand):
     """Command whose epilog is a list of examples, one per line."""
 
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
-        """The examples as a section, without wrapping."""
+        """Write the examples as a section, without wrapping."""
         if self.epilog:
             with formatter.section("Examples"):
                 for line in self.epilog.splitlines():
@@ -126,13 +127,13 @@ class Commands(typer.Typer):
 
     def __init__(self, help_text: str | None = None) -> None:
         """``help_text`` describes the group; None: a module of one command."""
-        # Plain help: half the start-up time, and the text that the reference page holds.
+        # Plain help: half the start-up time, and the text of the reference page.
         settings: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False}
         if help_text is not None:
             settings |= {"cls": CommandGroup, "no_args_is_help": True, "help": help_text}
         super().__init__(**settings)
         if help_text is not None:
-            self.callback()(_no_group_options)  # without it, a group of one command would be that command
+            self.callback()(_no_group_options)  # without it, typer would turn a group of one command into that command
 
     def add(self, *examples: str, name: str | None = None) -> Callable[[Command], Command]:
         """Decorator: add a command, called ``name`` or like the function, with ``examples`` in its help."""
@@ -144,12 +145,12 @@ def _no_group_options() -> None:
 
 
 def _first_paragraph(text: str) -> str:
-    """The first paragraph of a docstring, as one line."""
+    """Return the first paragraph of a docstring, as one line."""
     return " ".join(text.partition("\n\n")[0].split())
 
 
 def input_bytes(command: str, name: str, text: str | None, file: Path | None) -> bytes:
-    """The argument ``name`` of ``command``: ``text``, or the content of ``file`` or standard input (``-``).
+    """Return the argument ``name`` of ``command``: ``text``, or the content of ``file`` or standard input (``-``).
 
     Raises:
         ConfigError: both are given, the file cannot be read, or nothing is given and standard input is a terminal.
@@ -231,12 +232,12 @@ def confirmed(question: str) -> bool:
     """
     try:
         return typer.confirm(question, err=True)
-    except typer.Abort:  # also for Ctrl-C, before anything was done
+    except typer.Abort:  # also after Ctrl-C, because nothing was done yet
         raise ConfigError("nothing was changed: the question was not answered", do="confirm with --yes") from None
 
 
 def repeat(look: Callable[[], T], show: Callable[[T], None], every_s: float | None, *, as_json: bool) -> None:
-    """Show what ``look`` returns: once, or every ``every_s`` seconds under the current time until Ctrl-C.
+    """Show the result of ``look``: once, or every ``every_s`` seconds with the current time until Ctrl-C.
 
     While watching, errors are printed to standard error and the next attempt follows.
 
@@ -389,7 +390,7 @@ class BrokerOptions:
             )
 
     def _tls(self) -> TlsOptions | None:
-        """TLS options; None: the URL scheme alone decides."""
+        """Return the TLS options; None: only the URL scheme determines whether TLS is used."""
         from penstock.mqtt.client import TlsOptions
 
         if self.ca_file is None and self.cert_file is None and self.key_file is None:
@@ -405,7 +406,7 @@ class BrokerOptions:
 
     @asynccontextmanager
     async def opened(self, client: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-        """``client``, connected.
+        """Connect ``client`` and return it.
 
         Raises:
             UnavailableError: the broker does not respond.
@@ -427,7 +428,7 @@ class BrokerOptions:
             raise
         except UnavailableError as error:
             if error.do is not None and "penstock up" not in error.do:
-                raise  # its hint is more specific: TLS, host name, another protocol
+                raise  # the error has a more specific hint: TLS, host name, another protocol
             raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
 
     @property
@@ -448,13 +449,13 @@ class BrokerOptions:
 
 @dataclass(frozen=True, slots=True)
 class StateStoreOptions(BrokerOptions):
-    """The same, and the timeout of requests to the state store."""
+    """Options of :class:`BrokerOptions`, and the timeout of requests to the state store."""
 
     timeout: Annotated[float, duration_option(text="Timeout of each request.", at_least_s=0.001, default="10s")] = 10.0
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[StateStoreClient]:
-        """Client of the state store, connected.
+        """Return a connected client of the state store.
 
         Raises:
             UnavailableError: the broker does not respond.
@@ -472,10 +473,10 @@ class StateStoreOptions(BrokerOptions):
 
 
 connects_to_broker = shared_options(BrokerOptions, "access")
-"""Give a command the options of :class:`BrokerOptions`, as its argument ``access``."""
+"""Decorator: give a command the options of :class:`BrokerOptions`, as its argument ``access``."""
 
 connects_to_store = shared_options(StateStoreOptions, "options")
-"""Give a command the options of :class:`StateStoreOptions`, as its argument ``options``."""
+"""Decorator: give a command the options of :class:`StateStoreOptions`, as its argument ``options``."""
 
 
 def parse_token(text: str | None) -> Hlc | None:
@@ -498,12 +499,12 @@ def parse_token(text: str | None) -> Hlc | None:
 
 
 def local_token(address: str, data_dir: Path) -> str:
-    """Administration token in ``data_dir``; "" if there is none, or ``address`` is not on loopback."""
+    """Return the administration token in ``data_dir``; "" if there is none, or ``address`` is not on loopback."""
     from penstock.runtime.io.network import parse_address
 
     try:
         if not parse_address(address.rpartition("//")[2].rstrip("/")).is_loopback:
-            return ""  # the token is a secret that other machines must not get
+            return ""  # the token is secret and must not be sent to other machines
         return (data_dir / "tube" / "admin-token").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""

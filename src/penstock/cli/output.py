@@ -53,7 +53,7 @@ def escape(text: str) -> str:
 
 
 def shown(data: bytes) -> str:
-    """Bytes of a peer for people: text if they are UTF-8, else escaped."""
+    """Format bytes of a peer: text if they are UTF-8, otherwise escaped."""
     try:
         return escape(data.decode("utf-8"))
     except UnicodeDecodeError:
@@ -61,12 +61,12 @@ def shown(data: bytes) -> str:
 
 
 def unless_standard(path: Path | None) -> Path | None:
-    """``path``; None also for ``-``, which means standard input or output."""
+    """Return ``path``; None if it is ``-``, which means standard input or output."""
     return None if path == Path("-") else path
 
 
 def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes as JSON fields: ``name`` has the text, or null with ``<name>_base64`` if it is not UTF-8."""
+    """Return bytes as JSON fields: ``name`` has the text, or null with ``<name>_base64`` if they are not UTF-8."""
     if data is None:
         return {name: None}
     try:
@@ -82,7 +82,7 @@ def print_json(row: Mapping[str, object]) -> None:
 
 
 def for_terminal(data: bytes) -> str:
-    """Bytes of a peer for a terminal: lines and tabs are kept, other unprintable characters are escaped."""
+    """Format bytes of a peer for a terminal: line ends and tabs are kept, other unprintable characters are escaped."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -91,7 +91,7 @@ def for_terminal(data: bytes) -> str:
 
 
 def print_raw(data: bytes) -> None:
-    """Print bytes unchanged to a file or pipe; on a terminal as :func:`for_terminal`, with a line end."""
+    """Print bytes unchanged to a file or pipe; on a terminal formatted by :func:`for_terminal`, with a line end."""
     sys.stdout.flush()
     if sys.stdout.isatty():
         text = for_terminal(data)
@@ -146,12 +146,12 @@ class LiveTable:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal."""
+        """Return the width of the terminal in columns."""
         return self._console.width
 
     @property
     def table(self) -> RenderableType:
-        """The table that is shown."""
+        """Return the current table."""
         return self._live.renderable
 
     def update(self, table: RenderableType) -> None:
@@ -170,12 +170,12 @@ def print_error(error: BaseException) -> None:
     text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     red, plain = ("\x1b[31m", "\x1b[0m") if use_colour(sys.stderr) else ("", "")
     lines = [escape(line) for line in text.split("\n")]
-    # Several failures in one error have a line each; their causes and actions are indented.
+    # If an error has several failures, each has a line; their causes and actions are indented.
     note("\n".join(line if line.startswith("  ") else f"{red}penstock:{plain} {line}" for line in lines))
 
 
 def exit_status(error: PenstockError) -> int:
-    """Exit status of an error: 2 for wrong usage, 1 for a failure or refusal."""
+    """Return the exit status for an error: 2 for wrong usage, 1 for a failure or refusal."""
     return 2 if isinstance(error, ConfigError | LocalProtocolError) else 1
 
 

@@ -1,4 +1,4 @@
-"""Read records from a stream as they arrive, without blocking the event loop on a silent pipe."""
+"""Read records from a stream as they arrive, without blocking the event loop while a pipe has no data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LARGEST", "LENGTH", "Lengths", "Lines", "Splitter", "chunks"]
 
 CHUNK = 256 << 10
 AHEAD = 8
-"""Limit of chunks that are read ahead."""
+"""Maximum number of chunks that are read ahead."""
 LENGTH = struct.Struct(">I")
 LARGEST = 20 << 20
 _FORMAT = "write a length before each value, or use --format lines"
@@ -26,7 +26,7 @@ async def chunks(stream: IO[bytes]) -> AsyncIterator[bytes]:
     Raises:
         OSError: the stream cannot be read.
     """
-    import asyncio  # not imported for help
+    import asyncio  # imported here, because help does not need it
 
     # Not through the buffer: its lock, held by the waiting thread, would block the exit of the interpreter.
     read = getattr(stream, "raw", stream).read

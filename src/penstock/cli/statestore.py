@@ -74,7 +74,7 @@ def attach(
     ] = _Durability.DURABLE,
     dialect: Annotated[
         _Dialect,
-        typer.Option(help="Format of responses: auto (as each request asks), sdk, published or older.", metavar="WORD"),
+        typer.Option(help="Format of responses: auto (that of the request), sdk, published or older.", metavar="WORD"),
     ] = _Dialect.AUTO,
     max_keys: Annotated[
         int, typer.Option(help="Largest number of keys; 0 for no limit.", min=0, metavar="N")
@@ -90,7 +90,9 @@ def attach(
     ] = None,
     observation_lease: Annotated[
         float,
-        duration_option(text="End the observations of a client that was silent this long.", at_least_s=1, default="1d"),
+        duration_option(
+            text="End the observations of a client that has sent no request for this time.", at_least_s=1, default="1d"
+        ),
     ] = 86_400.0,
     log_level: Annotated[
         _LogLevel, typer.Option(help="debug, info, warning or error.", envvar="PENSTOCK_LOG_LEVEL", metavar="WORD")
@@ -121,7 +123,7 @@ def attach(
 def _attach(
     options: StateStoreOptions, durability: Durability, chosen: StoreOptions, lease_s: float, path: Path
 ) -> Attachment:
-    """The store at ``path``, to be attached to the broker."""
+    """Return the store at ``path``, to be attached to the broker."""
     from penstock.mqtt.client import MqttClient
     from penstock.statestore.service.attach import Attachment
     from penstock.statestore.service.service import StateStoreService

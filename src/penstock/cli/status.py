@@ -113,7 +113,7 @@ def _hop_row(hop: Hop) -> dict[str, Cell]:
 
 
 def _advice(hops: Sequence[Hop]) -> list[str]:
-    """Next commands for hops with a backlog or errors."""
+    """Return the next commands for hops with a backlog or errors."""
     found = []
     by_id = {hop.id: hop for hop in hops}
     groups = by_id.get("groups")
@@ -129,7 +129,7 @@ def _advice(hops: Sequence[Hop]) -> list[str]:
 
 
 def shown_age(seconds: float) -> str:
-    """A duration in the two largest units, such as ``3 h 5 min``."""
+    """Format a duration in the two largest units, such as ``3 h 5 min``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     for size, unit, smaller, small in (
@@ -145,7 +145,7 @@ def shown_age(seconds: float) -> str:
 
 
 def shown_bytes(count: float) -> str:
-    """A size with a binary unit, such as ``1.5 GiB``."""
+    """Format a size with a binary unit, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -154,6 +154,6 @@ def shown_bytes(count: float) -> str:
 
 
 def shown_rate(rate: float, unit: str) -> str:
-    """A rate per second, such as ``12.5 messages/s``."""
+    """Format a rate per second, such as ``12.5 messages/s``."""
     number = f"{rate:.0f}" if rate >= 100 or rate == 0 else f"{rate:.1f}"
     return f"{number} {unit}/s"

@@ -1,6 +1,6 @@
-"""`penstock top`: a live view of a node in the terminal, at 80 columns and 24 lines too.
+"""`penstock top`: a live view of a node in the terminal, which fits into 80 columns and 24 lines.
 
-`Screen` is the state of the view and changes by keys; `draw` renders it; neither knows the terminal.
+`Screen` is the state of the view, which keys change; `draw` renders it. Neither depends on a terminal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _FOOT_LINES: Final = 1
 
 
 class Column(NamedTuple):
-    """A column of a view. ``sort``: its name in the API; "" if the list has no such order. ``width`` 0: flexible."""
+    """A column of a view. ``sort``: its name in the API; "" if the list cannot be sorted by it. ``width`` 0:
+    flexible."""
 
     title: str
     cell: Callable[[Mapping[str, Any]], str]
@@ -152,7 +153,7 @@ class Screen:
     typing: bool = False
     ended: bool = False
     cursors: list[str] = field(default_factory=list)
-    """Cursors of this page and those before; empty on the first."""
+    """Cursors of this page and of earlier ones; empty on the first page."""
     next: str | None = None
 
     def press(self, key: str) -> None:
@@ -179,7 +180,7 @@ class Screen:
             self.cursors.pop()
 
     def parameters(self, rows: int) -> dict[str, object]:
-        """Parameters of the request for a screen with ``rows`` rows."""
+        """Return the parameters of the request for a screen with ``rows`` rows."""
         if self.view.path == "overview":
             return {}
         if self.view.path == "events":
@@ -204,7 +205,7 @@ class Screen:
         if names:
             now = self.sort.removeprefix("-")
             chosen = names[(names.index(now) + 1) % len(names)] if now in names else names[0]
-            # Names rise, numbers fall: the largest is what one looks for.
+            # Names ascending, numbers descending: the largest ones are of interest.
             self.sort = chosen if chosen == names[0] else f"-{chosen}"
             self.cursors = []
 
@@ -311,7 +312,7 @@ def top(
             "penstock top needs a terminal", do="use penstock status --json, or penstock status --watch 5s"
         )
     api = node.connect()
-    api.get("overview")  # an error here is one of the command
+    api.get("overview")  # an error here concerns the options of the command
     screen = Screen()
     screen.press(names[view].key)
     _run(api, screen, interval)
@@ -350,7 +351,8 @@ def _run(api: NodeApi, screen: Screen, interval_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Read single keys from the terminal, without echo; the function waits for them for some seconds at most."""
+    """Read single keys from the terminal, without echo; yields a function that waits for a key, for some seconds at
+    most."""
     import os
 
     descriptor = sys.stdin.fileno()

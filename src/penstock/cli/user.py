@@ -20,7 +20,7 @@ __all__ = ["app"]
 app = Commands("""Manage the users in a password file, for MQTT, TubeMQ and HTTP.
 
     The password is read from the terminal, or from one line of standard input. It is never an argument, because every
-    user of the machine can see those. A running node reads the file again on SIGHUP.""")
+    user of the machine can see arguments. A running node reads the file again on SIGHUP.""")
 
 File = Annotated[Path, typer.Argument(help="Password file; created if it does not exist.", metavar="FILE")]
 User = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER")]
@@ -101,7 +101,7 @@ def tube_key_command(user: User) -> None:
         raise ConfigError(
             f"user: user '{escape(user)}' cannot use TubeMQ",
             option="USER",
-            why="the protocol carries names of 1 to 64 characters without blanks",
+            why="the protocol supports names of 1 to 64 characters without blanks",
         )
     sys.stdout.write(tube_key(user, _password(twice=False)) + "\n")
 
@@ -126,7 +126,7 @@ def _put(file: Path, user: str, *, new: bool) -> None:
 def _existing(file: Path) -> None:
     from penstock.security.passwords import read_passwords
 
-    read_passwords(file)  # raises if the file does not exist
+    read_passwords(file)  # raises an error if the file does not exist
 
 
 def _check(users: dict[str, Credential], file: Path, user: str, *, new: bool) -> None:
@@ -139,7 +139,7 @@ def _check(users: dict[str, Credential], file: Path, user: str, *, new: bool) ->
 
 
 def _password(*, twice: bool) -> bytes:
-    """Password from the terminal, or from the first line of standard input."""
+    """Read the password from the terminal, or from the first line of standard input."""
     if sys.stdin.isatty():
         password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=twice, err=True)
         return password.encode()

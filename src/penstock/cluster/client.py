@@ -1,10 +1,10 @@
 """A blocking client of etcd: the calls that penstock needs, over several endpoints, with deadlines, TLS and users.
 
-Each endpoint has a channel of its own. :meth:`EtcdClient.call` repeats a call without an answer at the next endpoint.
-If it must not be executed twice, the caller of :meth:`EtcdClient.once` decides. Deadlines find dead members: etcd
-closes connections that send a ping more often than every 5 s.
+Each endpoint has a separate channel. :meth:`EtcdClient.call` repeats a call without an answer at the next endpoint; for
+calls that must not be executed twice, :meth:`EtcdClient.once` leaves this to its caller. Dead members are detected by
+deadlines instead of pings, because etcd closes connections that send pings more often than every 5 s.
 
-From any thread. Messages: ``proto/etcd.proto``.
+A client may be used from any thread. Messages: ``proto/etcd.proto``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 __all__ = ["DEADLINE_S", "EtcdClient", "EtcdStatus", "Watch", "failure_of"]
 
 DEADLINE_S: Final = 1.0
-"""Of a call."""
+"""Default deadline of a call in seconds."""
 
 _OPTIONS: Final = (
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Otherwise channels to one address share a connection, and its failure.
+    # Otherwise channels to one address would share a connection and its failure.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.keepalive_time_ms", 10_000),
     # Fragments of a watch have up to 2 MiB; a page of frames may be larger.
     ("grpc.max_receive_message_length", 32 << 20),
 )
 _WITH_LEADER: Final = ("hasleader", "true")
-"""Metadata: a member without a leader fails the call at once."""
+"""Metadata with which a member without a leader fails the call immediately."""
 _UNANSWERED: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -48,7 +48,7 @@ _UNANSWERED: Final = frozenset(
         grpc.StatusCode.CANCELLED,
     }
 )
-"""The call may have been executed."""
+"""Status codes after which it is unknown whether the call was executed."""
 
 
 class _Message(Protocol):
@@ -61,14 +61,15 @@ Response = TypeVar("Response", bound=_Message)
 
 
 class EtcdStatus(NamedTuple):
-    """A member: its ``endpoint``, ``version``, whether it leads etcd, bytes of its database, and its alarms."""
+    """Status of a member: ``endpoint``, ``version``, whether it is etcd's leader, size of its database in bytes, and
+    alarms."""
 
     endpoint: str
     version: str
     leads: bool
     used_bytes: int
     quota_bytes: int
-    """0 before etcd 3.6, which reports none."""
+    """Quota of the database in bytes; 0 before etcd 3.6, which does not report it."""
     errors: tuple[str, ...]
 
 
@@ -120,11 +121,12 @@ class EtcdClient:
     def once(
         self, method: str, request: _Message, response: type[Response], *, deadline_s: float = DEADLINE_S
     ) -> Response:
-        """Call ``method`` (such as ``KV/Txn``) at one endpoint; without an answer the next call goes to the next one.
+        """Call ``method`` (such as ``KV/Txn``) at one endpoint; without an answer, the next call is sent to the next
+        endpoint.
 
         Raises:
             UnavailableError: no answer; the call may have been executed.
-            RefusedError: etcd rejected it: rights, size, a full database. It was not executed.
+            RefusedError: etcd rejected the call (rights, size, a full database) and did not execute it.
         """
         endpoint = self.endpoint
         for attempt in range(2):
@@ -134,7 +136,7 @@ class EtcdClient:
             except grpc.RpcError as error:
                 failure = failure_of(error, endpoint, method)
                 if token is not None and attempt == 0 and error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    self._token = None  # it has expired
+                    self._token = None  # the token has expired
                     continue
                 if isinstance(failure, UnavailableError):
                     self._leave(endpoint)
@@ -194,7 +196,8 @@ class EtcdClient:
         raise UnavailableError(f"etcd {endpoint}: no answer to Lease/LeaseKeepAlive", do=_CHECK_MEMBERS)
 
     def watch(self, requests: Iterator[pb.WatchRequest]) -> Watch:
-        """Open a watch with ``requests``. UnavailableError, RefusedError: the user cannot be authenticated."""
+        """Open a watch with ``requests``. Raises UnavailableError or RefusedError if the user cannot be
+        authenticated."""
         endpoint = self.endpoint
         call = self._channel(endpoint).stream_stream(
             "/etcdserverpb.Watch/Watch",
@@ -205,7 +208,7 @@ class EtcdClient:
         return Watch(endpoint, responses, responses.cancel)
 
     def statuses(self) -> list[EtcdStatus | PenstockError]:
-        """The status of each endpoint, or why there is none."""
+        """Return the status of each endpoint, or the error that prevented it."""
         found: list[EtcdStatus | PenstockError] = []
         for endpoint in self.endpoints:
             try:
@@ -231,7 +234,7 @@ class EtcdClient:
         return found
 
     def prefer_leader(self) -> None:
-        """Send the next calls to the member that leads etcd: a commit through another one takes 0.4 ms more."""
+        """Send the next calls to etcd's leader: a commit through another member takes 0.4 ms more."""
         for status in self.statuses():
             if isinstance(status, EtcdStatus) and status.leads:
                 self._current = self.endpoints.index(status.endpoint)
@@ -257,7 +260,7 @@ class EtcdClient:
         return (_WITH_LEADER,) if token is None else (_WITH_LEADER, ("token", token))
 
     def _authenticated(self, endpoint: str, deadline_s: float) -> str | None:
-        """The token of the user; None without a password."""
+        """Return the token of the user; None without a password."""
         if self._login.password_file is None:
             return None
         if self._token is None:
@@ -289,17 +292,17 @@ class EtcdClient:
         return grpc.secure_channel(endpoint, self._credentials, options=(*_OPTIONS, *named))
 
     def _leave(self, endpoint: str) -> None:
-        """Use the next endpoint, unless another thread did."""
+        """Switch to the next endpoint, unless another thread has done so."""
         with self._lock:
             if self.endpoints[self._current] == endpoint:
                 self._current = (self._current + 1) % len(self.endpoints)
 
 
-_CHECK_MEMBERS: Final = "check that a majority of the etcd members runs and is reachable; calls continue by themselves"
+_CHECK_MEMBERS: Final = "check that most etcd members run and are reachable; then calls continue automatically"
 
 
 def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableError | RefusedError:
-    """Translate an error of grpc: no answer, or a rejection with its remedy."""
+    """Translate an error of gRPC: no answer, or a rejection with its remedy."""
     code, text = error.code(), error.details() or ""
     if code in _UNANSWERED:
         why, do = text or code.name, _CHECK_MEMBERS
@@ -322,7 +325,7 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
     elif "too large" in text or "larger than max" in text:
         do = "start every etcd member with its default --max-request-bytes (1.5 MiB) or a larger one"
     else:
-        do = "look at the log of this etcd member"
+        do = "see the log of this etcd member"
     return RefusedError(
         f"etcd {endpoint}: {method} was rejected: {text or code.name}",
         code=int(code.value[0]),
@@ -333,7 +336,7 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
 
 
 def _credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
-    tls.context()  # reports files that cannot be used
+    tls.context()  # raises an error for files that cannot be used
     if not tls.verify or tls.key_password is not None:
         option = "verify" if not tls.verify else "key_password"
         raise ConfigError(

@@ -1,12 +1,12 @@
 """Commits of one log as a state machine: the meaning of etcd's answers, without etcd.
 
 A commit is a transaction. It compares the revision of the leadership key with the term of this node, and the revision
-of the log's head with that of the last commit; then it puts the frame and the head. If a comparison fails it returns
-the head and the leadership key as they are. One commit is in flight at a time.
+of the log's head with that of the last commit; then it puts the frame and the head. If a comparison fails, the
+transaction returns the current head and leadership key. One commit is in flight at a time.
 
 Without an answer a commit is *in doubt*: etcd may have executed it, may do so later, or never. It is repeated with the
-same sequence and the same comparisons, so that at most one of its attempts succeeds. The head shows whether one did:
-no other node puts a head of this term.
+same sequence and the same comparisons, so that at most one of its attempts succeeds. The head shows whether one has
+succeeded: no other node puts a head of this term.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _HEAD: Final = Struct(">8sQQQ")
 _FRAME: Final = Struct(">QQQQII")
 """Term, sequence, time in ms, bytes of all commits up to this one, parts, CRC-32 of the body."""
 FRAME_BYTES: Final = _FRAME.size
-"""Bytes of a frame without its body."""
+"""Size of a frame without its body, in bytes."""
 
 
 class Verdict(StrEnum):
     """The state of a commit after an answer."""
 
     ACCEPTED = "accepted"
-    """It is durable in etcd."""
+    """The commit is durable in etcd."""
     FENCED = "fenced"
-    """Another node is active, or none: this one may serve nothing more."""
+    """This node is not active any more and must stop serving."""
     DIVERGED = "diverged"
     """The log in etcd is not the one that this node wrote: a backup of etcd was restored."""
 
 
 class Head(NamedTuple):
-    """The newest commit of a log in etcd. ``revision``: of the key, which the next commit compares.
+    """The newest commit of a log in etcd. ``revision``: revision of the key, which the next commit compares.
 
-    ``total_bytes``: of all commits of the log, deleted ones included.
+    ``total_bytes``: size of all commits of the log, including deleted ones.
     """
 
     identity: bytes
@@ -57,7 +57,7 @@ class Head(NamedTuple):
 
 
 def decode_head(value: bytes, revision: int) -> Head:
-    """Decode the value of a head. StorageError: it is damaged."""
+    """Decode the value of a head. Raises StorageError if it is damaged."""
     if len(value) != _HEAD.size + 4 or crc32(value[:-4]).to_bytes(4, "big") != value[-4:]:
         raise _damaged("the head of the log")
     identity, sequence, term, total_bytes = _HEAD.unpack_from(value)
@@ -65,9 +65,10 @@ def decode_head(value: bytes, revision: int) -> Head:
 
 
 class Frame(NamedTuple):
-    """A commit as it is stored. ``parts`` 0: ``body`` is complete; otherwise it is in that many other keys.
+    """A commit in its stored form. ``parts`` 0: ``body`` is complete; otherwise it is in that many other keys.
 
-    ``time_ms``: the cluster's clock when it was written. ``total_bytes``: of all commits up to this one.
+    ``time_ms``: time of the cluster's clock at which it was written. ``total_bytes``: size of all commits up to this
+    one.
     """
 
     term: int
@@ -80,13 +81,13 @@ class Frame(NamedTuple):
 
 
 def encode_frame(head: Head, time_ms: int, body: bytes, parts: int = 0) -> bytes:
-    """Encode the frame of the commit that ``head`` names; with ``parts`` without the body."""
+    """Encode the frame of the commit described by ``head``; if there are ``parts``, without the body."""
     fixed = _FRAME.pack(head.term, head.sequence, time_ms, head.total_bytes, parts, crc32(body))
     return fixed + (b"" if parts else body)
 
 
 def decode_frame(value: bytes) -> Frame:
-    """Decode a frame. StorageError: it is damaged."""
+    """Decode a frame. Raises StorageError if it is damaged."""
     if len(value) < _FRAME.size:
         raise _damaged("a commit of the log")
     term, sequence, time_ms, total_bytes, parts, checksum = _FRAME.unpack_from(value)
@@ -112,19 +113,19 @@ class LogCommits:
         self.head = head
         """The last accepted commit."""
         self.ended: Verdict | None = None
-        """Reason why nothing is committed any more."""
+        """Reason why no further commit is possible."""
         self._in_flight: Head | None = None
         self._unanswered = False
 
     @property
     def in_doubt(self) -> bool:
-        """Whether an attempt of the commit in flight had no answer."""
+        """True if an attempt of the commit in flight had no answer."""
         return self._unanswered
 
     def begin(self, sequence: int, size: int) -> Head:
-        """Begin a commit of ``size`` bytes, or repeat the one in flight, for which etcd had no space.
+        """Begin a commit of ``size`` bytes, or repeat the commit in flight, for which etcd had no space.
 
-        Returns the head that it puts.
+        Returns the head that the commit puts.
         """
         assert self.ended is None
         assert sequence == self.head.sequence + 1, "commits have no gaps"
@@ -136,19 +137,20 @@ class LogCommits:
         return self._in_flight
 
     def unanswered(self) -> None:
-        """An attempt had no answer: make the next one, with the same transaction."""
+        """Handle an attempt without an answer: the caller then repeats the same transaction."""
         assert self._in_flight is not None
         self._unanswered = True
 
     def accepted(self, revision: int) -> Verdict:
-        """The comparisons of the transaction held."""
+        """Handle a transaction whose comparisons succeeded."""
         assert self._in_flight is not None
         self.head = self._in_flight._replace(revision=revision)
         self._in_flight = None
         return Verdict.ACCEPTED
 
     def refused(self, head: Head | None, leader_revision: int) -> Verdict:
-        """A comparison did not hold; ``head`` and the leadership key (0: none) as they are in etcd."""
+        """Handle a transaction of which a comparison failed; ``head`` and the leadership key (0: none) are the current
+        ones in etcd."""
         assert self._in_flight is not None
         mine = head is not None and head[:3] == self._in_flight[:3]
         if mine and self.in_doubt:

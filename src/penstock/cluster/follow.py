@@ -1,7 +1,7 @@
-"""Reading logs in etcd as a standby does: new commits in order, without gaps.
+"""Reader of logs in etcd for a standby: new commits in order, without gaps.
 
-A watch of the heads only wakes the reader up; commits are then read. The heads are read every second as well, because a
-watch may hear nothing: its member is stopped, an event is lost (etcd 3.4.23), or etcd was restored from a backup.
+A watch of the heads wakes up the reader, which then reads the commits. The heads are also read every second, because a
+watch may miss changes: its member is stopped, an event is lost (etcd 3.4.23), or etcd was restored from a backup.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.runtime.io.commit_log import LogPosition
 __all__ = ["LogFollower"]
 
 LOOK_S = 1.0
-"""Longest time without a look at the heads."""
+"""Maximum seconds between two reads of the heads."""
 MOST_FRAMES = 256
-"""Of a log in one step."""
+"""Maximum frames of a log that are read in one step."""
 
 _log = logging.getLogger("penstock.cluster")
 
 
 class LogFollower:
-    """Follows the logs of a cluster from the positions ``applied``, by name. Close it."""
+    """Follows the logs of a cluster from the positions ``applied``, by name. Must be closed."""
 
     def __init__(self, client: EtcdClient, prefix: str, applied: Mapping[str, LogPosition]) -> None:
         self.positions = dict(applied)
@@ -47,7 +47,7 @@ class LogFollower:
         """Return new commits by log, at most 256 of each; waits up to ``wait_s`` for some.
 
         Raises:
-            StorageError: etcd has deleted commits that were not read, or has another or an earlier log.
+            StorageError: etcd has deleted commits that were not read, or has another log, or an earlier state of it.
             UnavailableError, RefusedError: etcd does not answer; the next call continues.
         """
         found = self._read()
@@ -85,12 +85,12 @@ class LogFollower:
             if end_sequence > position.sequence:
                 frames = found[name] = list(read_frames(self._client, keys, position.sequence, end_sequence))
                 self.positions[name] = position._replace(sequence=frames[-1].sequence)
-        # Reads have left an endpoint that does not answer: its watch may stay open and silent.
+        # Reads have switched to another endpoint; the watch at the old one may remain open without events.
         self._leave_watch()
         return found
 
     def _watch_heads(self) -> None:
-        """Set ``_changed`` at each commit; the thread."""
+        """Set ``_changed`` at each commit; runs in the thread."""
         while not self._closed.is_set():
             ended = threading.Event()
             try:

@@ -1,7 +1,7 @@
 """Leadership of a cluster: a key in etcd with a lease, which the active node keeps alive.
 
-A new leader of etcd gives every lease its whole time again: if node and etcd's leader die together, a takeover takes an
-election and the time of the lease. Clocks are ``CLOCK_BOOTTIME``, which runs while the machine is suspended.
+A new leader of etcd renews every lease for its full time: if node and etcd's leader fail together, a takeover takes the
+time of an election and of the lease. Clocks are ``CLOCK_BOOTTIME``, which runs while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from penstock.runtime.io.commit_log import LogPosition
 __all__ = ["LEASE_S", "Leadership", "why_not_eligible"]
 
 LEASE_S = 3
-"""Of the leadership key: node and etcd's leader dying together took 5 to 6 s with it, and 8 to 9 s with 5 s."""
+"""Lease of the leadership key in seconds. With it, a takeover took 5 to 6 s when node and etcd's leader failed
+together; with 5 s it took 8 to 9 s."""
 
 _log = logging.getLogger("penstock.cluster")
 
@@ -30,7 +31,7 @@ def why_not_eligible(client: EtcdClient, prefix: str, applied: Mapping[str, LogP
     """Return the reason why a node may not become active; None if it may.
 
     ``applied``: by log, the last commit in LMDB (None: an empty LMDB). A node that lacks commits which etcd has deleted
-    would serve old data. Check it before a campaign and after one that was won.
+    would serve old data. Check this before a campaign and after winning one.
 
     Raises:
         UnavailableError, RefusedError: etcd does not answer.
@@ -58,7 +59,7 @@ def why_not_eligible(client: EtcdClient, prefix: str, applied: Mapping[str, LogP
 class Leadership:
     """The leadership of the cluster with ``prefix``, for the node with the name ``node``.
 
-    ``on_lost`` is called in a thread, once, when etcd says that the lease of an active node has ended.
+    ``on_lost`` is called in a thread, once, when etcd reports that the lease of an active node has ended.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class Leadership:
         self._thread: threading.Thread | None = None
 
     def campaign(self) -> bool:
-        """Try to become active; False: another node is. Once it has returned True it is not called again.
+        """Try to become active; returns False if another node is active. Must not be called again after it returned
+        True.
 
         Raises:
             UnavailableError, RefusedError: etcd does not answer, or its database is full.
@@ -114,11 +116,11 @@ class Leadership:
         return True
 
     def holds(self) -> bool:
-        """Whether no other node can be active: check it after the last wait, before a read is answered."""
+        """Return True if no other node can be active: check it after the last wait, before a read is answered."""
         return self._lease is not None and self._lease.holds(self._clock())
 
     def resign(self) -> None:
-        """End the lease: another node may become active at once. Without an answer the lease ends by itself."""
+        """End the lease: another node may become active immediately. Without an answer the lease expires."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -127,19 +129,19 @@ class Leadership:
             self._revoke(self._lease.lease)
 
     def leader(self) -> str | None:
-        """The name of the active node; None if there is none. UnavailableError, RefusedError."""
+        """Return the name of the active node; None if there is none. Raises UnavailableError, RefusedError."""
         answer = self._client.call("KV/Range", pb.RangeRequest(key=self._key), pb.RangeResponse)
         return answer.kvs[0].value.decode() if answer.kvs else None
 
     def _keep(self, lease: LeaseClock) -> None:
-        """Keep the lease alive; the thread. It ends when the lease does."""
+        """Keep the lease alive until it ends; runs in the thread."""
         pause_s = lease.interval_s
         while not self._ended.wait(pause_s):
             sent_ms = self._clock()
             try:
                 ttl_s = self._client.keep_alive(lease.lease, deadline_s=lease.deadline_s)
             except (UnavailableError, RefusedError) as error:
-                # Also after the local deadline: etcd's time may be longer, and the lease then holds again.
+                # Continue after the local deadline: etcd's time may be longer, and the lease is then valid again.
                 _log.warning("the lease of the active node was not renewed: %s", error)
                 pause_s = 0.05
                 continue
@@ -154,4 +156,4 @@ class Leadership:
         try:
             self._client.once("Lease/LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), pb.LeaseRevokeResponse)
         except (UnavailableError, RefusedError) as error:
-            _log.info("a lease was not revoked and ends by itself: %s", error)
+            _log.info("a lease was not revoked and will expire: %s", error)

@@ -1,8 +1,8 @@
-"""The time for which a node may count on its leadership, without etcd.
+"""The time for which a node may rely on its leadership, as decisions without etcd.
 
-etcd counts a lease from when it has received a keep-alive; this side counts from before it sent it, and less: the lease
-has not expired in etcd while :meth:`LeaseClock.holds`. The clock must run while the machine is suspended
-(``CLOCK_BOOTTIME``). Etcd's own elections only extend leases.
+etcd measures a lease from the receipt of a keep-alive; the node measures a shorter time, from before it sent the
+keep-alive: while :meth:`LeaseClock.holds` returns True, the lease has not expired in etcd. The clock must run while the
+machine is suspended (``CLOCK_BOOTTIME``). Elections of etcd only extend leases.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 __all__ = ["LEAST_TTL_S", "LeaseClock"]
 
 LEAST_TTL_S = 2
-"""etcd grants no shorter lease."""
+"""The shortest lease that etcd grants, in seconds."""
 
 
 class LeaseClock:
@@ -23,7 +23,7 @@ class LeaseClock:
         self.lease = lease
         self.ttl_s = ttl_s
         self.ended = False
-        """etcd said so: the lease is never valid again."""
+        """True after etcd reported the end of the lease, which is then never valid again."""
         self._until_ms = 0
         self.kept(sent_ms, ttl_s)
 
@@ -34,23 +34,23 @@ class LeaseClock:
 
     @property
     def deadline_s(self) -> float:
-        """Deadline of a keep-alive: one that fails leaves time for others."""
+        """Deadline of a keep-alive, short enough to leave time for further attempts."""
         return self.ttl_s / 4
 
     def kept(self, sent_ms: int, ttl_s: int) -> None:
-        """A keep-alive that was sent at ``sent_ms`` was answered with ``ttl_s`` (0 or less: the lease has ended)."""
+        """Handle the answer ``ttl_s`` (0 or less: the lease has ended) to a keep-alive sent at ``sent_ms``."""
         if ttl_s <= 0:
             self.ended = True
         else:
             self._until_ms = max(self._until_ms, sent_ms + ttl_s * 900)
 
     def holds(self, now_ms: int) -> bool:
-        """Whether the lease cannot have expired. Call it after the last wait and before the read that it allows.
+        """Return True if the lease cannot have expired. Call it after the last wait and before the read that it allows.
 
-        If it may have expired and a later keep-alive is answered, it had not, and holds again.
+        If it may have expired, but a later keep-alive is answered, it had not expired and is valid again.
         """
         return not self.ended and now_ms < self._until_ms
 
     def left_ms(self, now_ms: int) -> int:
-        """Milliseconds for which the lease holds without another keep-alive."""
+        """Return the milliseconds for which the lease is valid without another keep-alive."""
         return 0 if self.ended else max(0, self._until_ms - now_ms)

@@ -44,18 +44,18 @@ PART_BYTES: Final = 512 << 10
 """Largest body in a frame, and size of the parts of a larger one: a request has at most 1.5 MiB, and larger ones delay
 all others."""
 _PAGE: Final = 16
-"""Frames of a read: etcd bounds their number, not their bytes."""
+"""Frames per read: etcd can limit their number, but not their bytes."""
 _ROOM_S: Final = 1.0
-"""Longest wait for LMDB before a commit without room reports it."""
+"""Maximum seconds that a commit without room waits for LMDB before the wait is reported."""
 
 MAINTENANCE_S: Final = 1.0
-"""Between deletions and compactions: etcd looks every five minutes only, and its database would be full by then."""
+"""Seconds between deletions and compactions: etcd compacts only every five minutes, when its database would be full."""
 
 _log = logging.getLogger("penstock.cluster")
 
 
 class FencedError(StorageError):
-    """Another node is active: this one must answer nothing more, and start again as a standby."""
+    """Another node is active: this node must stop answering, and restart as a standby."""
 
 
 class LogKeys:
@@ -66,11 +66,11 @@ class LogKeys:
         self.head = f"{self._base}head".encode()
 
     def frame(self, sequence: int) -> bytes:
-        """The key of a commit."""
+        """Return the key of a commit."""
         return f"{self._base}frame/{sequence:016x}".encode()
 
     def part(self, sequence: int, term: int = 0, part: int = 0) -> bytes:
-        """The key of a part, numbered from 1; without one, the first key of the commit."""
+        """Return the key of a part, numbered from 1; without a part, the prefix of the commit's keys."""
         return f"{self._base}part/{sequence:016x}/{term:016x}/{part:016x}".encode()
 
 
@@ -79,12 +79,13 @@ _LAST: Final = (1 << 64) - 1
 
 
 def leader_key(prefix: str) -> bytes:
-    """The leadership key of the cluster with ``prefix``."""
+    """Return the leadership key of the cluster with ``prefix``."""
     return f"{prefix}leader".encode()
 
 
 def read_head(client: EtcdClient, keys: LogKeys) -> Head | None:
-    """The newest commit of a log, linearizable; None: the log does not exist. UnavailableError, RefusedError."""
+    """Read the newest commit of a log (linearizable); None if the log does not exist. Raises UnavailableError,
+    RefusedError."""
     answer = client.call("KV/Range", pb.RangeRequest(key=keys.head), pb.RangeResponse)
     return _head_of(answer)
 
@@ -94,10 +95,9 @@ def _head_of(answer: pb.RangeResponse) -> Head | None:
 
 
 def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iterator[Frame]:
-    """The complete commits after the sequence ``after`` up to ``end``, in order, without gaps.
+    """Read the complete commits after the sequence ``after`` up to ``end``, in order, without gaps.
 
-    Raises:
-        StorageError: one is missing or damaged.
+    Raises: StorageError: a commit is missing or damaged.
         UnavailableError, RefusedError: etcd does not answer.
     """
     while after < end:
@@ -114,10 +114,9 @@ def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iter
 
 
 def read_oldest(client: EtcdClient, keys: LogKeys) -> Frame | None:
-    """The first commit of a log that etcd has; None: it has none.
+    """Read the first commit of a log in etcd; None if there is none.
 
-    Raises:
-        StorageError: it is damaged.
+    Raises: StorageError: the commit is damaged.
         UnavailableError, RefusedError: etcd does not answer.
     """
     request = pb.RangeRequest(key=keys.frame(0), range_end=keys.frame(_LAST), limit=1)
@@ -146,7 +145,7 @@ def _complete(client: EtcdClient, keys: LogKeys, frame: Frame) -> Frame:
 def _missing(sequence: int, found: int | None) -> StorageError:
     return StorageError(
         f"etcd: commit {sequence} is not in the log" + ("" if found is None else f", which continues with {found}"),
-        why="this node was away for so long that etcd has deleted commits that it lacks",
+        why="this node was disconnected for so long that etcd has deleted commits that it lacks",
         do="copy the data directory of the active node, and start this node from the copy",
     )
 
@@ -154,9 +153,9 @@ def _missing(sequence: int, found: int | None) -> StorageError:
 class EtcdLogs:
     """The logs of the active node, of all environments. ``term``: revision of its leadership key.
 
-    ``names``: of the logs, which share ``most_bytes`` in etcd. ``earlier``: the logs that the environments had until
-    now; if etcd has none, new ones begin with their data, as when a node joins a new cluster. ``clock``: ms of the
-    cluster's clock.
+    ``names``: names of the logs, which share ``most_bytes`` in etcd. ``earlier``: the previous logs of the
+    environments; if etcd has no logs, new ones begin with the data of the environments, as when a node starts a new
+    cluster. ``clock``: ms of the cluster's clock.
     """
 
     def __init__(
@@ -178,24 +177,24 @@ class EtcdLogs:
         self.logs = {name: EtcdLog(self, name, most_bytes // len(names)) for name in names}
         self._compacted = 0
         self._urgent = threading.Event()
-        """A log has half of its bytes."""
+        """Set when a log uses half of its bytes."""
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def start(self, members: Callable[[], Mapping[str, Sequence[int]]] = dict) -> None:
-        """Call :meth:`maintain` every second from now on, with what ``members`` returns then."""
+        """Start to call :meth:`maintain` every second, with the current result of ``members``."""
         self._thread = threading.Thread(target=self._maintain, args=(members,), name="cluster retention", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the calls of :meth:`maintain`."""
+        """Stop calling :meth:`maintain`."""
         self._closed = True
         self._urgent.set()
         if self._thread is not None:
             self._thread.join()
 
     def hurry(self) -> None:
-        """Have :meth:`maintain` called soon: LMDB contains commits whose bytes etcd needs."""
+        """Request a call of :meth:`maintain`: commits that LMDB contains must be deleted to free space in etcd."""
         self._urgent.set()
 
     def _maintain(self, members: Callable[[], Mapping[str, Sequence[int]]]) -> None:
@@ -205,20 +204,20 @@ class EtcdLogs:
             try:
                 self.maintain(members())
             except FencedError:
-                return  # the next commit reports it
+                return  # the next commit raises it
             except PenstockError as error:
                 _log.warning("commits in etcd are not deleted for now: %s", error)
                 time.sleep(0.1)
 
     def leads(self) -> pb.Compare:
-        """The comparison that holds while this node is active."""
+        """Return the comparison that succeeds while this node is active."""
         return pb.Compare(target=pb.Compare.MOD, key=leader_key(self.prefix), mod_revision=self.term)
 
     def maintain(self, members: Mapping[str, Sequence[int]] | None = None) -> None:
         """Delete the commits that no member needs, and compact etcd; call it every second.
 
-        ``members``: by log, the last commit that each other live member has in LMDB. No reader needs an old revision,
-        so everything is compacted.
+        ``members``: by log, the last commit that each other live member has in LMDB. No reader needs old revisions, so
+        all of them are compacted.
 
         Raises:
             FencedError: another node is active.
@@ -259,7 +258,7 @@ class EtcdLog(CommitLog):
         self.name = name
         self.keys = LogKeys(logs.prefix, name)
         self.waiting_since_ms: int | None = None
-        """Since when a commit waits for etcd; None: none does."""
+        """Time since which a commit has been waiting for etcd; None if no commit waits."""
         self._logs = logs
         self._client = logs.client
         self._most_bytes = most_bytes
@@ -290,7 +289,8 @@ class EtcdLog(CommitLog):
             first = applied.sequence if applied is not None else 0
             earlier = self._logs.earlier.get(self.name)
             if head is None and applied is not None and earlier is not None:
-                # No frame has the sequence 1: a node without this data cannot follow, and needs a copy of it.
+                # The log has no frame with sequence 1: a node without this data cannot follow it, and needs a copy of
+                # the data.
                 self._position = LogPosition(identity, 0, 1)
                 self._count(1, [])
                 return earlier.recover(applied)[0], self._position
@@ -308,7 +308,7 @@ class EtcdLog(CommitLog):
         return [frame.body for frame in frames], self._position
 
     def _count(self, first: int, frames: Sequence[Frame]) -> None:
-        """Count the commits in etcd: ``frames``, and those up to ``first`` that were not read."""
+        """Count the commits in etcd: ``frames``, and the commits up to ``first``, which were not read."""
         oldest, head = read_oldest(self._client, self.keys), self._head
         self._retention = Retention(first, self._most_bytes)
         self._done = first
@@ -345,7 +345,7 @@ class EtcdLog(CommitLog):
             failure=[pb.RequestOp(request_range=pb.RangeRequest(key=self.keys.head))],
         )
         try:
-            # An attempt without an answer may have put this head: no other node puts one of this term.
+            # An attempt without an answer may have put this head: no other node puts a head of this term.
             answer = self._client.call("KV/Txn", request, pb.TxnResponse)
         except (UnavailableError, RefusedError) as error:
             raise StorageError(
@@ -367,7 +367,7 @@ class EtcdLog(CommitLog):
         Raises:
             OutOfSpaceError: etcd's database is full, or LMDB is far behind; the same commit may be repeated.
             FencedError: another node is active.
-            StorageError: etcd rejected the commit, or has another log now.
+            StorageError: etcd rejected the commit, or its log is not the one of this node.
         """
         commits = self._commits
         assert commits is not None, "start() comes first"
@@ -422,7 +422,7 @@ class EtcdLog(CommitLog):
                     ) from error
 
     def _put_parts(self, sequence: int, body: bytes) -> int:
-        """Put a large body in parts, which count when their frame exists; returns their number."""
+        """Put a large body in parts, which become valid with their frame; returns the number of parts."""
         count = -(-len(body) // PART_BYTES)
         for part in range(1, count + 1):
             value = body[(part - 1) * PART_BYTES : part * PART_BYTES]
@@ -443,34 +443,34 @@ class EtcdLog(CommitLog):
                 raise OutOfSpaceError(
                     f"{self.name}: the log in etcd has no room, commits wait",
                     why=f"its commits have {self._retention.stored_bytes} bytes, and LMDB does not contain them yet",
-                    do="check the disk of the data directory; it continues by itself",
+                    do="check the disk of the data directory; commits then continue automatically",
                 )
 
     def release(self, sequence: int) -> None:
-        """LMDB has the commits up to ``sequence``: etcd may forget them [CommitLog]."""
+        """Allow etcd to delete the commits up to ``sequence``, which LMDB contains [CommitLog]."""
         with self._room:
             self._retention.release(sequence)
             if self._retention.is_scarce:
                 self._logs.hurry()
 
     def deletable(self, members: Sequence[int]) -> int | None:
-        """The last commit to delete now; None: there is none."""
+        """Return the last commit to delete; None if there is none."""
         with self._room:
             last = self._retention.delete(members)
         return last if last > self._done else None
 
     def deletion_done(self) -> None:
-        """etcd has deleted what :meth:`deletable` returned."""
+        """Register that etcd has deleted the commits that :meth:`deletable` returned."""
         with self._room:
             self._done = self._retention.deleted
             self._room.notify_all()
 
     def may_wait(self) -> bool:
-        """A commit always waits for the network [CommitLog]."""
+        """Return True: a commit always waits for the network [CommitLog]."""
         return True
 
     def is_scarce(self) -> bool:
-        """True if LMDB should be updated, so that etcd can forget commits [CommitLog]."""
+        """True if LMDB should be updated, so that commits can be deleted from etcd [CommitLog]."""
         return self._retention.is_scarce
 
     def close(self) -> None:
@@ -479,7 +479,7 @@ class EtcdLog(CommitLog):
 
 
 def _fenced() -> FencedError:
-    """The error of a node that is not active any more."""
+    """Return the error of a node that is not active any more."""
     return FencedError(
         "cluster: this node is not active any more",
         why="its leadership ended: the lease expired, or it was handed over",
@@ -488,7 +488,7 @@ def _fenced() -> FencedError:
 
 
 def _reason(error: PenstockError) -> str:
-    """The error as the cause of another one: its remedy is stated there."""
+    """Return the text of an error as the cause of another one, which has the remedy."""
     return error.what if error.why is None else f"{error.what}: {error.why}"
 
 
@@ -497,5 +497,5 @@ def _put(key: bytes, value: bytes) -> pb.RequestOp:
 
 
 def _unchanged(key: bytes, revision: int) -> pb.Compare:
-    """The key has this modification revision (0: it does not exist)."""
+    """Return the comparison that the key has this modification revision (0: it does not exist)."""
     return pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=revision)

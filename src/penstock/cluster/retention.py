@@ -1,8 +1,8 @@
 """Retention of a log's commits in etcd, as decisions without etcd.
 
-etcd's database is small, and a full one refuses leases too: no node could take over. Commits are deleted as soon as the
-active node and every live member have them in LMDB, and beyond a number of bytes as soon as the active node has them,
-even if others lack them: a member that was away for long loads a snapshot.
+etcd's database is small, and if it is full, etcd also refuses leases, so that no node could take over. Commits are
+deleted as soon as the active node and every live member have them in LMDB, and beyond a number of bytes as soon as the
+active node has them, even if other members lack them: a member that was disconnected for a long time loads a snapshot.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 __all__ = ["MOST_BYTES", "Retention"]
 
 MOST_BYTES: Final = 256 << 20
-"""Of all logs of a node in etcd; its default quota is 2 GiB, of which deleted keys use some until the compaction."""
+"""Maximum bytes of all logs of a node in etcd. etcd's default quota is 2 GiB, of which deleted keys use a part until
+the compaction."""
 
 
 _GROUP_BYTES: Final = 64 << 10
-"""Commits are counted in groups of this size, as small ones may be a million."""
+"""Commits are counted in groups of this size in bytes, because there may be a million small ones."""
 
 
 class _Group(NamedTuple):
@@ -27,7 +28,7 @@ class _Group(NamedTuple):
 
 
 class Retention:
-    """Commits of one log in etcd, of at most ``most_bytes``; ``sequence``: the last commit before the first of them."""
+    """The commits of one log in etcd, at most ``most_bytes``; ``sequence``: the last commit before them."""
 
     def __init__(self, sequence: int, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -35,7 +36,7 @@ class Retention:
         self.stored_bytes = 0
         """Bytes of the commits in etcd."""
         self.deleted = sequence
-        """The last commit that etcd has forgotten, or will with the deletion in progress."""
+        """The last commit that etcd has deleted, or will delete with the request in progress."""
         self.released = sequence
         """The last commit that this node has in LMDB."""
 
@@ -47,12 +48,12 @@ class Retention:
         self._stored.append(_Group(sequence, size))
 
     def release(self, sequence: int) -> None:
-        """This node has the commits up to ``sequence`` in LMDB, durably."""
+        """Register that this node has the commits up to ``sequence`` durably in LMDB."""
         self.released = max(self.released, sequence)
 
     @property
     def is_scarce(self) -> bool:
-        """True if this node should update LMDB, because the commits in etcd have half of their bytes."""
+        """True if this node should update LMDB, because the commits in etcd use half of the allowed bytes."""
         return self.stored_bytes > self._most_bytes // 2
 
     @property
@@ -61,7 +62,7 @@ class Retention:
         return self.stored_bytes > self._most_bytes
 
     def delete(self, members: Iterable[int]) -> int:
-        """Return the last commit that may be deleted now, and count it as deleted.
+        """Return the last commit that may be deleted, and count it as deleted.
 
         ``members``: the last commit that each other live member has in LMDB.
         """

@@ -1,8 +1,8 @@
 """A standby: LMDB environments that apply the commits of the active node, and continue its logs when they take over.
 
 Each environment has a :class:`StandbyLog`. It accepts commits that etcd already has, so that the environment applies
-them as those of its own; after :meth:`Standby.take_over` it commits to etcd. The environments stay open, and LMDB is
-nearly up to date.
+them like its own; after :meth:`Standby.take_over` it commits to etcd. The environments are open during a takeover, and
+LMDB is nearly up to date.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from penstock.runtime.io.wal import LoggedEnvironment
 __all__ = ["Standby", "StandbyLog", "applied_by_members"]
 
 PENDING_BYTES: Final = 64 << 20
-"""Bytes of commits in memory that LMDB does not contain: further ones wait for it."""
+"""Maximum bytes of commits in memory that LMDB does not contain; further commits wait for LMDB."""
 MEMBER_S: Final = 10
-"""A standby that reports nothing for so long no longer keeps commits in etcd."""
+"""Seconds without a report after which commits are deleted from etcd even if a standby lacks them."""
 
 _log = logging.getLogger("penstock.cluster")
 
 
 class StandbyLog(CommitLog):
-    """The log ``name`` as a standby has it; see the module."""
+    """The log ``name`` of a standby; see the module."""
 
     def __init__(self, client: EtcdClient, prefix: str, name: str) -> None:
         self.released = 0
-        """The last commit that LMDB contains, durably."""
+        """The last commit that LMDB durably contains."""
         self.position = LogPosition(b"", 0, 0)
         """The last commit that the environment has."""
         self._client = client
@@ -72,9 +72,9 @@ class StandbyLog(CommitLog):
         return [], applied
 
     def append(self, sequence: int, body: bytes) -> bool:
-        """Accept a commit that etcd has; after the takeover, commit it there [CommitLog].
+        """Accept a commit that etcd has; after the takeover, commit to etcd [CommitLog].
 
-        False if LMDB is far behind: it then applies everything at once.
+        Returns False if LMDB is far behind: the environment then applies everything to LMDB.
         """
         if self._active is not None:
             return self._active.append(sequence, body)
@@ -87,16 +87,16 @@ class StandbyLog(CommitLog):
         return True
 
     def activate(self, log: EtcdLog) -> None:
-        """Commit to ``log`` from now on. All its commits were appended."""
+        """Commit to ``log`` in future. All its commits were appended before."""
         self._active = log
         log.release(self.released)  # LMDB may have been updated since the log was started
 
     def release(self, sequence: int) -> None:
-        """Note the commits in LMDB [CommitLog]."""
+        """Register the commits that LMDB contains [CommitLog]."""
         self.released = sequence
         while self._pending and self._pending[0][0] <= sequence:
             self._pending_bytes -= self._pending.popleft()[1]
-        if sequence > self.position.sequence:  # a commit that was not accepted
+        if sequence > self.position.sequence:  # of a commit that was not accepted
             self.position = self.position._replace(sequence=sequence)
         if self._active is not None:
             self._active.release(sequence)
@@ -116,10 +116,11 @@ class StandbyLog(CommitLog):
 
 
 class Standby:
-    """Follows the cluster with ``prefix`` into ``environments``, which are open, each behind a log of ``logs``.
+    """Applies the commits of the cluster with ``prefix`` to ``environments``, which are open, each with a log of
+    ``logs``.
 
-    ``node``: its name. Use: :meth:`start`, and :meth:`take_over` once :attr:`Leadership.campaign` may be tried; or
-    :meth:`close`. After a takeover nothing is followed any more.
+    ``node``: name of this node. Call :meth:`start`, then :meth:`take_over` when :attr:`Leadership.campaign` may be
+    tried, or :meth:`close`. After a takeover it no longer follows.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Standby:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop following. The environments stay open."""
+        """Stop following. The environments are not closed."""
         self._closed.set()
         if self._follower is not None:
             self._follower.close()
@@ -161,9 +162,9 @@ class Standby:
             self._thread.join()
 
     def take_over(self, leadership: Leadership, most_bytes: int = MOST_BYTES) -> EtcdLogs | None:
-        """Become active if no other node is: the environments have every commit, and the next ones go to etcd.
+        """Become active if no other node is: the environments then have every commit, and later ones are sent to etcd.
 
-        Returns the logs, whose retention runs; None: another node is active, or this one is not eligible.
+        Returns the logs, with running retention; None if another node is active, or this one is not eligible.
 
         Raises:
             StorageError: a commit is missing or cannot be applied; the node is not active.
@@ -205,12 +206,12 @@ class Standby:
                         raise
 
     def _follow(self) -> None:
-        """Apply commits and report them; the thread."""
+        """Apply commits and report them; runs in the thread."""
         assert self._follower is not None
         reported = 0.0
         while not self._closed.is_set():
             try:
-                # First, so that etcd keeps the commits which this node is about to read.
+                # Report first, so that etcd keeps the commits that this node is about to read.
                 if time.monotonic() - reported > 1:
                     self._report()
                     reported = time.monotonic()
@@ -225,7 +226,7 @@ class Standby:
                 self._closed.wait(0.1)
 
     def _report(self) -> None:
-        """Tell the active node which commits LMDB contains."""
+        """Report to the active node which commits LMDB contains."""
         if self._lease is None or self._client.keep_alive(self._lease, deadline_s=1.0) <= 0:
             grant = pb.LeaseGrantRequest(TTL=MEMBER_S)
             self._lease = self._client.call("Lease/LeaseGrant", grant, pb.LeaseGrantResponse).ID
@@ -235,7 +236,7 @@ class Standby:
 
 
 def applied_by_members(client: EtcdClient, prefix: str, but: str) -> dict[str, list[int]]:
-    """By log, the last commit that each live standby has in LMDB; ``but``: a node that is left out.
+    """Return by log the last commit that each live standby has in LMDB; ``but``: a node to leave out.
 
     Raises:
         UnavailableError, RefusedError: etcd does not answer.

@@ -1,1 +1,1 @@
-"""The demo: real telemetry end to end, and the proof that no message was lost or duplicated."""
+"""The demo: sends real telemetry through all parts, and proves that no message was lost or duplicated."""

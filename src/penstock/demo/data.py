@@ -1,6 +1,7 @@
-"""Measurements of the water branch, the messages that the demo creates from them, and abnormal segments. Pure.
+"""Measurements of the water branch, the messages that the demo creates from them, and abnormal segments.
 
-A segment comes from alarms of adjacent windows; for comparison it is also computed from the measurements directly.
+Abnormal segments are merged from alarms of adjacent windows, and for comparison computed from the measurements
+directly.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Reading(NamedTuple):
 
 
 LATE = Reading(datetime(2022, 3, 29, 2, tzinfo=UTC), 101.9)
-"""An hour missing in the data, used as a reading that was delayed by days."""
+"""A reading for an hour that is missing in the data, sent as if it were delayed by days."""
 
 
 class Telemetry(NamedTuple):
@@ -78,15 +79,15 @@ class Branch(NamedTuple):
         return f"water/alarms/{self.name}/{iso(start)}"
 
     def messages(self, readings: Sequence[Reading]) -> list[Telemetry]:
-        """One message per measurement, with ids by time."""
+        """Return one message per measurement, with ids from the time."""
         return [self._message(f"{self.name}-{iso(reading.time)}", reading) for reading in readings]
 
     def malformed(self) -> Telemetry:
-        """A truncated payload."""
+        """Return a message with a truncated payload."""
         return Telemetry(f"{self.name}-cut-off", b'{"branch": "main", "time": "2022-04-14T12:')
 
     def late(self) -> Telemetry:
-        """A reading that arrives after its windows were closed."""
+        """Return a reading that arrives after its windows were closed."""
         return self._message(f"{self.name}-held-up", LATE)
 
     def _message(self, name: str, reading: Reading) -> Telemetry:
@@ -102,12 +103,12 @@ class Limits(NamedTuple):
     baseline: float
 
     def to_json(self) -> bytes:
-        """Value in the state store."""
+        """Return the value in the state store."""
         return json.dumps(self._asdict()).encode()
 
 
 def example(name: str) -> Path:
-    """Path of a file of ``examples/water``: in the checkout, or in the installed wheel.
+    """Return the path of a file of ``examples/water``, in the checkout or in the installed wheel.
 
     Raises:
         ConfigError: it does not exist.
@@ -130,10 +131,10 @@ def read(path: Path) -> list[Reading]:
 
 
 def limits(readings: Sequence[Reading]) -> Limits:
-    """Limits that an operator would choose: the branch runs at its median, within four litres.
+    """Return limits that an operator would choose: the normal flow is within four litres of the median.
 
-    Less than two thirds of it is a loss or maintenance, 5 % more an overrun. Both are clear of the data: no flow was
-    measured between 66.7 and 73.8, nor between 107.3 and 109.6.
+    Less than two thirds of the median is a loss or maintenance, more than 105 % an overrun. No measurement is close to
+    a limit: there are none between 66.7 and 73.8, or between 107.3 and 109.6.
     """
     baseline = round(statistics.median(reading.flow for reading in readings), 2)
     return Limits(low=70.0, high=108.0, baseline=baseline)
@@ -153,7 +154,7 @@ def window_starts(readings: Sequence[Reading], duration: timedelta) -> list[date
 
 
 class Alarm(NamedTuple):
-    """One abnormal window, as the pipeline writes it back."""
+    """An abnormal window, as written to the state store by the pipeline."""
 
     kind: str
     window_start: datetime
@@ -179,7 +180,7 @@ class AbnormalSegment(NamedTuple):
     extreme: float
 
     def to_json(self) -> dict[str, Any]:
-        """For the last line of the demo."""
+        """Return the segment for the last line of the demo."""
         return {
             "kind": self.kind,
             "start": iso(self.start),

@@ -1,7 +1,7 @@
 """The proof of the demo: evidence from the log, the table, the ledger and the state store, and its checks.
 
-:class:`LogReader`, :func:`read_table` and :func:`read_alarms` read the evidence; :func:`prove` is pure. Nothing is
-counted by the sender except the sent and the acknowledged ids.
+:class:`LogReader`, :func:`read_table` and :func:`read_alarms` read the evidence; :func:`prove` does no IO. The sender
+counts only the sent and the acknowledged ids.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Evidence:
 
 
 class Check(NamedTuple):
-    """A claim of the proof, and the contradiction if it does not hold."""
+    """A claim of the proof, and the contradiction if it is not true."""
 
     claim: str
     holds: bool
@@ -75,19 +75,20 @@ class Check(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """Checks, and counts of the last line."""
+    """The checks, and the counts for the last line."""
 
     checks: list[Check]
     counts: dict[str, int]
 
     @property
     def holds(self) -> bool:
-        """True if every check holds."""
+        """True if all claims are true."""
         return all(check.holds for check in self.checks)
 
 
 def late_ids(log: Sequence[Logged], ledger: Sequence[LedgerEntry]) -> set[str]:
-    """Ids of events that the windows dropped as late: the watermark had passed the batch of their first copy.
+    """Return the ids of events that the windows dropped as late: the watermark had passed when their first copy was
+    read.
 
     Only the first copy counts; later copies are duplicates of a counted event.
     """
@@ -186,7 +187,7 @@ def _ledger_checks(e: Evidence, redelivered: int, rows: int) -> list[Check]:
 
 
 def _holes(entries: Sequence[LedgerEntry]) -> list[str]:
-    """Batches that do not start at the end of the previous one."""
+    """Return the batches that do not start at the end of the previous one."""
     return [
         f"batch {after.batch}"
         for before, after in itertools.pairwise(entries)
@@ -212,7 +213,7 @@ def _short(segment: AbnormalSegment) -> str:
 
 
 def last_line(proof: Proof, segments: Sequence[AbnormalSegment], seconds: float) -> dict[str, Any]:
-    """Last line of ``--json``."""
+    """Return the last line of ``--json``."""
     return {
         "ok": proof.holds,
         **proof.counts,
@@ -238,16 +239,16 @@ class LogReader:
         self._tube.close()
 
     def end_offsets(self) -> Offsets:
-        """Current end offsets of the log."""
+        """Return the current end offsets of the log."""
         bounds = self._tube.bounds(self._tube.partitions([self._topic]))
         return to_json({partition: bound.end for partition, bound in bounds.items()})
 
     def count(self, start: Offsets) -> int:
-        """Number of records in the log from ``start`` on."""
+        """Return the number of records in the log from ``start`` on."""
         return sum(self._tube.count(piece) for piece in self._pieces(start))
 
     def records(self, start: Offsets) -> list[Logged]:
-        """All records from ``start`` on."""
+        """Return all records from ``start`` on."""
         found = []
         for piece in self._pieces(start):
             for batch in self._tube.read(piece):

@@ -23,7 +23,7 @@ from penstock.errors import UnavailableError
 __all__ = ["Addresses", "Child", "DemoOptions", "Stack"]
 
 STOP_S = 30.0
-"""Time limit of a shutdown; a pipeline ends within a batch or two."""
+"""Time limit of a shutdown in seconds; a pipeline ends within two batches."""
 TAIL_LINES = 15
 _LINE_LIMIT = 1 << 20
 _START = "import sys; from penstock.cli.main import main; sys.exit(main())"
@@ -53,7 +53,7 @@ class Child:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Start it; returns its process id, which is that of its group."""
+        """Start the process; returns its id, which is also the id of its group."""
         with self._log.open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -70,11 +70,11 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """True if it was started and has not ended."""
+        """True if the process was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def ended(self) -> int:
-        """Wait until it ends; its exit status, negative for a signal."""
+        """Wait for the end of the process; returns its exit status, negative for a signal."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -89,7 +89,7 @@ class Child:
         await self._drained()
 
     async def stop(self) -> int:
-        """Stop it, wait, and kill the rest; its exit status (0 if it was not started)."""
+        """Stop the process, wait, and kill the rest of its group; returns the exit status (0 if it was not started)."""
         if self._process is None:
             return 0
         if self.is_running:
@@ -103,7 +103,7 @@ class Child:
         return self._process.returncode
 
     def failure(self) -> UnavailableError:
-        """Error for a process that ended unexpectedly."""
+        """Return the error for a process that ended unexpectedly."""
         status = self._process.returncode if self._process is not None else None
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
         said = "\n       ".join(lines[-TAIL_LINES:]) or "it printed no error"
@@ -130,8 +130,8 @@ class Child:
 
 
 START_S = 120.0
-"""Time limit of a start: a loaded machine needs most of a minute for Spark, the lease of a killed run expires after ten
-seconds."""
+"""Time limit of a start: a loaded machine needs most of a minute for Spark, and the lease of a killed run expires after
+ten seconds."""
 RESTARTS = 3
 POLL_S = 0.1
 
@@ -211,7 +211,7 @@ class Stack:
                 "PENSTOCK_BROKER": self.addresses.broker,
                 "PENSTOCK_TUBE_MASTER": self.addresses.tube_master,
                 "WATER_LAKE": str(self.lake),
-                # The log of a shared node has records of others.
+                # The log of a shared node has records of other clients.
                 "WATER_START": "earliest" if self.options.attach is None else "latest",
             },
         )
@@ -221,14 +221,14 @@ class Stack:
         self._driver_is_due = True
 
     async def kill_driver(self) -> None:
-        """Kill -9 the Spark driver and all that it started."""
+        """Kill the Spark driver and its child processes (SIGKILL)."""
         assert self._driver is not None
         self._driver_is_due = False
         await self._driver.kill()
         self._say("CHAOS  the Spark driver was killed (-9)")
 
     async def kill_node(self) -> None:
-        """Kill -9 the node."""
+        """Kill the node (SIGKILL)."""
         assert self._node is not None
         await self._node.kill()
         self._say("CHAOS  the node was killed (-9)")

@@ -1,4 +1,4 @@
-"""The demo's story from start to proof."""
+"""The steps of the demo, from start to proof."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from penstock.statestore.client.client import StateStoreClient
 __all__ = ["DemoDisplay", "DemoResult", "Hops", "TelemetrySender", "chaos", "run_demo"]
 
 MAX_IN_FLIGHT = 20
-"""Messages in flight: enough to be interrupted by a kill of the node, few enough to keep the order."""
+"""Messages in flight: enough that a kill of the node interrupts some, few enough to keep the order."""
 NO_SUBSCRIBERS = 0x10
 
 
 class TelemetrySender:
     """Publishes with QoS 1 through ``client``, which repeats unacknowledged messages after a reconnect.
 
-    ``sent`` and ``acknowledged`` have each id once, in order. ``hold`` and ``release`` pause and continue.
+    ``sent`` and ``acknowledged`` contain each id once, in order.
     """
 
     def __init__(self, client: MqttClient, topic: str, rate: float) -> None:
@@ -47,11 +47,11 @@ class TelemetrySender:
         self._flowing.set()
 
     def hold(self) -> None:
-        """Pause."""
+        """Pause sending."""
         self._flowing.clear()
 
     def release(self) -> None:
-        """Continue."""
+        """Continue sending."""
         self._flowing.set()
 
     async def send_all(self, messages: Sequence[Telemetry]) -> None:
@@ -132,7 +132,7 @@ class Hops:
         return max((event["watermark_ms"] for (name, _), event in self.batches.items() if name == sink), default=0)
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """Hops: name, messages that reached it, messages that did not yet."""
+        """Return for each hop its name, the messages that have reached it, and the messages that have not."""
         hops = [
             ("sent over MQTT", self.sent),
             ("acknowledged", self.acknowledged),
@@ -150,7 +150,7 @@ class Hops:
 
 
 def _before(counts: list[int]) -> list[int]:
-    """Count of the previous hop for each hop; table and windows both follow the log."""
+    """Return for each hop the count of the previous one; table and windows both follow the log."""
     total, sent, acknowledged, logged, _, _ = counts
     return [total, sent, acknowledged, logged, logged]
 
@@ -195,7 +195,7 @@ class _Story:
         self.start: Offsets = {}
 
     async def set_the_stage(self) -> None:
-        """Node, reference data, pipeline."""
+        """Start the node, write the reference data, and start the pipeline."""
         options = self.stack.options
         if options.attach is None:
             await self.stack.start_node()
@@ -203,7 +203,7 @@ class _Story:
             await store.set(self.branch.limits_key, self.limits.to_json())
         self.screen.say(f"state store: {self.branch.limits_key} = {self.limits.to_json().decode()}")
         self.screen.say("starting Spark and the pipeline; this takes up to half a minute")
-        # Before the first message: existing records of the log are not part of the demo.
+        # Read before the first message: existing records of the log are not part of the demo.
         if options.attach is not None:
             try:
                 self.start = await self.of_log(LogReader.end_offsets)
@@ -216,7 +216,7 @@ class _Story:
         await self.stack.start_driver()
 
     async def send(self, sender: TelemetrySender) -> None:
-        """All measurements in order with the malformed message among them; then the late one."""
+        """Send all measurements in order, with the malformed message among them, then the late one."""
         messages = self.branch.messages(self.readings)
         messages.insert(len(messages) // 2, self.branch.malformed())
         await sender.send_all(messages)
@@ -226,7 +226,7 @@ class _Story:
         self.screen.say(f"all sent; the last one is late, its time is {data.iso(data.LATE.time)}")
 
     async def observe(self, watching: asyncio.Event) -> None:
-        """Print alarms as the state store notifies of them, each window's once."""
+        """Print alarms from notifications of the state store, once per window."""
         shown = set()
         async with self.connect_store("watch") as store, store.observe(self.branch.alarm_key) as changes:
             watching.set()
@@ -239,9 +239,9 @@ class _Story:
                     self.screen.alarm(str(alarm))
 
     async def show(self, sender: TelemetrySender) -> None:
-        """Keep the display up to date."""
+        """Update the display repeatedly."""
         while True:
-            # A node that is being restarted does not answer; the next look will.
+            # A node that is being restarted does not answer; the next attempt will succeed.
             with contextlib.suppress(PenstockError):
                 await self.look(sender)
             self.screen.show(self.hops)
@@ -253,7 +253,7 @@ class _Story:
         self.hops.logged = await self.of_log(lambda log: log.count(self.start))
 
     async def caught_up(self) -> None:
-        """Wait until both queries have finished the records that are in the log now."""
+        """Wait until both queries have processed all records that are currently in the log."""
         end = await self.of_log(LogReader.end_offsets)
 
         def done() -> bool:
@@ -306,7 +306,7 @@ class _Story:
         return await asyncio.to_thread(ask)
 
     async def reached(self, condition: Callable[[], bool], text: str) -> None:
-        """Wait until ``condition`` holds."""
+        """Wait until ``condition`` is true."""
         deadline = time.monotonic() + LONGEST_STEP_S
         while not condition():
             if time.monotonic() > deadline:
@@ -316,7 +316,7 @@ class _Story:
             await asyncio.sleep(POLL_S)
 
     def connect_store(self, role: str) -> contextlib.AbstractAsyncContextManager[StateStoreClient]:
-        """A client of the state store for one purpose."""
+        """Return a client of the state store with a client identifier for ``role``."""
         return StateStoreClient.connect(self.stack.addresses.broker, client_id=f"demo-{role}-{self.run_id}")
 
 
@@ -347,7 +347,8 @@ async def run_demo(options: DemoOptions, screen: DemoDisplay) -> DemoResult:
 
 
 async def _play(story: _Story, sender: TelemetrySender) -> None:
-    """Send all messages until the pipeline has caught up, next to monitoring tasks. The first failure ends all."""
+    """Send all messages and wait until the pipeline has caught up, with monitoring tasks in parallel. The first failure
+    ends all."""
     watching = asyncio.Event()
     background = [
         asyncio.create_task(story.observe(watching), name="observe"),
@@ -401,7 +402,7 @@ SECOND_PART = 0.6
 NODE_AT = 0.75
 
 Reached = Callable[[Callable[[], bool], str], Awaitable[None]]
-"""Waits until the condition holds; the text describes it."""
+"""Function that waits until the condition is true; the text describes the condition."""
 
 
 async def chaos(
@@ -417,8 +418,8 @@ async def chaos(
 ) -> None:
     """Kill both processes during the run; ``batches`` returns the number of batches of the pipeline.
 
-    The meter pauses twice until the pipeline works: otherwise all messages would be sent while Spark starts, and none
-    would flow during the kills. Messages continue while the driver is down.
+    Sending pauses twice until the pipeline works: otherwise all messages would be sent while Spark starts, and none
+    during the kills. Messages continue while the driver is down.
     """
     await _hold_until(sender, FIRST_PART * total, reached, lambda: batches() > 0, "the first batch")
     await reached(lambda: len(sender.acknowledged) >= DRIVER_AT * total, "messages before the driver is killed")
@@ -444,7 +445,7 @@ async def chaos(
 async def _hold_until(
     sender: TelemetrySender, count: float, reached: Reached, condition: Callable[[], bool], text: str
 ) -> None:
-    """Pause the sender after ``count`` messages until ``condition`` holds."""
+    """Pause the sender after ``count`` messages until ``condition`` is true."""
     try:
         await reached(lambda: len(sender.sent) >= count, "messages to be sent")
         sender.hold()

@@ -1,8 +1,8 @@
-"""Spark classes that are not public: plans and expressions as nodes, and the objects of Python data sources.
+"""Access to Spark classes that are not public: nodes of plans and expressions, and objects of Python data sources.
 
-SQL has a ``try_`` function for some expressions only; other expressions are tried by changing the plan that Spark
-analyzed. No other module uses these classes, so a new version of Spark is checked in one place. The classes are the
-same in Spark 4.1 to 4.3.
+SQL has a ``try_`` function for some expressions only; for other expressions, this module changes the analyzed plan. No
+other module uses these classes, so a new version of Spark is checked in one place. The classes are the same in Spark
+4.1 to 4.3.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def kind(expression: Any) -> str:
 
 
 def each(sequence: Any) -> Iterator[Any]:
-    """Elements of a Scala sequence."""
+    """Yield the elements of a Scala sequence."""
     return _all(sequence.iterator())
 
 

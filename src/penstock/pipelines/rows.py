@@ -1,4 +1,5 @@
-"""Rows of a pipeline: the columns of each kind of source, and metadata columns: is a row live, filtered or dead.
+"""Rows of a pipeline: the columns of each kind of source, and metadata columns, which show whether a row is live,
+filtered or dead.
 
 Names of metadata columns start with ``_``:
 
@@ -110,8 +111,8 @@ def _unmarked() -> list[Column]:
 def header(records: DataFrame, name: str) -> Column:
     """Return the text of the first header ``name``; null without such a header.
 
-    Read from the column ``header.NAME`` if the source of ``records`` has one, else from the array of headers, which
-    costs Spark more than all other work on a row.
+    Read from the column ``header.NAME`` if the source of ``records`` has one, otherwise from the array of headers,
+    which costs Spark more than all other work on a row.
     """
     if f"{HEADER_PREFIX}{name}" in records.columns:
         return sf.col(f"`{HEADER_PREFIX}{name}`")

@@ -1,4 +1,4 @@
-"""Sources without a broker: their base class, and ``penstock-rate``, generated records for trying out pipelines.
+"""Sources without a broker: their base class, and ``penstock-rate``, which generates records for tests of pipelines.
 
 They have the columns of the ``tubemq`` source, and options that a pipeline has validated. Unlike Spark's ``rate``
 source, ``penstock-rate`` always returns the same rows for a range of offsets: the timestamp of row n is computed from a
@@ -105,7 +105,7 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {STREAM: {"0": max(rows, 0 if start is None else start[STREAM]["0"])}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return no limit: a batch has all rows that are due."""
+        """Return no limit: a batch has all due rows."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         return ReadAllAvailable()

@@ -27,7 +27,7 @@ __all__ = [
 
 
 _OF_SPARK = {"checkpointlocation", "queryname"}
-"""Spark's own options of a stream, which it passes to the sink as well."""
+"""Spark's own options of a stream, which it also passes to the sink."""
 
 
 def canonical(
@@ -121,7 +121,8 @@ def boolean(option: str, text: str, meaning: str) -> bool:
 
 
 def json_value(text: str) -> object:
-    """Parse JSON; ValueError if it is invalid, nested too deeply, or ambiguous because an object has a name twice."""
+    """Parse JSON; ValueError if it is invalid, nested too deeply, or ambiguous because an object contains a name
+    twice."""
     try:
         return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
     except RecursionError:

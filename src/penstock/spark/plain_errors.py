@@ -1,8 +1,8 @@
-"""Errors of penstock's data sources without the stack of the process that raised them.
+"""Errors of penstock's data sources without the traceback of the process that raised them.
 
 Spark's Python processes report an exception as the text of its whole traceback, which Spark puts into the error of the
-query. An error of penstock says what failed, why, and what to do, so its traceback is reduced to the method that Spark
-called. Other exceptions, which are bugs, keep theirs.
+query. An error of penstock has the failure, its cause and the action to take, so its traceback is reduced to the method
+that Spark called. Other exceptions, which are bugs, keep their tracebacks.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["REDACTED", "SUBMITTED", "check_master", "configuration", "is_local", "quiet_java_options", "session"]
 
 SUBMITTED = "submitted"
-"""Instead of a master: the process was started by ``spark-submit``, which has chosen it and started the JVM."""
+"""Value of ``master`` if the process was started by ``spark-submit``, which has chosen the master and started the
+JVM."""
 _LOOPBACK = "127.0.0.1"
 _LOCAL = re.compile(r"local(?:-cluster)?(?:\[(?P<threads>[^\],]*).*\])?", re.DOTALL)
 _LOOPBACK_MASTER = re.compile(r"spark://(127(\.\d+){3}|localhost|\[::1\])(:|$)")
@@ -60,9 +61,9 @@ def session(
 ) -> SparkSession:
     """Return the Spark session of this process for penstock's connectors; the first call creates it (4 to 12 s).
 
-    ``conf`` overrides all options set here. ``checkpoint`` is the path or URI of the queries' checkpoints. It decides
-    whether the faster checkpoint manager is used, which needs an atomic rename (local disks and HDFS only). Default:
-    a local disk if the master is local.
+    ``conf`` overrides all options set here. ``checkpoint`` is the path or URI of the queries' checkpoints. It
+    determines whether the faster checkpoint manager is used, which needs an atomic rename (local disks and HDFS only).
+    Default: a local disk if the master is local.
 
     With ``SUBMITTED`` as ``master``, only options that a running session can change are set.
 

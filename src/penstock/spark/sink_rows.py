@@ -1,6 +1,6 @@
 """Input rows of the sinks: schema validation and conversion.
 
-Each sink has one table of its columns, which validation, errors and reading use.
+Each sink has one table of its columns, which validation, errors and reading share.
 
 Modules are imported where they are used: Spark imports this one for every user of any data source.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SinkSchema", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "task_name", "text"]
 
 Kind = Callable[[DataType], bool]
-"""Predicate that tells whether a column may have a type."""
+"""Function that returns True if a column may have the type."""
 
 
 class SinkSchema(NamedTuple):

@@ -1,7 +1,7 @@
-"""For the tests of applications: a real broker with a real state store, on a free port, with data of its own.
+"""Test support for applications: a real broker with a real state store, on a free port, with its own data.
 
-:class:`LocalNode` is for every test framework; the plugin of pytest offers it as the fixtures ``penstock_broker`` and
-``penstock_statestore``. It is imported when it is used: pytest loads the plugin in every run.
+:class:`LocalNode` works with every test framework; the pytest plugin provides it as the fixtures ``penstock_broker``
+and ``penstock_statestore``. It is imported on first use, because pytest loads the plugin in every run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A broker with a state store inside a test's process, in a thread of its own, so that any code can speak to it."""
+"""A broker with a state store inside the process of a test, in a separate thread, so that blocking and asynchronous
+code can use it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _LOOK_AT_CLOCK_S = 0.01
 
 
 class LocalNode:
-    """A broker with a state store, started by ``with`` or :meth:`start` on a free port, which :meth:`restart` keeps.
+    """A broker with a state store, started by ``with`` or :meth:`start` on a free port; :meth:`restart` uses the same
+    port.
 
     Args:
         directory: data directory; None: a temporary one.
@@ -36,8 +38,8 @@ class LocalNode:
         max_keys: limit of keys; 0 for none.
         extensions: extensions of the published protocol, named as in the configuration; ``scan`` is always enabled.
         faults: enable fault injection (see :mod:`penstock.mqtt.faults`).
-        clock: wall clock in ms of the store, also for expiry: after it has advanced, keys that are due expire within
-            about 10 ms. The clients of :meth:`client` use it as well. None: the system clock.
+        clock: wall clock of the store in ms, also for expiry: after it has advanced, due keys expire within about 10
+        ms. The clients of :meth:`client` use it as well. None: the system clock.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class LocalNode:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell the SDKs and the command line to connect here."""
+        """Environment variables with which the SDKs and the command line connect to this broker."""
         return {
             "AIO_BROKER_HOSTNAME": HOST,
             "AIO_BROKER_TCP_PORT": str(self._port),
@@ -97,13 +99,13 @@ class LocalNode:
 
     @property
     def observations(self) -> int:
-        """Number of observations: an application that is ready for notifications has created its own."""
+        """Number of observations, for example to wait until an application observes its keys."""
         return 0 if self._store is None else self._store.observations
 
     def start(self) -> Self:
-        """Load what is stored and listen."""
+        """Load the stored state and listen."""
         if self._thread is not None:
-            raise LocalProtocolError("local node: it runs already")
+            raise LocalProtocolError("local node: it is already running")
         if self._given is None and self._own is None:
             self._own = tempfile.TemporaryDirectory(prefix="penstock-")
         self._thread = LoopThread("penstock-node")
@@ -115,7 +117,7 @@ class LocalNode:
         return self
 
     def stop(self) -> None:
-        """End every connection and close the files; the keys stay for the next start."""
+        """End all connections and close the files; the keys are available after the next start."""
         thread, self._thread = self._thread, None
         if thread is not None:
             try:
@@ -129,7 +131,7 @@ class LocalNode:
         self.start()
 
     def close(self) -> None:
-        """Close the clients of :meth:`client`, stop, and remove a directory of its own."""
+        """Close the clients of :meth:`client`, stop, and remove a temporary directory."""
         for client in self._clients:
             client.close()
         self._clients.clear()
@@ -139,7 +141,7 @@ class LocalNode:
             self._own = None
 
     def client(self, client_id: str | None = None) -> Client:
-        """A connected client of the store; closed with the node."""
+        """Return a connected client of the store, which is closed with the node."""
         client = Client(self.url, client_id=client_id, server_clock=self._clock is not None).open()
         self._clients.append(client)
         return client
@@ -162,7 +164,7 @@ class LocalNode:
         )
         server = MqttServer(services=[store])
         await store.start(server.outlet)
-        # Known from here on: what did not start needs no stop.
+        # Set after the start: a part that did not start need not be stopped.
         self._server, self._store = server, store
         if self._clock is not None:
             self._ticking = asyncio.create_task(_follow_clock(store))

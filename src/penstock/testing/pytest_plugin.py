@@ -1,14 +1,14 @@
-"""The plugin of pytest: a real broker with a state store for every test that asks for one.
+"""Plugin for pytest: a real broker with a state store for every test that uses its fixtures.
 
     def test_the_controller_writes_its_setpoint(penstock_statestore):
         controller.run_once(broker=penstock_statestore.url)
         assert penstock_statestore.get("setpoint").value == b"21.5"
 
-Each test has a node of its own, on a free port, with data of its own. It runs in a thread, so tests may be plain
-functions or coroutines. ``@pytest.mark.penstock(...)`` gives the node arguments of
-:class:`penstock.testing.LocalNode`, as in ``@pytest.mark.penstock(faults=True, max_keys=10)``.
+Each test has a separate node, on a free port, with its own data. It runs in a thread, so tests may be plain
+functions or coroutines. ``@pytest.mark.penstock(...)`` passes arguments to :class:`penstock.testing.LocalNode`, as in
+``@pytest.mark.penstock(faults=True, max_keys=10)``.
 
-penstock is imported by the fixtures alone: a test run that uses none of them does not pay for it.
+Only the fixtures import penstock, so that a test run without them is not slower.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["penstock_broker", "penstock_statestore", "pytest_configure"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers", "penstock(**options): options of penstock.testing.LocalNode for penstock_broker, penstock_statestore"
     )
@@ -42,7 +42,7 @@ def penstock_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     options: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("penstock"))):
         if marker.args:
-            pytest.fail(f"@pytest.mark.penstock takes options by name only, got {marker.args!r}", pytrace=False)
+            pytest.fail(f"@pytest.mark.penstock accepts keyword arguments only, got {marker.args!r}", pytrace=False)
         options |= marker.kwargs
     try:
         node = LocalNode(tmp_path / "penstock", **options)
@@ -54,8 +54,8 @@ def penstock_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def penstock_statestore(penstock_broker: LocalNode) -> Client:
-    """A connected client of the state store of ``penstock_broker``, to set the stage and to look at the outcome.
+    """A connected client of the state store of ``penstock_broker``, to prepare keys and to check results.
 
-    A :class:`penstock.statestore.blocking.Client`; ``url`` is what the application under test connects to.
+    It is a :class:`penstock.statestore.blocking.Client`; ``url`` is the address for the application under test.
     """
     return penstock_broker.client()

@@ -157,7 +157,7 @@ def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.Captu
     ("stopped", "status", "words"),
     [
         (lease.Stopped(None, clean=True), 0, "no run holds the lease"),
-        (lease.Stopped(None, clean=True, known=False), 0, "is it the right name and broker?"),
+        (lease.Stopped(None, clean=True, known=False), 0, "check the name and the broker"),
         (lease.Stopped("abc", clean=True), 0, "run abc has stopped"),
         (lease.Stopped("abc", clean=False, why="the disk is full"), 1, "ended for another reason"),
     ],

@@ -21,7 +21,7 @@ def test_generated_pipelines_and_cases_are_valid(
     assert main(["pipeline", "validate", str(file), str(cases)]) == 0
     before = file.read_bytes()
     assert main(["pipeline", "init", str(file)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert file.read_bytes() == before
 
 

@@ -18,7 +18,7 @@ def test_a_node_of_its_own_directory_goes_with_it() -> None:
         store.set("k", "v")
         assert (node.host, node.keys, node.url) == ("127.0.0.1", 1, f"mqtt://127.0.0.1:{node.port}")
         assert node.environment["AIO_BROKER_TCP_PORT"] == str(node.port)
-        with pytest.raises(LocalProtocolError, match="runs already"):
+        with pytest.raises(LocalProtocolError, match="is already running"):
             node.start()
         own = Path(node._own.name) if node._own is not None else Path()
         assert own.is_dir()

@@ -85,7 +85,7 @@ def test_wrong_options_are_explained(tmp_path: Path) -> None:
     output = run(tmp_path, WRONG)
     assert re.search(r"^3 errors", output, re.MULTILINE), output
     assert "unexpected keyword argument 'colour'" in output
-    assert "takes options by name only, got ('red',)" in output
+    assert "accepts keyword arguments only, got ('red',)" in output
     assert "'red' is not a valid Durability" in output
 
 

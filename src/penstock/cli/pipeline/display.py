@@ -18,7 +18,7 @@ LINES_S = 10.0
 
 
 class RunDisplay(Protocol):
-    """Receiver of the events of a run. ``progress_s``: interval of progress events."""
+    """Display of the events of a run. ``progress_s``: interval of progress events."""
 
     progress_s: float
 
@@ -84,7 +84,7 @@ class LiveRunDisplay(LineRunDisplay):
     def show_event(self, event: dict[str, Any]) -> None:
         from rich.spinner import Spinner
 
-        # Not earlier: Java writes a line during its start, which would collide with this one.
+        # Not earlier, because Java writes a line during its start, which would be mixed with the table.
         if event["event"] == "started":
             self.live.update(Spinner("dots", "the first batches are planned"))
         if event["event"] != "batch":
@@ -240,8 +240,8 @@ def _words(event: Event) -> Iterator[str]:
         case "warning":
             yield f"pipeline {event['pipeline']}: {event['text']}"
         case "retry":
-            # Cause and action are shown with the error, if the run gives up.
-            yield f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why'].partition(chr(10))[0]}"
+            # Cause and action are shown with the error if the run ends.
+            yield f"{event['sink']}: next attempt in {event['in_s']:g} s: {event['why'].partition(chr(10))[0]}"
         case "stack":
             yield from event["text"].splitlines()
         case "stopping":

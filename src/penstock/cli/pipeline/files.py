@@ -118,7 +118,7 @@ def init(
     cases = cases_path(file)
     for path in (file, cases):
         if path.exists():
-            raise ConfigError(f"{path} is there already", option="file", do="name another file")
+            raise ConfigError(f"{path} exists already", option="file", do="name another file")
     named = name or _named_after(file.absolute().parent)
     text = _FILE.format(file=file, name=named, source=_SOURCES[source], parse=_PARSE.get(source, _SCHEMA))
     try:
@@ -140,7 +140,7 @@ def init(
 
 
 def _named_after(directory: Path) -> str:
-    """Name of a pipeline derived from the name of a directory."""
+    """Return a name for a pipeline, derived from the name of a directory."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in directory.name.lower())
     return kept.lstrip("0123456789_-")[:63] or "pipeline"
 
@@ -318,7 +318,7 @@ def run_cases(
         unknown = set(only) - {case.name for case in chosen}
         if unknown:
             raise ConfigError(
-                f"--case {min(unknown)!r} is none of the cases",
+                f"--case {min(unknown)!r} is not one of the cases",
                 option="case",
                 do="name one of " + ", ".join(repr(case.name) for case in chosen),
             )

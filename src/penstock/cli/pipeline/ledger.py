@@ -30,7 +30,7 @@ __all__ = ["app", "reconcile", "status"]
 app = Commands("List, correct, redrive, close and purge dead letters: records that a step could not process.")
 
 _STORE_TIMEOUT_S = 2.0
-"""The ledger is local, so the state store with the lease is asked for a short time only."""
+"""Timeout in seconds of the request to the state store for the lease. It is short, because the ledger is local."""
 _NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes")
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
 
@@ -91,7 +91,7 @@ def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
     for sink in pipeline.sinks:
         sums, last = ledger.sums(sink.name), ledger.last(sink.name)
         counts = {name: getattr(sums, name) for name in _SUMS}
-        # Current values are known while a run is active only.
+        # Current values are known only while a run is active.
         said = record.progress.get("sinks", {}).get(sink.name, {}) if record is not None and run is not None else {}
         now = {name: said.get(name) for name in _NOW}
         batch = None if last is None else last.batch
@@ -159,7 +159,7 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
 
 
 def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]:
-    """Path of the dead letters of the pipeline, or of its replay ``into``, and the pipeline."""
+    """Return the path of the dead letters of the pipeline, or of its replay ``into``, and the pipeline."""
     pipeline = run_of(file, None, into).pipeline
     if pipeline.dead_letters is None:
         raise ConfigError(
@@ -443,7 +443,7 @@ def _report_changed(count: int, state: LetterState, *, as_json: bool) -> None:
 
 
 def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
-    """Position of the record in its source."""
+    """Return the position of the record in its source."""
     if letter.source in _windows(pipeline):
         return f"window of {letter.source}"
     source = pipeline.inputs.get(letter.source)
@@ -454,14 +454,14 @@ def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
 
 
 def _windows(pipeline: Pipeline) -> set[str]:
-    """Steps whose windows may be dead letters, with the step as source."""
+    """Return the steps whose windows may be dead letters, with the step as source."""
     return {step.name for step in pipeline.steps if step.window is not None}
 
 
 def _chosen(
     letters: list[DeadLetter], pipeline: Pipeline, step: str | None, only: list[str] | None
 ) -> list[DeadLetter]:
-    """Letters of ``step`` and with the ids ``only``; all without both.
+    """Return the letters of ``step`` with the ids ``only``; without both, all letters.
 
     Raises:
         ConfigError: an id or the step is unknown.

@@ -68,7 +68,7 @@ def needs_spark() -> Iterator[None]:
 
 
 def state_of(name: str, given: Path | None) -> Path:
-    """State directory of the pipeline ``name``.
+    """Return the state directory of the pipeline ``name``.
 
     Raises:
         ConfigError: it belongs to another pipeline.
@@ -81,7 +81,7 @@ def state_of(name: str, given: Path | None) -> Path:
 
 
 def run_of(file: Path, state_dir: Path | None, into: Path | None) -> RunLocation:
-    """The pipeline, its state directory and the name of its lease, or those of its replay ``into``.
+    """Return the pipeline, its state directory and the name of its lease, or those of its replay ``into``.
 
     Raises:
         ConfigError: the file is not valid, or ``into`` has no replay.

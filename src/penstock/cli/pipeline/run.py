@@ -58,7 +58,8 @@ Wait = Annotated[float, duration_option(text="Wait this long for the lease of an
 NoWait = Annotated[bool, typer.Option("--no-wait", "-n", help="Fail immediately if another run holds the lease.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the Java stack of each failure of a query.")]
 ProgressEvery = Annotated[
-    float | None, duration_option(text="Interval of progress reports; 0 for none. Default: 1s on a terminal, else 10s.")
+    float | None,
+    duration_option(text="Interval of progress reports; 0 for none. Default: 1s on a terminal, otherwise 10s."),
 ]
 
 
@@ -85,8 +86,8 @@ def run(
     SIGTERM, Ctrl-C and `penstock pipeline stop` stop it after the batches in progress, with exit status 0; a second
     signal stops it immediately.
 
-    A pipeline has one run at a time: the run holds a lease in the state store, which fences everything that it writes
-    there. A second run waits for the lease.
+    A pipeline has one run at a time: the run holds a lease in the state store, which fences all its writes to the state
+    store. A second run waits for the lease.
 
     With --from, --to and --into it replays a part of the log into new tables, and exits. OFFSET is a time at which
     TubeMQ stored records (2024-05-01, 2024-05-01T06:00Z, ms since 1970), offsets as JSON, earliest or latest.
@@ -150,7 +151,7 @@ def _ask_about_changes(pipeline: Pipeline, state: Path, *, yes: bool) -> None:
 
 
 def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
-    """Warnings before ``replay`` of ``pipeline``."""
+    """Return the warnings before ``replay`` of ``pipeline``."""
     if pipeline.dead_letters is None:
         return ()
     from penstock.pipelines.ledger.dead_letters import warning_of_copies
@@ -160,7 +161,7 @@ def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
 
 
 def _redriven(pipeline: Pipeline) -> dict[Coordinates, Coordinates]:
-    """Redriven dead letters of ``pipeline`` and their copies."""
+    """Return the redriven dead letters of ``pipeline`` and their copies."""
     from penstock.pipelines.ledger.dead_letters import redriven_copies
 
     return {} if pipeline.dead_letters is None else redriven_copies(Path(pipeline.dead_letters.path))
@@ -169,7 +170,7 @@ def _redriven(pipeline: Pipeline) -> dict[Coordinates, Coordinates]:
 def _replay(
     pipeline: Pipeline, state_dir: Path | None, into: Path | None, begin: str | None, end: str | None, *, live: bool
 ) -> Replay | None:
-    """The requested replay; None to run the pipeline itself."""
+    """Return the requested replay; None to run the pipeline itself."""
     from penstock.pipelines.state_dir.replay import plan_replay
 
     if into is None:
@@ -227,7 +228,7 @@ def stop(
         sys.stdout.write(f"pipeline {name}: no run holds the lease\n")
         if not stopped.known:
             place = without_secret(broker)
-            note(f"no pipeline {name} has ever run with the state store at {place}: is it the right name and broker?")
+            note(f"no pipeline {name} has ever run with the state store at {place}: check the name and the broker")
     elif stopped.clean:
         sys.stdout.write(f"pipeline {name}: run {stopped.run} has stopped\n")
     else:

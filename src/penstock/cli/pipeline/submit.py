@@ -42,11 +42,11 @@ class SubmitCommand(NamedTuple):
 
     @property
     def argv(self) -> list[str]:
-        """Arguments as a list."""
+        """Return the arguments as a list."""
         return [word for piece in self.pieces for word in piece]
 
     def shell(self) -> str:
-        """Text for a shell, with an option and its value per line."""
+        """Return the command as text for a shell, with an option and its value per line."""
         variables = "".join(f"{name}={shlex.quote(value)} " for name, value in self.environment.items())
         return variables + " \\\n  ".join(map(shlex.join, self.pieces))
 
@@ -79,7 +79,7 @@ class SubmitRequest:
 
 
 def kind_of(master: str) -> str:
-    """``standalone``, ``yarn``, ``kubernetes`` or ``local``.
+    """Return the kind of the master: ``standalone``, ``yarn``, ``kubernetes`` or ``local``.
 
     Raises:
         ConfigError: a pipeline cannot be submitted to this master.
@@ -116,7 +116,7 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
     if request.image is not None:
         conf["spark.kubernetes.container.image"] = request.image
     driver = {"yarn": "spark.yarn.appMasterEnv.", "kubernetes": "spark.kubernetes.driverEnv."}.get(kind, "")
-    # Java looks up data sources with the Python of its environment, whatever the settings are.
+    # Java looks up data sources with the Python of its environment, regardless of the settings.
     variables: dict[str, str] = {}
     if is_cluster and python is not None:
         conf[f"{driver}PYSPARK_PYTHON"] = python
@@ -132,7 +132,7 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
         if is_cluster:
             conf[driver + name] = value
         conf[f"spark.executorEnv.{name}"] = value
-    # Where penstock.spark.session would have set them: the JVM of the driver is started by spark-submit.
+    # Otherwise penstock.spark.session sets these options; here spark-submit starts the JVM of the driver.
     conf["spark.sql.session.timeZone"] = "UTC"
     conf["spark.redaction.regex"] = REDACTED
     if not is_cluster:
@@ -325,7 +325,7 @@ def submit(
 
 
 def _of_run(state_dir: Path | None, metrics: str | None, *, once: bool, as_json: bool) -> list[str]:
-    """Options of `run` in the command line."""
+    """Return the options of `run` for the command line."""
     options = ["--state-dir", str(state_dir)] if state_dir is not None else []
     options += ["--once"] if once else []
     options += ["--metrics", metrics] if metrics is not None else []
@@ -333,7 +333,7 @@ def _of_run(state_dir: Path | None, metrics: str | None, *, once: bool, as_json:
 
 
 def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
-    """Variables that Kubernetes sets from its secrets, with a placeholder as value."""
+    """Return the variables that Kubernetes sets from its secrets, with a placeholder as value."""
     start = "spark.kubernetes.driver.secretKeyRef."
     return {name.removeprefix(start): "secret" for name in conf if name.startswith(start)}
 
@@ -382,7 +382,7 @@ def _hand_over(line: SubmitCommand) -> NoReturn:
 
 
 def _spark_submit() -> str:
-    """Path of spark-submit: of SPARK_HOME, on PATH, or of the Python package."""
+    """Return the path of spark-submit: of SPARK_HOME, on PATH, or of the Python package."""
     home = os.environ.get("SPARK_HOME")
     if home:
         return str(Path(home) / "bin" / "spark-submit")

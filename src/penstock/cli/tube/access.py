@@ -44,13 +44,13 @@ MASTER: Final = "127.0.0.1:8715"
 HTTP: Final = "127.0.0.1:8080"
 BROKER_HTTP: Final = "127.0.0.1:8081"
 RUNNING: Final = "running"
-"""runStatus of a broker that has a session at its master."""
+"""Value of runStatus for a broker that has a session at its master."""
 NOT_DEPLOYED: Final = 431
 """Error code: no broker offers the topic to consumers."""
 UNKNOWN_USER: Final = 415
 """Error code: the request has no signature, or a wrong one."""
 COMPLETION_S: Final = 1.0
-"""Timeout of the requests of shell completion: the shell waits for it."""
+"""Timeout in seconds of the requests of shell completion, for which the shell waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class MasterOptions:
 
 
 class BrokerRow(NamedTuple):
-    """A broker as the master reports it. ``http``: address of its administration, if known."""
+    """A broker reported by the master. ``http``: address of its administration, if known."""
 
     id: int
     host: str
@@ -119,7 +119,7 @@ class BrokerRow(NamedTuple):
     row: dict[str, Any]
 
     def address(self, *, tls: bool) -> tuple[str, int]:
-        """Host and port for clients.
+        """Return host and port for clients.
 
         Raises:
             ConfigError: the broker has no TLS port, or the master does not report it.
@@ -135,7 +135,7 @@ class BrokerRow(NamedTuple):
 
     @property
     def web(self) -> str:
-        """Address of its administration.
+        """Return the address of its administration.
 
         Raises:
             ConfigError: it is not known.
@@ -152,7 +152,7 @@ class BrokerRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TubeConnectionOptions(MasterOptions):
-    """The same, and the administration of master and brokers by HTTP."""
+    """Options of :class:`MasterOptions`, and the administration of master and brokers by HTTP."""
 
     http: Annotated[
         str,
@@ -165,8 +165,8 @@ class TubeConnectionOptions(MasterOptions):
     broker_http: Annotated[
         str | None,
         typer.Option(
-            help="HTTP addresses of the brokers, in the order of their ids, separated by commas. Default: what the "
-            "master reports, or 127.0.0.1:8081.",
+            help="HTTP addresses of the brokers, in the order of their ids, separated by commas. Default: the "
+            "addresses that the master reports, or 127.0.0.1:8081.",
             envvar="PENSTOCK_TUBE_BROKER_HTTP",
             metavar="HOST:PORT",
         ),
@@ -176,7 +176,7 @@ class TubeConnectionOptions(MasterOptions):
         typer.Option(
             help="Administration token; other users of this machine can read it in the list of processes, so prefer "
             "--admin-token-file. Default without --username, for a node on loopback: that of the data directory "
-            "(PENSTOCK_DATA_DIR, else ./penstock-data).",
+            "(PENSTOCK_DATA_DIR, otherwise ./penstock-data).",
             envvar="PENSTOCK_ADMIN_TOKEN",
             metavar="TOKEN",
         ),
@@ -187,7 +187,7 @@ class TubeConnectionOptions(MasterOptions):
     ] = None
 
     def call(self, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
-        """Send a request to the administration of the master; the rows of its response."""
+        """Send a request to the administration of the master; returns the rows of its response."""
         from penstock.tube.client import web
 
         return web.call(self.http, method, parameters, login=self._web_login(self.http), **more)
@@ -195,13 +195,14 @@ class TubeConnectionOptions(MasterOptions):
     def call_broker(
         self, address: str, method: str, parameters: Mapping[str, str], **more: Any
     ) -> list[dict[str, Any]]:
-        """Send a request to the administration of the broker at ``address``; the rows of its response."""
+        """Send a request to the administration of the broker at ``address``; returns the rows of its response."""
         from penstock.tube.client import web
 
         return web.call_broker(address, method, parameters, login=self._web_login(address), **more)
 
     def _web_login(self, address: str) -> WebLogin:
-        """Credentials for the administration at ``address``: those of the command, else the local data directory's.
+        """Return the credentials for the administration at ``address``: those of the command, otherwise those of the
+        local data directory.
 
         With a user name the local token is not sent: the request has the permissions of that user.
         """
@@ -221,7 +222,7 @@ class TubeConnectionOptions(MasterOptions):
         return WebLogin(token, client["user"], client["password"] or "", client["tls"])
 
     def brokers(self) -> list[BrokerRow]:
-        """The brokers of the master, by id."""
+        """Return the brokers of the master, by id."""
         rows = sorted(self.call("admin_query_broker_run_status", {}), key=lambda row: int(row["brokerId"]))
         given = [text.strip() for text in self.broker_http.split(",")] if self.broker_http else []
         if len(given) > len(rows):
@@ -236,13 +237,13 @@ class TubeConnectionOptions(MasterOptions):
             port = row.get("brokerWebPort")
             web = row.get("brokerWebAddress") or (f"{row['brokerIp']}:{port}" if port else None)
             if web is None and len(rows) == 1:
-                web = BROKER_HTTP  # not reported: a single broker is probably that of this machine
+                web = BROKER_HTTP  # not reported: a single broker is probably on this machine
             web = given[index] if index < len(given) else web
             found.append(BrokerRow(int(row["brokerId"]), row["brokerIp"], int(row["brokerPort"]), web, row))
         return found
 
     def running_brokers(self) -> list[BrokerRow]:
-        """The brokers that have a session at the master; the others are reported on standard error."""
+        """Return the brokers that have a session at the master; report the others on standard error."""
         known = self.brokers()
         unavailable = [broker for broker in known if broker.row.get("runStatus") != RUNNING]
         for broker in unavailable:
@@ -252,10 +253,11 @@ class TubeConnectionOptions(MasterOptions):
     def ask_each(
         self, ask: Callable[[BrokerRow], T], unavailable: list[int] | None = None
     ) -> list[tuple[BrokerRow, T]]:
-        """Result of ``ask`` for each available broker; the ids of the others are appended to ``unavailable``.
+        """Return the result of ``ask`` for each available broker; the ids of the others are appended to
+        ``unavailable``.
 
-        The master notices half a minute late that a broker was killed, so one that it reports as running may be
-        unavailable too.
+        The master detects a killed broker after half a minute, so a broker that it reports as running may be
+        unavailable.
 
         Raises:
             UnavailableError: none of the brokers that the master reports as running responds.
@@ -265,7 +267,7 @@ class TubeConnectionOptions(MasterOptions):
         last: UnavailableError | None = None
         for broker in self.brokers():
             if broker.row.get("runStatus") != RUNNING:
-                _note_unavailable(broker)  # not asked: each request would wait for its timeout
+                _note_unavailable(broker)  # no request is sent, because each would wait for its timeout
                 missing.append(broker.id)
                 continue
             try:
@@ -282,7 +284,8 @@ class TubeConnectionOptions(MasterOptions):
 
     @contextlib.contextmanager
     def readers(self) -> Iterator[Callable[[BrokerRow], RangeReader]]:
-        """Function that returns the reader of a broker. Each broker has one connection, closed with the block."""
+        """Yield a function that returns the reader of a broker. Each broker has one connection, closed with the
+        block."""
         from penstock.tube.reader import RangeReader
 
         client = self.client()
@@ -295,16 +298,16 @@ class TubeConnectionOptions(MasterOptions):
             yield lambda broker: connect(*broker.address(tls=self.over_tls))
 
     def members(self, group: str) -> int:
-        """Number of members that consumer group ``group`` has now."""
+        """Return the current number of members of consumer group ``group``."""
         rows = self.call("admin_query_sub_info", {"consumeGroup": group})
         return sum(int(row["consumerNum"]) for row in rows if row["consumeGroup"] == group)
 
 
 connects_to_master = shared_options(MasterOptions, "master")
-"""Give a command the options of :class:`MasterOptions`, as its argument ``master``."""
+"""Decorator: give a command the options of :class:`MasterOptions`, as its argument ``master``."""
 
 connects = shared_options(TubeConnectionOptions, "tube")
-"""Give a command the options of :class:`TubeConnectionOptions`, as its argument ``tube``."""
+"""Decorator: give a command the options of :class:`TubeConnectionOptions`, as its argument ``tube``."""
 
 
 def _note_unavailable(broker: BrokerRow) -> None:
@@ -312,7 +315,8 @@ def _note_unavailable(broker: BrokerRow) -> None:
 
 
 def run_client(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main``. SIGTERM cancels it as Ctrl-C does (exit status 143), so that a group is left at once."""
+    """Run ``main``. SIGTERM cancels it like Ctrl-C (exit status 143), so that a consumer leaves its group
+    immediately."""
     import asyncio
     import signal
 
@@ -331,14 +335,14 @@ def run_client(main: Coroutine[Any, Any, T]) -> T:
 
 
 def partitions(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:
-    """The partitions of ``topic``; empty if the master does not know it."""
+    """Return the partitions of ``topic``; empty if the master does not know it."""
     from penstock.tube import reader
 
     try:
         return reader.partitions(masters, topic, **client)
     except UnavailableError as error:
         if error.do is not None:
-            raise  # its hint is more specific
+            raise  # the error has a more specific hint
         raise UnavailableError(
             error.what,
             applied=False,
@@ -348,10 +352,9 @@ def partitions(masters: str, topic: str, client: ClientOptions) -> list[Partitio
 
 
 def announced(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:
-    """The partitions of ``topic``.
+    """Return the partitions of ``topic``.
 
-    Raises:
-        RefusedError: there is none. ConfigError: the name is not valid.
+    Raises: RefusedError: there is none. ConfigError: the name is not valid.
     """
     found = partitions(masters, topic, client)
     if not found:
@@ -360,7 +363,7 @@ def announced(masters: str, topic: str, client: ClientOptions) -> list[Partition
 
 
 def no_topic(masters: str, topic: str, why: str | None = None) -> RefusedError:
-    """The error of a command whose topic does not exist. Raises ConfigError if it cannot exist."""
+    """Return the error for a topic that does not exist. Raises ConfigError if the name is not valid."""
     check_topic(topic)
     return RefusedError(
         f"topic {topic!r} does not exist at the master",
@@ -408,7 +411,7 @@ def _completing(ctx: typer.Context) -> TubeConnectionOptions:
 
 def _beginning(incomplete: str, names: Iterator[str]) -> list[str]:
     found: set[str] = set()
-    with contextlib.suppress(PenstockError):  # offers the names that were received until then
+    with contextlib.suppress(PenstockError):  # return the names received so far
         found.update(name for name in names if name.startswith(incomplete))
     return sorted(found)
 

@@ -29,7 +29,7 @@ DEFAULT_TLS_PORT = 8124
 W = TypeVar("W", bound=StrEnum)
 
 
-app = Commands("Run a broker of a cluster, list the brokers, check the data of one.")
+app = Commands("Run a broker of a cluster, list the brokers, check the data of a broker.")
 
 
 class _Anonymous(StrEnum):
@@ -53,7 +53,8 @@ class TlsListener:
     ] = DEFAULT_TLS_PORT
 
     def settings(self) -> TubeTls | None:
-        """The section of the configuration; None without a certificate. Raises ConfigError if a part is missing."""
+        """Return the section of the configuration; None without a certificate. Raises ConfigError if a part is
+        missing."""
         from penstock.node.config.tube import TubeTls
 
         if self.tls_certificate is None and self.tls_key is None and self.tls_client_ca is None:
@@ -88,11 +89,11 @@ class RetentionOptions:
     ] = None
     consumer_session: Annotated[
         float | None,
-        duration_option(text="Release the partitions of a silent consumer after this time. Default: 30s."),
+        duration_option(text="Release the partitions of a consumer without heartbeats after this time. Default: 30s."),
     ] = None
 
     def section(self, limits: list[str]) -> Tube:
-        """The options and ``limits`` (``NAME=VALUE``) as a section of the configuration. Raises ConfigError."""
+        """Return the options and ``limits`` (``NAME=VALUE``) as a section of the configuration. Raises ConfigError."""
         from penstock.node.config.node import tube_section
 
         keep = None if self.staging_keep is None else f"{round(self.staging_keep)}s"
@@ -166,7 +167,7 @@ def run_command(
     admin_token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the administration token, such as the node's. Default: a token of its own, in "
+            help="File with the administration token, such as the node's. Default: a separate token, in "
             "tube/admin-token.",
             metavar="FILE",
         ),
@@ -180,7 +181,7 @@ def run_command(
 ) -> None:
     """Run a TubeMQ broker at the master of another node.
 
-    The broker gets its topics from the master, where it authenticates as a client does. SIGTERM and Ctrl-C stop it:
+    The broker gets its topics from the master, where it authenticates like a client. SIGTERM and Ctrl-C stop it:
     accepted requests are completed, and the exit status is 0. SIGHUP reloads passwords, policies
     and the files of the TLS listener.
     """
@@ -360,7 +361,7 @@ def staged_delete(
     query: Query,
     tube: TubeConnectionOptions,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete prepared rows as well, whatever other brokers committed.")
+        bool, typer.Option("--force", help="Delete prepared rows as well, regardless of commits on other brokers.")
     ] = False,
 ) -> None:
     """Delete the rows that QUERY has staged and not committed."""
@@ -376,7 +377,7 @@ def staged_delete(
 def staged_resolve(query: Query, tube: TubeConnectionOptions) -> None:
     """Complete the last batch of a QUERY that no longer runs: commit it on all brokers or on none.
 
-    A run of the query that is still alive is fenced.
+    A run of the query that is still active is fenced.
     """
     import asyncio
 
@@ -404,7 +405,7 @@ async def _resolve(query: str, concerned: list[BrokerRow], tube: TubeConnectionO
 
     addresses = [(broker.id, *broker.address(tls=tube.over_tls)) for broker in concerned]
     async with Producer(tube.tube_master, **tube.client()) as producer:
-        # A new run: its BEGIN fences the one that may still be alive, so that it cannot prepare anything more.
+        # A new run: its BEGIN fences a run that may still be active, so that it cannot prepare further batches.
         batch = BatchId(query, f"settled-{uuid.uuid4().hex}", 0)
         return await exactly_once.resolve(producer, batch, [BrokerInfo(*address) for address in addresses])
 

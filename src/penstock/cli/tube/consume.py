@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 __all__ = ["consume"]
 
 IDLE_S = 2.0
-"""Time without a record after which a group without --follow ends."""
+"""Seconds without a record after which a group without --follow ends."""
 ASSIGNED_S = 75.0
-"""Time limit for the first partition: Apache's master assigns partitions once a minute."""
+"""Time limit in seconds for the first partition: Apache's master assigns partitions once a minute."""
 HEARTBEAT_S = 1.0
-"""Assignments arrive with the response to a heartbeat."""
+"""Interval of heartbeats in seconds; assignments arrive with their responses."""
 POLL_S = 0.02
 REQUEST_S = 5.0
-"""Timeout of requests to a broker without a group."""
+"""Timeout in seconds of requests to a broker without a group."""
 
 
 class RawFormat(StrEnum):
@@ -120,8 +120,8 @@ def consume(
     Without --group and --follow: the records that are stored now, by time of arrival. If a broker does not respond,
     the records of the others are printed and the exit status is 1.
 
-    With --group or --follow: as a member of a consumer group, which commits the offsets of what was printed. Without
-    --group a group of its own is used and deleted at the end.
+    With --group or --follow: as a member of a consumer group, which commits the offsets of printed records. Without
+    --group a temporary group is used and deleted at the end.
 
     Apache's brokers are always read as a group, from earliest, latest or an offset.
     """
@@ -147,9 +147,10 @@ def consume(
             return
         from penstock.tube.reader import TopicUnavailableError
 
-        # A group may be accepted where producers are not, and it waits for brokers that have not registered yet.
+        # Not for groups: a group may be accepted where producers are not, and it waits for brokers that have not
+        # registered yet.
         with contextlib.suppress(RefusedError, TopicUnavailableError):
-            partitions(tube.tube_master, topic, request.client)  # has the best error if no master responds
+            partitions(tube.tube_master, topic, request.client)  # raises the best error if no master responds
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
         try:
             run_client(_consume(request, name, show, follow=follow))
@@ -175,7 +176,7 @@ class ConsumeRequest:
     client: ClientOptions
 
     def partitions(self) -> list[PartitionInfo]:
-        """The selected partitions. Raises RefusedError if the topic or a partition does not exist."""
+        """Return the selected partitions. Raises RefusedError if the topic or a partition does not exist."""
         infos = announced(self.masters, self.topic, self.client)
         chosen = pick(self.parts, self.topic, ((info.broker_id, info.partition) for info in infos))
         return [info for info in infos if (info.broker_id, info.partition) in chosen]
@@ -203,7 +204,7 @@ def _check(request: ConsumeRequest, group: str | None, *, follow: bool) -> None:
 
 
 def _show_held(request: ConsumeRequest, show: _Printer) -> bool:
-    """Print the records that are stored now; False: the brokers serve consumer groups only.
+    """Print the currently stored records; returns False if the brokers serve consumer groups only.
 
     Raises:
         Exit: a broker did not respond.
@@ -211,7 +212,7 @@ def _show_held(request: ConsumeRequest, show: _Printer) -> bool:
     from penstock.tube.reader import NO_RANGES
 
     unavailable: dict[int, UnavailableError] = {}
-    # From latest, without --follow: nothing is stored after the end.
+    # From latest, without --follow: there are no records after the end.
     rows = _held(request, unavailable) if request.start.word != "latest" else iter(())
     chosen = (row for row in rows if not request.types or row["msg_type"] in request.types)
     shown = 0
@@ -234,7 +235,7 @@ def _show_held(request: ConsumeRequest, show: _Printer) -> bool:
 
 
 def _offsets(request: ConsumeRequest) -> dict[str, int] | None:
-    """First offsets by partition key; None for earliest and latest."""
+    """Return the first offsets by partition key; None for earliest and latest."""
     from penstock.tube.reader import NO_RANGES, RangeReader
 
     if request.start.word is not None:
@@ -242,7 +243,7 @@ def _offsets(request: ConsumeRequest) -> dict[str, int] | None:
     found = {}
     for info in request.partitions():
         if request.start.exact is not None:
-            found[_key(info, request.topic)] = request.start.exact  # also for brokers that serve groups only
+            found[_key(info, request.topic)] = request.start.exact  # works also with brokers that serve groups only
             continue
         try:
             with RangeReader(info.host, info.port, timeout_s=REQUEST_S, **request.client) as source:
@@ -268,14 +269,14 @@ def _log(source: RangeReader, info: PartitionInfo, topic: str) -> Log:
 
 
 def _forget(group: str, tube: TubeConnectionOptions) -> None:
-    """Delete a group with a random name. If the brokers do not respond, it remains listed."""
+    """Delete a group with a random name. If the brokers do not respond, the group remains listed."""
     with contextlib.suppress(PenstockError):
         for broker in tube.brokers():
             tube.call_broker(broker.web, "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})
 
 
 def _held(request: ConsumeRequest, unavailable: dict[int, UnavailableError]) -> Iterator[dict[str, Any]]:
-    """The records that are stored now, merged over the partitions by time of arrival.
+    """Yield the currently stored records, merged over the partitions by time of arrival.
 
     A broker that does not respond is reported, added to ``unavailable`` and skipped, unless it is the only one.
     """
@@ -325,7 +326,7 @@ async def _consume(request: ConsumeRequest, group: str, show: _Printer, *, follo
     if (offsets := _offsets(request)) is not None:
         options["start_offsets"] = offsets
     if request.parts:
-        options["balance"] = "client"  # only a member that balances itself can choose partitions
+        options["balance"] = "client"  # only with client balance can a member choose partitions
     member = Consumer(request.masters, group, [request.topic], with_offsets=True, **options, **request.client)
     if request.parts:
         await member.assign(_key(info, request.topic) for info in request.partitions())
@@ -341,7 +342,7 @@ async def _consume(request: ConsumeRequest, group: str, show: _Printer, *, follo
                 if seen == request.count:
                     break
         except asyncio.CancelledError:
-            # Ctrl-C: the offsets of printed records are committed all the same.
+            # Ctrl-C: the offsets of printed records are committed nevertheless.
             await consumer.confirm()
             raise
         await consumer.confirm()
@@ -361,7 +362,7 @@ async def _until_idle(consumer: Any, *, follow: bool) -> AsyncIterator[Any]:
 
 
 async def _assigned(consumer: Any) -> None:
-    """Return when the consumer has a partition: before that, no records does not mean the end."""
+    """Wait until the consumer has a partition: before that, a lack of records does not mean the end."""
     import asyncio
 
     begun = time.monotonic()
@@ -384,7 +385,7 @@ async def _assigned(consumer: Any) -> None:
 def _fields(
     topic: str, broker_id: int, partition: int, offset: int | None, time_ms: int | None, record: Record
 ) -> dict[str, Any]:
-    """One record as a row of JSON; ``_record`` is for the other formats."""
+    """Return one record as a row of JSON; ``_record`` is for the other formats."""
     return {
         "topic": topic,
         "broker_id": broker_id,

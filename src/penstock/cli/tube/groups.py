@@ -114,7 +114,7 @@ def groups_delete(
             do=f"stop them first; list them: penstock tube group describe {group}",
         )
     wanted = {"groupName": group} | ({} if topic is None else {"topicName": topic})
-    known = tube.brokers()  # every one must respond: none may keep its offsets
+    known = tube.brokers()  # all must respond: no broker may keep its offsets
     committed = [
         (broker, _offsets(tube.call_broker(broker.web, "admin_query_offset", wanted), group)) for broker in known
     ]
@@ -153,7 +153,7 @@ OnlyPartitions = Annotated[
 
 
 class PartitionOffsets(NamedTuple):
-    """The committed offset of a group in one partition, and the offsets that are stored; None: not known."""
+    """The committed offset of a group in one partition, and the range of stored offsets; None: not known."""
 
     broker: BrokerRow
     topic: str
@@ -210,7 +210,7 @@ def offsets_reset(
     partition: OnlyPartitions = None,
     dry_run: DryRun = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Reset a group with the name of a pipeline or Spark query, too.")
+        bool, typer.Option("--force", help="Also reset a group with the name of a pipeline or Spark query.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -230,7 +230,7 @@ def offsets_reset(
     saved = {} if file is None else _saved(file)
     parts = [parse_part(text) for text in partition or ()]
     ask = _asking(tube, group, topic)
-    rows_of = [(broker, ask(broker)) for broker in tube.brokers()]  # every one must respond: none may keep its offsets
+    rows_of = [(broker, ask(broker)) for broker in tube.brokers()]  # all must respond: no broker may keep its offsets
     offsets = _group_offsets(group, topic, rows_of, (), new=topic is not None or bool(saved))
     targets = [(s, where or saved.get(s.place)) for s in offsets if _chosen(s, parts)]
     with tube.readers() as reader:
@@ -242,7 +242,7 @@ def offsets_reset(
             f"group {group!r} has no committed offset in partition{name}"
             if absent
             else f"group {group!r} has no committed offset in the selected partitions",
-            do=f"list its offsets: penstock tube offset list {group}; --topic resets partitions without one, too",
+            do=f"list its offsets: penstock tube offset list {group}; --topic also resets partitions without one",
         )
     there = tube.members(group)
     if not there and not force:
@@ -281,7 +281,7 @@ def _chosen(offset: PartitionOffsets, parts: Sequence[PartitionSpec]) -> bool:
 
 
 def _saved(file: Path) -> dict[tuple[str, int, int], OffsetSpec]:
-    """Offsets in a file, by topic, broker and partition. Raises ConfigError."""
+    """Read offsets from a file, by topic, broker and partition. Raises ConfigError."""
     found = {}
     for number, line in enumerate(input_bytes("tube offset reset", "OFFSET", None, file).splitlines(), start=1):
         try:
@@ -366,7 +366,7 @@ def lag(
 def _print_lag(rows: Sequence[dict[str, Cell]], *, many: bool, as_json: bool) -> None:
     now = datetime.now().astimezone().isoformat(timespec="milliseconds")
     shown: list[dict[str, Cell]] = [{"time": now, **row} for row in rows]
-    if len(rows) > 1 and not as_json:  # bytes are those of stores, which partitions share: they have no sum
+    if len(rows) > 1 and not as_json:  # no sum of bytes: they are bytes of stores, which partitions share
         waits = [float(row["seconds"]) for row in rows if row["seconds"] is not None]
         messages = sum(int(row["messages"] or 0) for row in rows)
         name = "group" if many else "topic"
@@ -383,7 +383,7 @@ class AdminRows(NamedTuple):
 
 
 def _groups(rows_of: Iterable[tuple[BrokerRow, AdminRows]]) -> list[str]:
-    """The groups that have committed offsets."""
+    """Return the groups that have committed offsets."""
     return sorted({entry["groupName"] for _, rows in rows_of for entry in rows.groups if entry["subInfo"]})
 
 
@@ -408,13 +408,14 @@ def _group_offsets(
     *,
     new: bool = False,
 ) -> list[PartitionOffsets]:
-    """Offsets of ``group`` by topic, broker and partition; ``new``: also for partitions without a committed offset.
+    """Return the offsets of ``group`` by topic, broker and partition; ``new``: also for partitions without a committed
+    offset.
 
     ``unavailable``: ids of brokers without rows, which may have the offsets.
 
     Raises:
         RefusedError: no broker has the topic, or committed offsets of the group.
-        UnavailableError: the same, but not all brokers respond.
+        UnavailableError: as for RefusedError, but not all brokers respond.
     """
     found: list[PartitionOffsets] = []
     topics: set[str] = set()
@@ -465,7 +466,7 @@ def _place(offset: PartitionOffsets) -> dict[str, Cell]:
 
 
 def _move(offset: PartitionOffsets, where: OffsetSpec, source: RangeReader) -> tuple[PartitionOffsets, int, int | None]:
-    """The current offset, the target offset in this partition, and the number of messages between them."""
+    """Return the current offset, the target offset in this partition, and the number of messages between them."""
     s = offset
     here = s.first if s.offset is None else min(max(s.offset, s.first), s.end)
     log = Log(source, s.broker.id, s.topic, s.partition, s.first, s.end)
@@ -475,7 +476,7 @@ def _move(offset: PartitionOffsets, where: OffsetSpec, source: RangeReader) -> t
     try:
         between = counter(log)(min(here, target), max(here, target), MOST)[1]
     except PenstockError:
-        return s, target, None  # the count is optional, and needs credentials that a reset does not need
+        return s, target, None  # the count is optional, and requires credentials that a reset does not
     return s, target, between if target >= here else -between
 
 

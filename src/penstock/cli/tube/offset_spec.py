@@ -36,7 +36,7 @@ __all__ = [
 ENTRY = 28
 """Bytes of an index entry: offsets of TubeMQ count bytes of a store's index, which its partitions share."""
 MOST = (1 << 31) - 1
-"""Largest number of messages that a broker can be asked to count: int32 on the wire."""
+"""Largest number of messages that a broker can count: int32 on the wire."""
 OFFSETS = (
     "earliest, latest, a time (2026-01-31T12:00 is local, 2026-01-31T12:00Z is UTC), a duration before now (15m, 2h, "
     "3d), +N or -N messages, an offset"
@@ -49,7 +49,7 @@ _PART = re.compile(r"(?:(\d{1,10}):)?(\d{1,10})", re.ASCII)
 
 
 class Log(NamedTuple):
-    """Offsets of one partition: from ``first``, to before ``end``; ``source`` reads from its broker."""
+    """The stored offsets of one partition, ``first`` <= offset < ``end``; ``source`` reads from its broker."""
 
     source: RangeReader
     broker_id: int
@@ -61,7 +61,7 @@ class Log(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """An offset as the user wrote it. :func:`parse_offset` sets exactly one of the last four fields."""
+    """An offset specified by the user. :func:`parse_offset` sets exactly one of the last four fields."""
 
     option: str
     text: str
@@ -71,7 +71,8 @@ class OffsetSpec:
     exact: int | None = None
 
     def offset(self, log: Log, here: int | None = None) -> int:
-        """The offset in ``log``. Messages are counted from ``here``; by default from the first offset, or the end.
+        """Return the offset in ``log``. Messages are counted from ``here``; by default from the first offset, or the
+        end.
 
         Raises:
             ConfigError: the offset is not stored; or it is a time, which the broker does not support.
@@ -158,7 +159,7 @@ def parse_part(text: str, option: str = "--partition") -> PartitionSpec:
 
 
 def pick(parts: Iterable[PartitionSpec], topic: str, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The ``places`` (broker id, partition) that match ``parts``; all of them without parts.
+    """Return the ``places`` (broker id, partition) that match ``parts``; all of them without parts.
 
     Raises:
         RefusedError: a part matches none.
@@ -180,7 +181,7 @@ Counter = Callable[[int, int, int], tuple[int, int]]
 
 
 def counter(log: Log) -> Counter:
-    """Function that counts messages of a partition; those of its store if the broker cannot count a partition."""
+    """Return a function that counts messages of a partition, or of its store if the broker cannot count a partition."""
 
     def count(start: int, end: int, most: int) -> tuple[int, int]:
         if start >= end:
@@ -198,10 +199,10 @@ def counter(log: Log) -> Counter:
 
 
 def _shifted(log: Log, here: int, by: int) -> int:
-    """The offset ``by`` messages from ``here``, limited to the stored offsets."""
+    """Return the offset ``by`` messages from ``here``, limited to the stored offsets."""
     count = counter(log)
     if by > 0:
         return count(here, log.end, by)[0]
-    # A broker counts forward only: all messages before, then that many less.
+    # A broker counts forward only: count all messages before ``here``, then find the end of the first ones.
     before = count(log.first, here, MOST)[1]
     return log.first if -by >= before else count(log.first, here, before + by)[0]

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["produce"]
 
 TOPIC_S = 10.0
-"""Default of the producer: the time for which it waits for a topic that the master does not know yet."""
+"""Default of the producer in seconds: the time for which it waits for a topic that the master does not know yet."""
 SILENT_S = 5.0
-"""Time without an acknowledgement after which the user is notified."""
+"""Seconds without an acknowledgement after which the user is notified."""
 
 
 class InputFormat(StrEnum):
@@ -122,7 +122,7 @@ def produce(
     client = tube.client()
     from penstock.tube.reader import TopicUnavailableError
 
-    # The producer waits for a topic for a while: it may just have been created, or its broker may be starting.
+    # The producer waits for a topic for some time: it may just have been created, or its broker may be starting.
     try:
         waits = not partitions(tube.tube_master, topic, client)
         if waits:
@@ -154,7 +154,7 @@ def _target(topic: str, part: PartitionSpec) -> int | Partition:
 
     if part.broker_id is None:
         return part.partition
-    return Partition(BrokerInfo(part.broker_id, "", 0), topic, part.partition)  # the master knows where it is
+    return Partition(BrokerInfo(part.broker_id, "", 0), topic, part.partition)  # the master has its address
 
 
 def _record_factory(
@@ -164,7 +164,7 @@ def _record_factory(
     headers: Sequence[tuple[str, str | bytes]],
     msg_type: str | None,
 ) -> Callable[[bytes], Record]:
-    """Function that creates a record from a value, with the key chosen by the options."""
+    """Return a function that creates a record from a value, with the key determined by the options."""
     from penstock.tube.record import Record
 
     constant = None if key is None else key.encode()
@@ -185,7 +185,8 @@ def _record_factory(
 
 
 def _field(value: bytes, path: Sequence[str]) -> bytes:
-    """The field ``path`` of a JSON object, as text. Raises LocalProtocolError if it is missing or not a scalar."""
+    """Return the field ``path`` of a JSON object, as text. Raises LocalProtocolError if it is missing or not a
+    scalar."""
     try:
         found: Any = json.loads(value)
         for name in path:
@@ -209,7 +210,7 @@ def _field(value: bytes, path: Sequence[str]) -> bytes:
 
 
 def _from_json(line: bytes) -> Record:
-    """Record of a line as printed by `consume --json`. Raises LocalProtocolError."""
+    """Return the record in a line printed by `consume --json`. Raises LocalProtocolError."""
     from penstock.tube.record import Record
 
     try:
@@ -269,7 +270,8 @@ async def _produce(
     idempotent: bool,
     noted: bool,
 ) -> int:
-    """Number of acknowledged records. Records that were read before a failure are sent, and their number reported.
+    """Produce the records of ``source``; returns the number of acknowledged ones. After a failure, records that were
+    read before are sent, and their number is reported.
 
     ``noted``: the user was already notified that the topic is not available yet.
     """
@@ -311,10 +313,10 @@ async def _produce(
                 await one_ended(sending, settling)
                 if sending.done():
                     await one_ended(settling)
-                    await settling  # the results of all records that were sent, then the error that ended the sending
+                    await settling  # get the results of all sent records, then raise the error that ended the sending
                     await sending
                 else:
-                    settling.result()  # raises: only a record that failed ends it before the sending
+                    settling.result()  # raises the error: only a failed record ends it before the sending ends
             finally:
                 sending.cancel()
                 settling.cancel()
@@ -322,7 +324,7 @@ async def _produce(
                 while not sent.empty():
                     if (future := sent.get_nowait()) is not None:
                         future.cancel()
-    except BaseException:  # also Ctrl-C: the user continues after the records that are stored
+    except BaseException:  # also after Ctrl-C: the user continues after the stored records
         note(f"{_records(stored)} produced to {topic} before the failure")
         raise
     return stored

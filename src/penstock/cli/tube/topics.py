@@ -23,7 +23,8 @@ _EXISTS = 402
 """Error code of penstock's master: the topic exists."""
 _MAX_RETENTION_S = 168 * 3600
 _REMOVED_S = 5.0
-"""Brokers remove a topic with their next heartbeats; penstock's brokers within a second."""
+"""Seconds to wait for brokers to remove a topic, which they do with their next heartbeats; penstock's brokers within a
+second."""
 _POLL_S = 0.1
 _MIB = 1 << 20
 _MAX_MESSAGE_MIB = 20
@@ -84,7 +85,7 @@ def topics_create(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Create TOPIC on every broker, also on brokers that join later, or on the brokers of --broker-id."""
+    """Create TOPIC on every broker, including brokers that join later, or on the brokers of --broker-id."""
     check_topic(topic)
     settings = _settings(retention, max_message_size)
     if chosen := _numbers(broker_id):
@@ -103,11 +104,12 @@ def topics_create(
         rows = tube.call("admin_add_new_topic_record", wanted)
     except RefusedError as error:
         if error.code == _EXISTS:
-            do = f"change it (penstock tube topic alter {topic}), or leave it as it is: --if-not-exists"
+            do = f"change it (penstock tube topic alter {topic}), or do not change it: --if-not-exists"
             raise RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, do=do) from None
         if chosen or "brokerId" not in error.text:
             raise
-        # Apache's master requires ids of brokers; penstock's deploys the topic on all, also on later ones.
+        # Apache's master requires ids of brokers; penstock's master deploys the topic on all brokers, including later
+        # ones.
         numbers = ",".join(str(broker.id) for broker in tube.brokers())
         if not numbers:
             raise
@@ -136,7 +138,7 @@ def topics_alter(
 ) -> None:
     """Change settings of TOPIC, on every broker or on some.
 
-    With more partitions, records of a key may go to another partition than before.
+    With more partitions, records of a key may be sent to another partition than before.
     """
     wanted = _settings(retention, max_message_size)
     if partitions is not None:
@@ -241,13 +243,13 @@ def topics_delete(
 
 
 def _gone(tube: TubeConnectionOptions, topic: str, brokers: Iterable[int] | None) -> bool:
-    """True if these brokers no longer have ``topic``; None: if the master no longer has it."""
+    """Return True if these brokers no longer have ``topic``; ``brokers`` None: if the master no longer has it."""
     known = _known(tube, topic) or {}
     return not known if brokers is None else known.keys().isdisjoint(brokers)
 
 
 def _numbers(broker_id: str | None) -> list[int]:
-    """Ids of ``--broker-id``; empty: all brokers. Raises ConfigError."""
+    """Return the ids in ``--broker-id``; empty: all brokers. Raises ConfigError."""
     texts = [] if broker_id is None else [text.strip() for text in broker_id.split(",")]
     if not all(text.isdecimal() and text.isascii() for text in texts):
         raise ConfigError(f"--broker-id: got {broker_id!r}", option="--broker-id", do="write ids of brokers: 2, or 2,3")
@@ -259,7 +261,7 @@ def _listed(brokers: Iterable[int]) -> str:
 
 
 def _settings(retention_s: float | None, max_message_size: int | None) -> dict[str, str]:
-    """Parameters of the administration for the options that are set.
+    """Return the parameters of the administration for the given options.
 
     Raises:
         ConfigError: the retention is longer than a week, or the size is not a number of MiB from 1 to 20.
@@ -285,7 +287,8 @@ def _settings(retention_s: float | None, max_message_size: int | None) -> dict[s
 
 
 def _states(tube: TubeConnectionOptions, topic: str, broker_id: str | None) -> dict[int, int]:
-    """State of ``topic`` by broker id, for all brokers or those of ``--broker-id``: open, closed, or deleted and more.
+    """Return the state of ``topic`` by broker id, for all brokers or those in ``--broker-id``: open, closed, or deleted
+    (and later states of a removal).
 
     Raises:
         ConfigError: ``--broker-id`` is not a list of numbers.
@@ -310,16 +313,16 @@ def _not_on(tube: TubeConnectionOptions, topic: str, lacking: Iterable[int], has
 
 
 def _known(tube: TubeConnectionOptions, topic: str) -> dict[int, int] | None:
-    """State of ``topic`` by broker id; None: the master has no such topic."""
+    """Return the state of ``topic`` by broker id; None if the master has no such topic."""
     found = [row for row in tube.call("admin_query_topic_info", {"topicName": topic}) if row["topicName"] == topic]
     if not found:
         return None
-    # After its start a master knows the topic before any broker has registered.
+    # After its start a master has the topic before any broker has registered.
     rows = [row for entry in found for row in entry["topicInfo"]] or [{**found[0], "brokerId": _EVERY}]
     states = {}
     for row in rows:
         opened = row.get("acceptPublish", True) or row.get("acceptSubscribe", True)
-        # topicStatusId: 0 in use, 1 deleted, 2 and more being removed.
+        # Values of topicStatusId: 0 in use, 1 deleted, 2 and above being removed.
         state = _CLOSED + int(row.get("topicStatusId", 0))
         states[int(row["brokerId"])] = _OPEN if state == _CLOSED and opened else state
     return dict(sorted(states.items()))

@@ -2,11 +2,11 @@
 
 A dead letter stores the unchanged record: value, key and headers. A redriven record has the same id, and a header with
 the number of redrives, so that a dedupe accepts it. A TubeMQ record is sent to its topic; a record of a file is written
-to a file in the source's inbox, which is read like the others. Redriven records are noted next to the table after
-TubeMQ or the disk has acknowledged them: a crash in between may redrive a record twice, but never loses it.
+to a file in the source's inbox, which is read like the others. Redriven records are listed in files next to the table
+after TubeMQ or the disk has acknowledged them: a crash in between may redrive a record twice, but never loses it.
 
     <table>/_redriven/<time>.json   coordinates of redriven records, and of their copies
-    <table>/_states/<time>.json     other changes: corrected, resolved, discarded, open again
+    <table>/_states/<time>.json     other changes of state: corrected, resolved, discarded, reopened
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 _NOTE = re.compile(r"[0-9]+\.json")
 _REDRIVEN, _STATES = "_redriven", "_states"
-"""Directories of the notes about letters, one file for each change."""
+"""Directories with the changes of letters, one file per change."""
 
 
 class LetterState(StrEnum):
@@ -65,7 +65,7 @@ class LetterState(StrEnum):
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing has to be done about the letter."""
+        """True if the letter needs no further action."""
         return self not in (LetterState.OPEN, LetterState.CORRECTED)
 
 
@@ -128,7 +128,7 @@ def letter_states(path: Path) -> dict[Coordinates, LetterStatus]:
     notes = [(int(match[0].removesuffix(".json")), _REDRIVEN, match[0]) for match in listed(path / _REDRIVEN, _NOTE)]
     notes += [(int(match[0].removesuffix(".json")), _STATES, match[0]) for match in listed(path / _STATES, _NOTE)]
     found: dict[Coordinates, LetterStatus] = {}
-    # The names are the times of the changes: the last one counts.
+    # File names are the times of the changes: the last one is valid.
     for _, directory, name in sorted(notes):
         note = read_json(path / directory / name)
         state = LetterState(note.get("state", LetterState.REDRIVEN))
@@ -157,7 +157,7 @@ def redriven(path: Path) -> set[Coordinates]:
 
 
 def redriven_copies(path: Path) -> dict[Coordinates, Coordinates]:
-    """Map the coordinates of redriven records to those of their newest copies, as far as these are known."""
+    """Map the coordinates of redriven records to those of their newest copies, if known."""
     return {coordinates: copy for coordinates, _, copy in _redrives(path) if copy is not None}
 
 
@@ -168,7 +168,7 @@ def _redrives(path: Path) -> Iterator[tuple[Coordinates, int, Coordinates | None
         note = read_json(path / _REDRIVEN / name)
         # Notes of older versions lack the time; their file name is the time at which all copies were acknowledged.
         since_ms = int(note.get("since_ms", int(name.removesuffix(".json")) // 1_000_000))
-        # ... and the copies, as those of files do.
+        # They also lack the copies, like redrives of files.
         copies = note.get("copies") or [None] * len(note["places"])
         for place, copy in zip(note["places"], copies, strict=True):
             yield _coordinates(place), since_ms, None if copy is None else _coordinates(copy)
@@ -180,11 +180,12 @@ def _coordinates(place: Sequence[Any]) -> Coordinates:
 
 
 def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> str | None:
-    """Return a warning if a replay of ``span`` reads records together with copies that cannot be told; otherwise None.
+    """Return a warning if a replay of ``span`` reads records together with copies that cannot be recognized; otherwise
+    None.
 
-    A replay leaves out redriven records whose copies it reads (:func:`redriven_copies`). The coordinates of the copies
-    are unknown if an older version or a broker of Apache stored them: then the replay writes two rows, because a dedupe
-    deliberately passes the copy. Dead letters of files have no copies in a replay, which has its own inbox.
+    A replay omits redriven records whose copies it reads (:func:`redriven_copies`). The coordinates of the copies are
+    unknown if an older version or an Apache broker stored them: the replay then writes two rows, because a dedupe
+    deliberately accepts the copy. Dead letters of files have no copies in a replay, which has its own inbox.
     """
     since: dict[Coordinates, int] = {}
     for coordinates, since_ms, copy in _redrives(path):
@@ -216,7 +217,8 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> s
 def purge(path: Path, chosen: Sequence[DeadLetter]) -> int:
     """Delete the letters ``chosen`` from the table at ``path``; return their number.
 
-    What is known about redriven letters is kept, since replays need it. A run may write to the table at the same time.
+    The coordinates of redriven letters are not deleted, because replays need them. A run may write to the table at the
+    same time.
     """
     gone = {(letter.coordinates, letter.step) for letter in chosen}
     return delete_rows(path, lambda row: (_letter(row).coordinates, str(row["step"])) in gone)
@@ -235,11 +237,12 @@ def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
 
 
 async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str, Source], state: Path) -> int:
-    """Send ``chosen`` to their sources ``inputs`` again, with unchanged ids; return the number acknowledged and noted.
+    """Send ``chosen`` to their sources ``inputs`` again, with unchanged ids; return the number of acknowledged and
+    listed records.
 
     Raises:
         ConfigError: the file no longer has the source of a dead letter, or the source is read-only; nothing was sent.
-        PenstockError: a record was not acknowledged; nothing is noted, so all of them may be sent once more.
+        PenstockError: a record was not acknowledged; none is listed as redriven, so all of them may be sent again.
     """
     if not chosen:
         return 0
@@ -305,7 +308,8 @@ async def _into_topics(source: TubeOptions, letters: Sequence[DeadLetter]) -> di
 
 
 def _into_inbox(directory: Path, letters: Sequence[DeadLetter]) -> None:
-    """Write one file of JSON lines and rename it when it is complete, since the source reads every named file."""
+    """Write one file of JSON lines and rename it when it is complete, because the source reads every file with this
+    suffix."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns()}.jsonl"
     temporary = directory / f".{name}.tmp"

@@ -1,4 +1,5 @@
-"""The ledger: counts of every batch of each query, one small file per batch, written after the batch's sink.
+"""The ledger: counts of every batch of each query, in one small file per batch, written after the batch's rows are in
+the sink.
 
     <state>/ledger/<sink>/<batch>.json
 

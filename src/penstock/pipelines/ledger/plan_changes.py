@@ -38,7 +38,7 @@ ADDED, CHANGED, REMOVED, REFUSED, KEPT, ASKED = "+", "~", "-", "!", "=", "?"
 
 
 class PlanChange(NamedTuple):
-    """Change of one part of a pipeline. ``mark`` is one of the constants above, ``what`` names the part."""
+    """Change of one part of a pipeline. ``mark`` is one of the constants above, ``what`` is the name of the part."""
 
     mark: str
     what: str
@@ -60,7 +60,8 @@ def changes(pipeline: Pipeline, state: Path) -> list[PlanChange] | None:
     try:
         before = read_json(layout.plan(state))
     except FileNotFoundError:
-        # No run yet, or a run of a version that stored no plan: the sinks are compared with their checkpoints only.
+        # There was no run yet, or the version of the last run stored no plan: only the sinks are compared, with their
+        # checkpoints.
         if not layout.owner(state).exists():
             return None
         before = now
@@ -124,7 +125,7 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
 
 
 def check_table_types(pipeline: Pipeline) -> None:
-    """Check that the types of columns, as far as the file shows them, are those in the tables of the sinks.
+    """Check that the types of columns, if the file determines them, are those in the tables of the sinks.
 
     Raises:
         ConfigError: a column has another type.

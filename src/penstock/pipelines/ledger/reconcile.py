@@ -1,7 +1,7 @@
 """Reconcile a pipeline: compare its ledger with the log, the tables and the checkpoints.
 
-Reported counts are not trusted: the brokers count the records of a range, and the rows of a table are counted in its
-files. The unfinished batch of an active run is ignored.
+Counts reported by the run are verified: the brokers count the records of a range, and the rows of a table are counted
+in its files. The unfinished batch of an active run is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Count = Callable[[str, Offsets, Offsets], int]
 
 
 class QueryReconciliation(NamedTuple):
-    """Sums of one query, with differences (``off``) and facts that cannot be checked (``unknown``)."""
+    """Sums of one query, with differences (``off``) and values that cannot be checked (``unknown``)."""
 
     sink: str
     sums: Sums
@@ -138,7 +138,7 @@ class QueryEntries(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Differences between the ledger and a target, and facts that cannot be checked."""
+    """Differences between the ledger and a target, and values that cannot be checked."""
 
     off: list[str]
     unknown: list[str]
@@ -172,7 +172,7 @@ COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
     "mqtt": None,
     "console": None,
 }
-"""Comparison with the ledger for each kind in ``SINK_KINDS``; None if the target keeps no rows to count."""
+"""Comparison with the ledger for each kind in ``SINK_KINDS``; None if the target has no rows to count."""
 
 
 def _dead_letters(name: str, entries: list[LedgerEntry], sums: Sums, dead: Path | None) -> Iterator[str]:

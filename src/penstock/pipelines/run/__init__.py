@@ -1,1 +1,2 @@
-"""Run a pipeline: start its queries, process batches, report progress, hold the lease, write back with its token."""
+"""Run a pipeline: start its queries, process batches, report progress, hold the lease, and write back with its fencing
+token."""

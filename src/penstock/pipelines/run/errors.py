@@ -65,8 +65,8 @@ def cause(text: str) -> tuple[str, str]:
     """Extract the class name and the text of the error that ended a query from Spark's tracebacks.
 
     Errors of penstock pass through Python workers and the JVM as text; the last one is the one that was raised. The
-    class name is empty for other errors: their cause is the last Spark error condition, else the last error of a Python
-    traceback, else the first line.
+    class name is empty for other errors: their cause is the last Spark error condition, otherwise the last error of a
+    Python traceback, otherwise the first line.
     """
     found = list(_OURS.finditer(text))
     if found:
@@ -85,7 +85,7 @@ def cause(text: str) -> tuple[str, str]:
 
 
 class ErrorText(NamedTuple):
-    """The parts of the text of one of our errors."""
+    """The parts of the text of an error of penstock."""
 
     what: str
     why: str | None = None
@@ -93,7 +93,7 @@ class ErrorText(NamedTuple):
 
 
 def error_text(words: str) -> ErrorText:
-    """Split ``words``, the cause of an error, into the parts that ``PenstockError`` joined."""
+    """Split ``words``, the text of a cause, into the parts that ``PenstockError`` joined."""
     parts = {match["part"]: match["text"] for match in _PART.finditer(words)}
     return ErrorText(_PART.sub("", words), parts.get("why"), parts.get("do"))
 
@@ -112,7 +112,7 @@ def _cause_in_java(text: str) -> str:
 def whole(error: BaseException) -> str:
     """Return the text of a Spark error with those of its causes in the JVM, which Spark's text omits."""
     texts = [str(error)]
-    # Spark keeps the causes of a query's error here and nowhere else.
+    # Only this attribute has the causes of a query's error.
     while (deeper := getattr(error, "_cause", None)) is not None and len(texts) < CAUSES_SHOWN:
         error = deeper
         # The first line; what Spark appends to it is the stack.
@@ -143,7 +143,7 @@ class RetryPolicy(NamedTuple):
 
 
 UNAVAILABLE = RetryPolicy(120.0, "start the node, then the run")
-"""Something that the query needs is unavailable."""
+"""A system that the query needs is unavailable."""
 FULL = RetryPolicy(120.0, "free space for its state and tables, then start it: it continues from its checkpoints")
 """A disk is full."""
 BUSY = RetryPolicy(600.0, "use a larger machine, or fewer pipelines and sinks, then start the run", 5.0)

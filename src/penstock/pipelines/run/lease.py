@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 STOP_TTL_MS = 600_000
-"""Milliseconds after which an unanswered request expires; longer than any drain."""
+"""Milliseconds after which an unanswered request expires; longer than any run needs to stop."""
 FINAL_STATUS_S = 5.0
 """Seconds to wait for the final status, which a run writes before it releases the lease; a store with delayed
 notifications may reorder the two."""
@@ -139,8 +139,8 @@ def stop_run(
 ) -> Stopped:
     """Request the run that holds the lease of ``pipeline`` to stop, and wait until it has released the lease.
 
-    ``told`` is called once, with the run that received the request. ``answer_s`` is the timeout for answers of the
-    store, ``timeout_s`` the time in which the run must finish its batches.
+    ``on_requested`` is called once, with the run that received the request. ``answer_s`` is the timeout for answers of
+    the store, ``timeout_s`` the time in which the run must finish its batches.
 
     Raises:
         UnavailableError: the store does not answer, or the run still holds the lease after ``timeout_s``.
@@ -185,7 +185,7 @@ async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> Sto
                     if record is None or (record.run, record.state) != (run, RUNNING):
                         break
     if record is None or record.run != run:
-        # A later run has overwritten the status: this one has released the lease in between.
+        # A later run has overwritten the status: the requested run has released the lease in between.
         return Stopped(run, clean=True)
     if record.state == STOPPED:
         return Stopped(run, clean=True)

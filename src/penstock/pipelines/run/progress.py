@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 RATE_S: Final = 10.0
-"""Seconds for which a batch counts for the rate after its end."""
+"""Seconds after its end for which a batch is included in the rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +322,7 @@ class ProgressMonitor:
     def poll(
         self, queries: Mapping[str, StreamingQuery | None], running_batch: Mapping[str, RunningBatch | None]
     ) -> None:
-        """Measure, publish and report if it is time to; may be called at any rate."""
+        """Measure, publish and report when they are due; may be called at any rate."""
         now = time.monotonic()
         if now >= self._next_ask:
             self._next_ask = now + MEASURE_S

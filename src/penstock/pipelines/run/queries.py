@@ -79,7 +79,7 @@ class BatchBarrier:
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """Admit no more batches and wait for the admitted ones; return False on timeout."""
+        """Admit no more batches and wait for the admitted ones; returns False on timeout."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._inside == 0, timeout_s)
@@ -169,7 +169,7 @@ class SinkBatches:
     def _rows_in_one_pass(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         read = self._read(start, end)
         if read <= ONE_FILE and not any(step.dedupe is not None for step in self.plan.steps):
-            # One file, and one task: a small batch is not worth more.
+            # One file and one task: more would not make a small batch faster.
             rows = rows.coalesce(1)
         found = self._writer.write_once(rows, batch)
         counts = _Counts(found.out, found.dead, found.filtered)
@@ -180,7 +180,7 @@ class SinkBatches:
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         plan = self.plan
-        # Cached, as above: counting and sending must not compute the windows twice.
+        # Cached as well: counting and sending must not compute the windows twice.
         windows = mark_unwritable(windows_as_rows(rows, plan.window_name), plan.sink).persist()
         try:
             found = _count(windows)

@@ -98,7 +98,7 @@ class Options:
     warnings: Sequence[str] = ()
     """Warnings that the run reports for its caller."""
     redriven: Mapping[Coordinates, Coordinates] = field(default_factory=dict)
-    """Of a replay: coordinates of redriven dead letters, and of their copies, which replace them."""
+    """In a replay: coordinates of redriven dead letters, and of their copies, which replace them."""
     debug: bool = False
     """Report the Java stack of each failure of a query as an event ``stack``."""
 
@@ -137,7 +137,7 @@ class _PipelineRun:
         check_shapes(pipeline, self._state)
         check_table_types(pipeline)
         try:
-            # Report a wrong address or topic now, not after Spark has started.
+            # Report a wrong address or topic immediately, not after Spark has started.
             check_master(self._options.spark_master)
             with names_setting("statestore.broker", BROKER_VARIABLE):
                 store.connect()
@@ -266,7 +266,7 @@ class _PipelineRun:
                 gone = ended()
                 why = str(gone)
                 raise gone from error
-            # The signal that stopped this run has ended Java, too. Nothing is lost.
+            # The signal that stopped this run has also ended Java. No data is lost.
             self._emit_event(
                 "warning", text="Spark ended together with the run: the next run starts with the active batch"
             )
@@ -367,7 +367,7 @@ class _PipelineRun:
         now = time.monotonic()
         running.failing_since = running.failing_since or now
         # An error of Spark may not occur in the next attempt, which gets a new plan; batches are idempotent, so a retry
-        # is safe. Errors of penstock tell if a retry helps.
+        # is safe. Errors of penstock have an attribute that shows whether a retry may help.
         policy = retry_policy(kind, words, text)
         if policy is FULL and not kind:
             words = f"the disk of {str(self._state)!r} or of a table is full: {words}"
@@ -447,10 +447,10 @@ def run(
 ) -> None:
     """Run ``pipeline`` until ``stop`` is set, or a client requests the run to stop (``lease.stop_run``).
 
-    ``options``: ``available_now`` ends the run after the records that exist now; ``wait_s`` is the time to wait for a
-    lease that another run holds (0: do not wait); ``progress_s`` is the interval of ``progress`` events (0: none);
+    ``options``: ``available_now`` ends the run after the currently existing records; ``wait_s`` is the time to wait for
+    a lease that another run holds (0: do not wait); ``progress_s`` is the interval of ``progress`` events (0: none);
     ``metrics`` is the host and port on which Prometheus metrics are served. For a replay: the ``span`` to read, and the
-    name of the ``lease`` if it is not that of the pipeline, and what was ``redriven``.
+    name of the ``lease`` if it is not that of the pipeline, and the ``redriven`` dead letters.
 
     ``emit`` is called with events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (holder
     of the lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and

@@ -38,7 +38,7 @@ LEASE_MS = 10_000
 CONNECT_TIMEOUT_S = 30.0
 FENCE_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 60.0
-"""Timeout for a batch of a few changes; the client reports an unreachable store long before."""
+"""Timeout for a batch of a few changes; the client reports an unreachable store much earlier."""
 SLOW_CHANGE_S = 0.01
 """Additional seconds for each change; otherwise a large batch would be aborted and repeated indefinitely on a slow
 store."""
@@ -175,7 +175,7 @@ class WriteBack:
         return self._run(self._write(collapse(changes)), WRITE_TIMEOUT_S + SLOW_CHANGE_S * len(changes))
 
     def close(self) -> None:
-        """Release the lease and disconnect. Never raises: the lease expires by itself."""
+        """Release the lease and disconnect. Never raises an error: the lease expires in any case."""
         if self._thread is None:
             return
         with suppress(PenstockError, OSError):
@@ -285,7 +285,7 @@ class WriteBack:
         try:
             await self._write_record(record)
         except PenstockError as error:
-            # The status is informational; writes of the pipeline report their own errors.
+            # The status is for information only; writes of the pipeline report their own errors.
             _log.debug("pipeline %s: status not written: %s", self.pipeline, error.what)
 
     async def _write_record(self, record: RunRecord) -> None:
@@ -325,7 +325,7 @@ class WriteBack:
                 writing.cancel()
                 await asyncio.wait((writing, losing))
         raise UnavailableError(
-            f"the run of {self.pipeline!r} does not hold its lease now: {self._lease.lost_why}",
+            f"the run of {self.pipeline!r} currently does not hold its lease: {self._lease.lost_why}",
             why="another run may hold it, so that writes of this run would be stale",
             do="wait: the lease is reacquired if no other run has held it; the pipeline repeats the batch",
         )

@@ -9,8 +9,8 @@ With other brokers delivery is at least once; ids come from the source's record,
 same id.
 
 Delta tables are appended to, or merged by key. The query is the application id of a transaction, the batch number its
-version. Delta ignores a transaction whose version it already has under that id, so a batch that is repeated after a
-crash, or by a run that lost its lease, changes nothing.
+version. Delta ignores a transaction whose version is already committed under that id, so a batch that is repeated after
+a crash, or by a run that lost its lease, changes nothing.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class DeltaSink:
         return count
 
     def _last(self, rows: DataFrame) -> DataFrame:
-        """Return one row for each key: the last by ``order_by``."""
+        """Return one row for each key, the last one by ``order_by``."""
         keys = self._sink.keys
         if self._sink.order_by is not None:
             order = Window.partitionBy(*keys).orderBy(sf.col(self._sink.order_by).desc_nulls_last(), sf.col("_id"))
@@ -527,9 +527,10 @@ def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
 
 
 def _check_directory(whose: str, path: Path) -> None:
-    """Check that files can be created in ``path``, and leave no trace: the first batch creates the table.
+    """Check that files can be created in ``path``, without leaving any: the first batch creates the table.
 
-    Permissions alone do not tell: root has all of them, but cannot write to a read-only or virtual file system.
+    A check of permissions would not be sufficient: root has all of them, but cannot write to a read-only or virtual
+    file system.
     """
     created: list[Path] = []
     try:

@@ -2,7 +2,8 @@
 
 The tasks of one Spark job write Parquet files with pyarrow and return names and counts; the driver commits the files
 (``table``). Counting, writing rows and writing dead letters as three jobs would need the batch in Spark's cache, which
-costs more than all other work on a row, or compute it three times, which a batch with a dedupe must not.
+costs more than all other work on a row, or would compute it three times, which is not possible for a batch with a
+dedupe.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _files(attempt: Path, results: list[Row], file: str, count: str) -> WrittenF
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Directory of the files of one column of structs, and what Spark writes about itself into the files."""
+    """Directory of the files of one column of structs, and Spark's metadata for these files."""
 
     directory: str
     metadata: Mapping[bytes, bytes]
@@ -121,7 +122,7 @@ class _Target:
 def _target(marked: DataFrame, column: str, directory: Path) -> _Target:
     kind = marked.schema[column].dataType
     assert isinstance(kind, StructType)
-    # Readers decide by the version how dates before 1582 are stored.
+    # Readers determine by the version how dates before 1582 are stored.
     version = marked.sparkSession.version.encode()
     return _Target(str(directory), {SPARKS_SCHEMA: kind.json().encode(), b"org.apache.spark.version": version})
 

@@ -37,7 +37,7 @@ _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 class Commit(NamedTuple):
     """One committed batch. ``query`` is the id in the checkpoint of the query that wrote it; ``files`` are relative.
 
-    ``rows`` is the number of rows at the time of the commit, ``deleted`` that of rows deleted since.
+    ``rows`` is the number of rows at the time of the commit, ``deleted`` the number of rows deleted since.
     """
 
     writer: str
@@ -52,7 +52,7 @@ class Table:
     """The table at ``path``, for one writer. ``query`` is the id in the writer's checkpoint.
 
     Batch numbers are valid only together with their checkpoint, so a writer rejects a table in which its name committed
-    batches of another checkpoint. It is enough to check the newest commit. The check lists all commits, so create one
+    batches of another checkpoint. Checking the newest commit is sufficient. The check lists all commits, so create one
     object for a run, not one for each batch.
     """
 
@@ -171,7 +171,7 @@ def check_types(path: Path, writer: str, types: Mapping[str, str]) -> None:
         now, kind = _SPARKS_NAMES.get(given), kinds.get(name.lower())
         if now is None or kind is None or now == kind:
             continue
-        # Other types than simple ones are objects, or contain numbers.
+        # Types that are not simple are objects, or contain numbers.
         was = _SHOWN.get(kind, kind) if isinstance(kind, str) else str(kind["type"])
         raise _other_type(path, writer, name, was, given)
 

@@ -111,7 +111,8 @@ class SourceReader(Protocol):
         """Return the start offsets of a new query."""
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """Return a stream of rows (``rows.rows_of``) from ``start``; a query with a checkpoint continues from that."""
+        """Return a stream of rows (``rows.rows_of``) from ``start``; a query with a checkpoint continues from the
+        checkpoint."""
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """Return the rows in ``[start, end)``, the same each time; None if there are none."""
@@ -130,7 +131,7 @@ class SourceReader(Protocol):
 
 
 TIMEOUT_MS = 1_000
-"""Timeout of lag requests. The lag is informational: a node that is restarting must not delay the run."""
+"""Timeout of lag requests. The lag is for information only: a restarting node must not delay the run."""
 
 
 _PLANNED = "/planned"
@@ -148,7 +149,7 @@ class Lag(NamedTuple):
 
 
 def planned(sink: str) -> str:
-    """Return the name under which a meter keeps the lag after the current batch; no sink can have it."""
+    """Return the name under which a meter stores the lag after the current batch; no sink can have this name."""
     return f"{sink}{_PLANNED}"
 
 
@@ -247,7 +248,7 @@ class LagMeter:
 
 
 PUBLISH_MS = 5_000
-"""Timeout of the last offsets of a run: the process of its stream may be publishing the ones before."""
+"""Timeout of the last offsets of a run: the process of its stream may still be publishing earlier ones."""
 CHECK_TIMEOUT_MS = 10_000
 """Timeout of the check before Spark starts: long enough for a node that is starting."""
 
@@ -256,7 +257,7 @@ class TubeSourceReader:
     """Reads TubeMQ topics as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``.
 
     Without a ``span``, offsets are published for a group with the prefix ``group`` (unless the source sets a group) and
-    the names of query and source. ``headers``: whether rows contain all headers of a record. ``redriven``: coordinates
+    the names of query and source. ``headers``: True if rows contain all headers of a record. ``redriven``: coordinates
     of records and of their copies; a record whose copy is in the span as well is marked as filtered.
     """
 
@@ -427,7 +428,7 @@ class TubeSourceReader:
                 for partition, offsets in repeated.items()
             ),
         )
-        # Another id, since a dedupe would take the copy for a duplicate of the record.
+        # With another id, because a dedupe would mistake the copy for a duplicate of the record.
         replaced = sf.when(is_repeated, sf.concat("_id", sf.lit("/replaced"))).otherwise(sf.col("_id"))
         is_filtered = sf.coalesce("_filtered", sf.when(is_repeated, sf.lit(self._name)))
         return rows.withColumns({"_id": replaced, "_filtered": is_filtered})

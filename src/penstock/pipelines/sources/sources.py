@@ -46,7 +46,7 @@ def reader_of(
 ) -> SourceReader:
     """Create the reader of one source; a replay reads a ``span``. ``group``: prefix of groups that show its progress.
 
-    ``headers``: whether rows contain all headers of a record, which dead letters need. ``redriven``: see ``Sources``.
+    ``headers``: True if rows contain all headers of a record, which dead letters need. ``redriven``: see ``Sources``.
     """
     if isinstance(source, FilesSource):
         return FilesSourceReader(name, source, state, span)

@@ -1,4 +1,4 @@
-"""Columns of each step of a pipeline file, as far as they are known without Spark: names, and types where evident.
+"""Columns of each step of a pipeline file that are known without Spark: names, and types where evident.
 
 Only Spark knows the types of computed columns, and the names of columns that a statement computes without a name;
 names after such a statement are not checked.
@@ -256,7 +256,7 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
-    """Return the types of the columns that ``sink`` receives, as far as the file shows them: name to type as in DDL."""
+    """Return the types of the columns that ``sink`` receives, if the file determines them: name to type as in DDL."""
     columns = _Streams(pipeline).of_sink(sink) or {}
     return {column.name: column.type for column in columns.values() if column.type is not None}
 
@@ -441,7 +441,7 @@ def _in_template(where: Location, template: str) -> Iterator[Named]:
 
 
 def _map_problems(given: Map, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
-    """Check rename, compute and drop, each with the columns that the previous one leaves."""
+    """Check rename, compute and drop, each with the columns after the previous one."""
     yield from _missing(((("rename", old), old) for old in given.rename), columns, stream, where)
     columns = _renamed(given, columns)
     # The struct of a computed field must exist; a computed column may be new.

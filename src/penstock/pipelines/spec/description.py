@@ -230,8 +230,8 @@ def _printed(_pipeline: Pipeline, sink: Sink) -> str:
 class SinkDescription(NamedTuple):
     """Texts about one kind of sink.
 
-    ``target`` describes where it writes, ``delivery`` is its guarantee, ``fencing`` is what a run that lost its lease
-    can still do there.
+    ``target`` describes where it writes, ``delivery`` is its guarantee, ``fencing`` is the effect that a run that lost
+    its lease can still have there.
     """
 
     target: Callable[[Pipeline, Sink], str]

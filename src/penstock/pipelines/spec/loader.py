@@ -112,14 +112,14 @@ def _fill_addresses(document: Document, environment: Mapping[str, str]) -> None:
         if "master" not in source:
             document.put((*place, "master"), master, f"environment variable {MASTER_VARIABLE}")
     sinks = data.get("sinks")
-    for sink in sinks if isinstance(sinks, list) and not tubes else ():  # else sinks use the masters of the source
+    for sink in sinks if isinstance(sinks, list) and not tubes else ():  # otherwise sinks use the masters of the source
         tube = sink.get("tubemq") if isinstance(sink, dict) else None
         if isinstance(tube, dict):
             tube.setdefault("master", master)
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the pipeline file for editors, which see it before ``${VAR}`` is replaced."""
+    """Return the JSON Schema of the pipeline file for editors, which read the file before ``${VAR}`` is replaced."""
     schema = Pipeline.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     # A deep copy, since pydantic shares parts between calls.
@@ -493,7 +493,7 @@ def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> I
 
 
 def _mqtt(sink: MqttSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
-    # Columns are replaced by a character that is valid in any topic.
+    # Replace columns by a character that is valid in any topic.
     shape = "".join("x" if part.column else part.text for part in template_parts(sink.topic))
     try:
         MqttWriteOptions.parse({"mqtt.broker": "mqtt://127.0.0.1", "topic": shape})

@@ -80,7 +80,7 @@ class Pipeline(Part):
     def tube_options(self, sink: TubeSink) -> dict[str, str]:
         """Return the address and login options for ``sink``, by default those of the source with the same master.
 
-        They have no master if neither the sink nor a source names one.
+        They have no master if neither the sink nor a source has one.
         """
         master = sink.master or self.master
         same = (s.login() for s in self.inputs.values() if isinstance(s, TubeOptions) and s.master == master)
@@ -141,7 +141,7 @@ class SinkPlan(NamedTuple):
 
     @property
     def makes_dead_letters(self) -> frozenset[str]:
-        """Step names of the dead letters that this query may find, whichever query writes them."""
+        """Step names of the dead letters that this query may find, even if another query writes them."""
         last = next((n for n, step in enumerate(self.steps, 1) if step.kind == "window"), len(self.steps))
         found = {step.name for step in self.steps[:last] if step.kind in MAKES_DEAD_LETTERS}
         refusing = {sink_letter(sink.name) for sink in (self.sink, *self.late_sinks) if sink.refuses}
@@ -164,7 +164,8 @@ def labels(inputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def reads_of(pipeline: Pipeline, index: int) -> tuple[str, ...]:
-    """Return the inputs of step ``index``: those in the file, else the previous step, else the only source."""
+    """Return the inputs of step ``index``: those in the file, otherwise the previous step, otherwise the only
+    source."""
     step = pipeline.steps[index]
     if step.concat is not None:
         return tuple(step.concat)
@@ -186,7 +187,7 @@ def plan(pipeline: Pipeline) -> list[SinkPlan]:
     """Plan one query for each sink, in file order; the first query of a window also writes its late records.
 
     Several queries that share a step find the same invalid record. Its dead letter is written by the first of them
-    whose sink receives single rows, or else by the first one; the others only count it.
+    whose sink receives single rows, otherwise by the first one; the others only count it.
     """
     late: dict[str, list[Sink]] = {}
     plans: list[SinkPlan] = []

@@ -8,10 +8,10 @@ To add a kind of sink:
 * ``SINK_COLUMNS`` in ``columns.py``: the columns that its options name. In ``loader.py``, ``_chains`` if it cannot
   replace rows of a window, and ``message_sinks`` if its fields are templates or options of a message;
 * ``DELIVERY`` in ``penstock.pipelines.sinks.delivery``: writer, rows that cannot be written, check before the start. A
-  sink of files commits as ``sinks/table.py`` does, which is for Parquet only;
+  sink of files commits like ``sinks/table.py``, which is for Parquet only;
 * ``build`` in ``penstock.pipelines.run.queries``, if the types of its columns must not change;
 * ``COMPARISONS`` in ``penstock.pipelines.ledger.reconcile``: how its rows are counted;
-* ``penstock.pipelines.testing.runner``, if a test case of a file states its rows otherwise than as columns.
+* ``penstock.pipelines.testing.runner``, if test cases do not state its rows as columns.
 
 A sink that sends messages is a Spark format: sockets are in executors, never in ``pipelines``. The format is a package
 like ``penstock.spark.mqtt`` (options, rows, data source; its name is registered in ``pyproject.toml`` and

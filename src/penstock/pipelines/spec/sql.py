@@ -1,7 +1,7 @@
 """Names and types in SQL expressions of a pipeline file, without Spark.
 
-Expressions are parsed by sqlglot. Spark decides what a function does and returns: here only the columns that an
-expression refers to are found, and the types that are evident (a comparison, a cast).
+Expressions are parsed by sqlglot. Only Spark knows what a function does and returns: this module finds the columns that
+an expression refers to, and the types that are evident (a comparison, a cast).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Projection", "Selection", "evident_type", "parse_expression", "parse
 
 # The dialect of Databricks also has the paths of variants (`a:b.c`), which Spark accepts.
 _DIALECTS = ("spark", "databricks")
-# sqlglot does not know these two forms. What replaces them refers to the same columns.
+# sqlglot does not support these two forms. Their replacements refer to the same columns.
 _UNKNOWN_FORMS = ((re.compile(r">>>"), ">>"), (re.compile(r"\b([xX])\s+(?=')"), r"\1"))
 _VALUES = frozenset(
     {
@@ -55,7 +55,7 @@ def parse_expression(text: str) -> exp.Expr:
     """Parse an expression.
 
     Raises:
-        ValueError: it is not valid SQL; the message has the place.
+        ValueError: it is not valid SQL; the message has the location.
     """
     for old, new in _UNKNOWN_FORMS:
         text = old.sub(new, text)
@@ -92,7 +92,7 @@ def references(expression: exp.Expr) -> list[str]:
 
 
 def evident_type(expression: exp.Expr) -> str | None:
-    """Return the type of ``expression`` in upper case if its outermost operation determines it, else None."""
+    """Return the type of ``expression`` in upper case if its outermost operation determines it, otherwise None."""
     if isinstance(expression, exp.Paren):
         return evident_type(expression.this)
     if isinstance(expression, exp.Predicate | exp.Connector | exp.Not):

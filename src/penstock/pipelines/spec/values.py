@@ -100,14 +100,14 @@ MASTER_VARIABLE = "PENSTOCK_TUBE_MASTER"
 
 @contextmanager
 def names_setting(setting: str, variable: str) -> Iterator[None]:
-    """Add a hint to errors of an unreachable server: the ``setting`` in the pipeline file that has its address.
+    """Add a hint to errors of an unreachable server: the ``setting`` in the pipeline file that has the address.
 
     ``variable`` is the environment variable that is used without the setting.
     """
     try:
         yield
     except UnavailableError as error:
-        settings = f"its address is {setting} in the pipeline file, else {variable}"
+        settings = f"its address is {setting} in the pipeline file, otherwise {variable}"
         error.do = settings if error.do is None else f"{error.do}; {settings}"
         raise
 
@@ -133,7 +133,7 @@ def stop_key(pipeline: str) -> str:
 
 
 def late_of(stream: str) -> str | None:
-    """Return the window step if ``stream`` names the late records of one, else None."""
+    """Return the window step if ``stream`` is the name of its late records, otherwise None."""
     name, dot, what = stream.partition(".")
     return name if dot and what == _LATE else None
 

@@ -12,7 +12,7 @@
 <state>/plan.json                       description of the last run's plan
 <state>/replay.json                     range of a replay as requested
 
-JSON files are written atomically: after a crash a file is complete, or as it was before.
+JSON files are written atomically: after a crash a file has either its old or its new content.
 """
 
 from __future__ import annotations
@@ -54,57 +54,57 @@ __all__ = [
 
 
 def checkpoint(state: Path, sink: str) -> Path:
-    """Spark's checkpoint of the query of ``sink``."""
+    """Return the directory of Spark's checkpoint of the query of ``sink``."""
     return state / "checkpoints" / sink
 
 
 def ledger(state: Path) -> Path:
-    """Ledger entries of a query, one file per batch."""
+    """Return the directory of the ledger."""
     return state / "ledger"
 
 
 def starts(state: Path) -> Path:
-    """Start offsets of each query."""
+    """Return the directory of the start offsets of each query."""
     return state / "starts"
 
 
 def file_log(state: Path, query: str, source: str) -> Path:
-    """Files of ``source`` that ``query`` has found."""
+    """Return the list of files of ``source`` that ``query`` has found."""
     return state / "files" / f"{query}-{source}.jsonl"
 
 
 def clock(state: Path, query: str, source: str) -> Path:
-    """Time since which ``source`` generates records for ``query``."""
+    """Return the file with the time since which ``source`` generates records for ``query``."""
     return state / "clocks" / f"{query}-{source}.json"
 
 
 def inbox(state: Path, source: str) -> Path:
-    """Directory of dead letters from the files of ``source`` that are to be read again."""
+    """Return the directory of dead letters from the files of ``source`` that are to be read again."""
     return state / "inbox" / source
 
 
 def shape(state: Path, sink: str) -> Path:
-    """Properties that the checkpoint of ``sink`` depends on."""
+    """Return the file with the properties on which the checkpoint of ``sink`` depends."""
     return state / "shapes" / f"{sink}.json"
 
 
 def failure(state: Path, sink: str) -> Path:
-    """Last error of the query of ``sink``, with its Java stacks."""
+    """Return the file with the last error of the query of ``sink``, with its Java stacks."""
     return state / "failures" / f"{sink}.txt"
 
 
 def owner(state: Path) -> Path:
-    """Name of the pipeline that owns the directory."""
+    """Return the file with the name of the pipeline that owns the directory."""
     return state / "pipeline.json"
 
 
 def plan(state: Path) -> Path:
-    """Description of the last run's plan."""
+    """Return the file with the description of the last run's plan."""
     return state / "plan.json"
 
 
 def replay(state: Path) -> Path:
-    """Options of a replay."""
+    """Return the file with the options of a replay."""
     return state / "replay.json"
 
 

@@ -41,7 +41,7 @@ Coordinates = tuple[str, int, int, int]
 
 
 class Span(NamedTuple):
-    """Begin and end of a replay as requested; the end is exclusive."""
+    """Requested begin and end of a replay; the end is exclusive."""
 
     begin: OffsetSpec
     end: OffsetSpec

@@ -1,9 +1,10 @@
 """Expressions of the pipeline file on rows: sql, map and filter steps, and conditions of sinks.
 
 An expression may fail on one row: a cast of a text that is not a number, a division by zero. In Spark this ends the
-query, so one invalid record would stop the pipeline permanently. Therefore each expression that can fail is tried, and
-a row on which it fails becomes a dead letter. SQL has a ``try_`` function for some expressions only, but the node that
-Spark creates for them accepts any expression, so the plan wraps each expression in this node (see ``catalyst``).
+query, so one invalid record would stop the pipeline permanently. Therefore each expression that can fail is wrapped
+("tried") so that it returns null, and a row on which it fails becomes a dead letter. SQL has a ``try_`` function for
+some expressions only, but the node that Spark creates for them accepts any expression, so the plan wraps each
+expression in this node (see ``catalyst``).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _SAFE = frozenset(
         *("And", "Or", "Not", "IsNull", "IsNotNull", "Coalesce", "If", "CaseWhen"),
     }
 )
-"""Expressions that cannot fail. All others are tried, which costs little if an expression cannot fail."""
+"""Expressions that cannot fail. All other expressions are tried, which costs little if an expression cannot fail."""
 _SUMS = {"Sum": "try_sum", "Average": "try_avg"}
 """Aggregates that may overflow, and the functions that return null instead."""
 

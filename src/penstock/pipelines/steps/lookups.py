@@ -128,7 +128,7 @@ def lookups_in(get: Get, name: str) -> WithLookup:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
             values: list[Any] = wanted.to_pylist()
             found = found_in(get, name, lookup, texts, values)
-            # Column by column: a dictionary for each row would cost more than the lookup.
+            # Built by column: a dictionary for each row would cost more than the lookup.
             fields = [
                 pa.array([each[place] for each in found], kind)
                 for place, kind in enumerate((pa.binary(), pa.string(), pa.string()))

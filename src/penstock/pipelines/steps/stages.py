@@ -81,7 +81,7 @@ def countable(rows: DataFrame, name: str, window: Window) -> DataFrame:
 
 def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Sequence[str]) -> DataFrame:
     """Drop duplicates; ``window`` is the window step that follows; ``after``: later steps, whose dead letters pass."""
-    # A redriven dead letter has the id of its record, but is not a duplicate.
+    # A redriven dead letter has the id of its record, but is not a duplicate of it.
     again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_id"))
     # The same for a record that passed this step and was rejected by a later one: the state contains its id.
     first = ~sf.coalesce(sf.col("_redrive.step").isin(*after), sf.lit(False))
@@ -119,7 +119,7 @@ def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> D
         spans = sf.window(window.time, window.duration, window.slide).alias("window")
     counted = tried_windows(rows.groupBy(spans, *window.by).agg(*_aggregates(window)))
     edges = [sf.col(f"window.{edge}").alias(f"window_{edge}") for edge in ("start", "end")]
-    # The id of the window in messages: its group, start and end, the same for each change.
+    # The id of the window in messages: its group, start and end. It is the same for each change.
     parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
     if window.by:
         parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*window.by)), 256), sf.lit(32)))
@@ -268,7 +268,7 @@ class _StreamBuilder:
         return self._concat(node, inputs)
 
     def _concat(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
-        """Combine the rows of ``inputs``; ``_path`` tells copies of a record apart that arrive on several paths."""
+        """Combine the rows of ``inputs``; ``_path`` distinguishes copies of a record that arrive on several paths."""
         _refuse_other_types(node, inputs)
         made: DataFrame | None = None
         before: set[str] = set()

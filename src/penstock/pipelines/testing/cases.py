@@ -162,7 +162,7 @@ def compare(where: str, expected: Rows | Keys, found: Rows | Keys) -> Difference
 def _rows(expected: Rows, found: Rows) -> tuple[list[str], list[str]]:
     left = list(found)
     missing = []
-    # Expectations with most fields choose first, so that a less specific one does not use up their only match.
+    # Expectations with most fields are matched first, so that a less specific one does not take their only match.
     for row in sorted(expected, key=len, reverse=True):
         match = next((other for other in left if _fits(row, other)), None)
         if match is None:

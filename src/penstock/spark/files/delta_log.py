@@ -24,7 +24,7 @@ __all__ = ["DeltaFile", "DeltaLog", "DeltaVersion"]
 _VERSION = re.compile(r"(?P<version>\d{20})\.json")
 _CHECKPOINT = re.compile(r"(?P<version>\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10}))?\.parquet")
 _FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
-"""Supported reader features. Features that change how rows are read are checked where they are used."""
+"""Supported reader features. Features that change how rows are read are checked separately."""
 _NUMBERS = {"byte": int, "short": int, "integer": int, "long": int, "float": float, "double": float}
 
 

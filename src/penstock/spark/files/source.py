@@ -56,7 +56,8 @@ _PACKED: dict[str, Callable[..., object]] = {".gz": gzip.open, ".bz2": bz2.open}
 
 
 class FileEntry(NamedTuple):
-    """A file as it was when it was first listed. ``records`` is its number of records, without skipped lines.
+    """A file, with its properties when it was first listed. ``records`` is its number of records, without skipped
+    lines.
 
     Files of a Delta table also have the ``version`` that added them, the values of the partition ``columns``, and
     ``more``: True if further files of the same version follow.
@@ -212,7 +213,7 @@ def check_unchanged(entry: FileEntry) -> None:
     except FileNotFoundError:
         raise DataLossError(
             f"the file {entry.path!r} no longer exists",
-            why="a batch needs it that is unfinished or is counted again",
+            why="an unfinished batch, or a batch that is counted again, needs it",
             do="restore it; keep files until the pipeline no longer needs them",
         ) from None
     if (state.st_size, state.st_mtime_ns) != (entry.size, entry.mtime_ns):
@@ -325,7 +326,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Set the end of the run: the files that exist now."""
+        """Set the end of the run: the currently existing files."""
         known = self._log.entries()
         self._log.append(found := self._new(known))
         self._target = len(known) + len(found)
@@ -451,7 +452,7 @@ def _as_text(value: object) -> object:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        # A JSON number: as text it would lose its type.
+        # Kept as a JSON number, because text would lose its type.
         return float(value) if value.as_tuple().exponent != 0 else int(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()

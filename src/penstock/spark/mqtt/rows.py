@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["message_batches"]
 
 MOST_LAYOUTS: Final = 64
-"""Maximum size of the layout cache: messages of one rule differ in their user properties only."""
+"""Maximum size of the layout cache. Messages of one rule differ only in their user properties."""
 MOST_TOPICS: Final = 100_000
 """Maximum size of the cache of topics and whether they match the filter."""
 

@@ -1,7 +1,8 @@
 """``format("mqtt")``: messages of an MQTT broker as a batch and streaming source, and a sink that publishes.
 
 A broker keeps no history, so the source reads the TubeMQ topic that a rule of the node copies messages to: a range is
-replayed exactly, and nothing is missed while no query runs. A missing topic is an error with an explanation.
+replayed exactly, and messages that arrive while no query runs are not missed. A missing topic is an error with an
+explanation.
 
 The sink delivers at least once with QoS 1 and 2. A task succeeds when all its messages are acknowledged; a failed task
 or batch runs again and publishes its rows again. Rows without a user property ``id`` get one from query, batch, task

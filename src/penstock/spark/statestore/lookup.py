@@ -33,7 +33,8 @@ CONCURRENT_GETS = 256
 """Maximum number of concurrent single-key requests; the broker's Receive Maximum may reduce it."""
 CONCURRENT_MGETS = 8
 KEYS_PER_REQUEST = 256
-"""Maximum number of keys in one MGET, which takes the store about a millisecond; larger requests save little."""
+"""Maximum number of keys in one MGET, which takes the store about a millisecond; larger requests are hardly faster per
+key."""
 FIRST_KEYS = 4
 """Number of keys in the first MGETs, while the size of the values is unknown."""
 RESPONSE_BYTES = 1 << 20
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 
 class ReadableStore(Protocol):
-    """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
+    """The used part of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
     async def get(self, key: bytes, /) -> Entry | None: ...
     async def get_many(self, keys: Sequence[bytes], /) -> Snapshot: ...

@@ -64,7 +64,7 @@ class _ChangeLayout(NamedTuple):
     @classmethod
     def from_names(cls, names: Sequence[str]) -> _ChangeLayout | None:
         """Return the layout of the attributes ``names``; None if they are not those of a change."""
-        # The node's attributes come first, so the first one of a name is used.
+        # The node's attributes precede others, so the first one of a name is used.
         places = {name: place for place, name in reversed(list(enumerate(names)))}
         if "operation" not in places or "version" not in places:
             return None

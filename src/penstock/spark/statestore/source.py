@@ -236,7 +236,7 @@ class _KeyRows:
 
 
 SNAPSHOT_DONE: Final = "$snapshot"
-"""Key in the offset: 1 if the snapshot was read, else 0. No topic can have this name."""
+"""Key in the offset: 1 if the snapshot was read, otherwise 0. No topic can have this name."""
 
 Offset = dict[str, dict[str, int]]
 
@@ -254,11 +254,11 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._changes = TubeStreamReader(replace(options.source, starting=starting), servers)
         self._initial: Offset | None = None
         self._ends = False
-        """True if the run ends with the changes that exist now."""
+        """True if the run ends with the currently existing changes."""
         self._is_placed = False
         """True if this process knows the query's offsets; Spark 4.1 does not pass them."""
         self._done: int | None = None
-        """1 if the snapshot was read, else 0; None for a query without a snapshot."""
+        """1 if the snapshot was read, otherwise 0; None for a query without a snapshot."""
 
     def initialOffset(self) -> Offset:
         """Return the start of a query without a checkpoint. Spark calls it twice, so the first result is kept."""
@@ -281,7 +281,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
     ) -> Offset:
-        """Return the end of the next batch. The snapshot is one batch, whatever its size."""
+        """Return the end of the next batch. The snapshot is one batch, regardless of its size."""
         if start is None and not self._is_placed:  # Spark 4.1, first call of a query
             self.initialOffset()
         done = self._done if start is None else _done(start)

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class WritableStore(Protocol):
-    """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
+    """The used part of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
     async def write_many(
         self, writes: Sequence[Write], /, *, fencing_token: Hlc | None, stop: bool

@@ -126,7 +126,7 @@ class _AttributeLayout(NamedTuple):
 
 
 class Headers:
-    """Attributes of the messages ``data[starts[k]:ends[k]]``; ``flags[k]`` tells whether a message has attributes."""
+    """Attributes of the messages ``data[starts[k]:ends[k]]``; ``flags[k]`` shows whether a message has attributes."""
 
     def __init__(self, data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> None:
         self._data = data
@@ -203,7 +203,7 @@ class Headers:
 
     @cached_property
     def _blocks(self) -> pa.Array[Any]:
-        """Attribute block of each message; empty if it has none."""
+        """Return the attribute block of each message; empty if it has none."""
         begins = np.where(self._bodies > self._starts, self._starts + _LENGTH_BYTES, self._starts)
         return _pieces(np.frombuffer(self._data, np.uint8), begins, self._bodies, pa.binary())
 
@@ -217,7 +217,7 @@ class Headers:
 
     @property
     def _buffer(self) -> npt.NDArray[np.uint8]:
-        """The bytes that the groups refer to."""
+        """Return the bytes that the groups refer to."""
         return self._parsed[1]
 
     def _spans_of(
@@ -351,7 +351,8 @@ def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numb
     begins = starts[found]
     lengths = np.frombuffer(data, np.uint8)[begins[:, None] + np.arange(_LENGTH_BYTES)].view(">i4")[:, 0]
     behind = begins + _LENGTH_BYTES + lengths
-    # An invalid length is an error of another producer. Other readers drop such a message; here its body is the whole.
+    # An invalid length is an error of another producer. Other readers drop such a message; here its body is the whole
+    # message.
     is_valid = (lengths >= 0) & (behind <= ends[found])
     bodies = starts.copy()
     bodies[found] = np.where(is_valid, behind, begins)
@@ -496,7 +497,7 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     return _schema(tuple(columns))
 
 
-@cache  # needed for each record batch, and as expensive as decoding dozens of messages
+@cache  # cached: needed for each record batch, and as expensive as decoding dozens of messages
 def _schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([_FIELDS.get(name) or pa.field(name, pa.string()) for name in columns])
 

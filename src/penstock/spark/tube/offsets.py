@@ -1,4 +1,4 @@
-"""TubeMQ offsets as Spark checkpoints and options represent them. Pure: no sockets, no Spark.
+"""TubeMQ offsets in Spark's checkpoints and options. This module uses neither sockets nor Spark.
 
 An **offset** is the byte position of a message's entry in the index of its store: a multiple of 28, shared by all
 partitions of the store. The difference of two offsets is therefore not the number of messages of one partition; the
@@ -121,7 +121,7 @@ PartitionOffsets = dict[TopicPartition, int]
 """The offset of the next message to read, per partition."""
 
 PartitionValues = dict[str, dict[str, int]]
-"""An offset or time for each partition, by topic and partition key as the user wrote it."""
+"""An offset or time for each partition, by topic and partition key in the user's spelling."""
 
 
 class TimeSpec(NamedTuple):
@@ -179,7 +179,7 @@ def from_json(document: Mapping[str, Mapping[str, int]]) -> PartitionOffsets:
 def parse_offset_spec(text: str, option: str, *, earliest: bool = True, latest: bool = True) -> str | PartitionValues:
     """Validate the syntax of an offsets option. Whether its partitions exist is checked later, by the server.
 
-    ``earliest`` and ``latest`` tell whether the option accepts these values: a batch cannot start at the latest offset
+    ``earliest`` and ``latest``: True if the option accepts these values: a batch cannot start at the latest offset
     or end at the earliest one.
 
     Raises:
@@ -277,7 +277,7 @@ def _short(value: object) -> str:
 
 
 Assigned = Mapping[str, Sequence[str]]
-"""Partition keys as the user wrote them, by topic."""
+"""Partition keys in the user's spelling, by topic."""
 
 
 def is_selected(partition: TopicPartition, topics: Collection[str], assigned: Assigned | None) -> bool:

@@ -148,7 +148,7 @@ class SourceOptions:
     """Validated options of one read. Whether topics and partitions exist is checked later, at a master.
 
     ``topics`` are in the given order without duplicates, and empty with ``pattern``. ``assigned`` has the partition
-    keys as the user wrote them, by topic; None without ``assign``. ``starting`` and ``ending`` are None if the option
+    keys in the user's spelling, by topic; None without ``assign``. ``starting`` and ``ending`` are None if the option
     is not set, because the defaults of batches and streams differ. ``types`` is empty to read all message types.
     ``group`` is empty if the query does not publish its offsets.
     """
@@ -272,7 +272,7 @@ def header_of(column: str) -> str:
 
 
 def _starting(given: Mapping[str, str]) -> OffsetSpec | None:
-    """Precedence as in Kafka's connector: a time for all partitions, times per partition, offsets."""
+    """Return the start; precedence as in Kafka's connector: a time for all partitions, times per partition, offsets."""
     option = "startingOffsetsByTimestampStrategy"
     strategy = given.get(option, "error").strip().lower()
     if strategy not in {"error", "latest"}:
@@ -422,7 +422,7 @@ def _assigned(text: str) -> dict[str, tuple[str, ...]]:
     for topic, partitions in parsed.items():
         if not isinstance(partitions, list) or not partitions:
             raise error
-        # Kafka's connector uses plain numbers here; both forms are accepted.
+        # Kafka's connector has plain numbers here; both forms are accepted.
         given = [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in partitions]
         if not all(isinstance(name, str) and re.fullmatch(r"(\d+:)?\d+", name, re.ASCII) for name in given):
             raise error

@@ -3,12 +3,12 @@
 Contract: ``apache/spark: python/pyspark/sql/datasource.py``. The streaming offset is small JSON (see ``offsets``).
 ``partitions(start, end)`` depends on its arguments only, if both contain the same partitions. ``read`` opens its own
 connection and returns exactly ``[start, end)`` each time. Delivery: every message of every range at least once, and the
-same rows for the same range, so a sink that is idempotent by batch makes the query exactly once. Retention or a
-broker's loss of acknowledged data break that; both are errors unless ``failOnDataLoss`` is false.
+same rows for the same range, so a sink that is idempotent by batch makes the query exactly once. Retention, or a
+broker's loss of acknowledged data, breaks this guarantee; both are errors unless ``failOnDataLoss`` is false.
 
 The driver plans the tasks of a batch; an executor receives only a :class:`RangePartition` and the options.
 
-One class serves Spark 4.1 to 4.3. Spark 4.1 has no admission control: there the reader keeps its offsets and applies
+One class serves Spark 4.1 to 4.3. Spark 4.1 has no admission control: there the reader stores its offsets and applies
 the limit itself, and a trigger ``availableNow`` with ``maxOffsetsPerTrigger`` reads one limited batch and ends.
 """
 
@@ -103,7 +103,8 @@ several milliseconds of CPU time, about as long as reading this many messages.""
 
 
 class Range(NamedTuple):
-    """Messages of one partition. ``address`` is the last known address of its broker, which saves a request.
+    """Messages of one partition. ``address`` is the last known address of its broker, so that no request to a master is
+    needed.
 
     ``mark`` is the mark of the start offset, see ``offsets``.
     """
@@ -218,7 +219,7 @@ _log = logging.getLogger(__name__)
 
 
 class GroupProgress:
-    """Publishes offsets as the offsets of ``group``, for monitoring, in a thread of its own.
+    """Publishes offsets as the offsets of ``group``, for monitoring, in a separate thread.
 
     ``connect`` creates the client, which only this thread uses.
     """
@@ -438,7 +439,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest: PartitionOffsets | None = None
         self._ends = LogEnds()
         self._initial_marks: Marks = {}
-        self._marks: Marks = {}  # of _offsets
+        self._marks: Marks = {}  # time of _offsets
         self._progress: GroupProgress | None = None
         self._min_wait = (
             None if options.min_messages is None else MinBatchWait(options.min_messages, options.max_delay_ms / 1000)

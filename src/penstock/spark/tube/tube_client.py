@@ -139,7 +139,7 @@ class TubeClient:
 
         ``required`` partitions existed before: while one is missing (its broker restarts and has not registered again),
         the request is repeated until the deadline. A topic without required partitions must exist, unless ``announced``
-        is false: then it may have been created a moment ago. A broker failure clears the cache.
+        is false: then it may have been created very recently. A broker failure clears the cache.
 
         Raises:
             UnavailableError: no master responded, or a required partition is still missing at the deadline.
@@ -160,7 +160,7 @@ class TubeClient:
                     partitions = self._discover(topic)
                 except TopicUnavailableError:
                     if announced or known_before:
-                        raise  # retried: its brokers are about to register
+                        raise  # retried: its brokers may register soon
                     continue
                 if announced and not partitions and not known_before:
                     raise ConfigError(
@@ -601,7 +601,7 @@ def _chosen(wanted: frozenset[bytes], batch: MessageBatch) -> MessageBatch:
 
 def _type_of(payload: bytes) -> bytes | None:
     end = min(4 + int.from_bytes(payload[:4], signed=True), len(payload))
-    # Writers put the type first; readers accept it at any place in the attributes.
+    # Writers put the type first; readers accept it anywhere in the attributes.
     start = 4 if payload.startswith(_TYPE, 4) else payload.find(b"," + _TYPE, 4, end) + 1
     if start == 0:
         return None
@@ -614,7 +614,7 @@ def _type_of(payload: bytes) -> bytes | None:
 def explain_missing_topic(then: str, *, why: str, do: str, option: str = "tubemq.topic") -> Iterator[None]:
     """Add context to the error about a topic that does not exist.
 
-    ``then`` is the consequence, ``why`` the cause, ``do`` the remedy and ``option`` the option with the topic.
+    ``then`` is the consequence, ``why`` the cause, ``do`` the remedy, and ``option`` the option with the topic.
 
     Raises:
         ConfigError: the error raised in the block, with this context if it is about a missing topic.

@@ -29,7 +29,7 @@ def test_an_unreachable_node_is_reported_before_spark_starts(tmp_path: Path, mon
         pipeline = parse(f'{FILE}statestore: {{broker: "mqtt://127.0.0.1:{port}"}}\n')
         with pytest.raises(UnavailableError, match=f"no connection to .*{port}") as caught:
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
-    assert "its address is statestore.broker in the pipeline file, else PENSTOCK_BROKER" in str(caught.value.do)
+    assert "its address is statestore.broker in the pipeline file, otherwise PENSTOCK_BROKER" in str(caught.value.do)
 
 
 def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, m
         pipeline = parse(FILE.replace("source: {topics: [water_flow]}", source))
         with pytest.raises(UnavailableError) as caught:
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
-    assert "master of the source in the pipeline file, else PENSTOCK_TUBE_MASTER" in str(caught.value.do)
+    assert "master of the source in the pipeline file, otherwise PENSTOCK_TUBE_MASTER" in str(caught.value.do)
 
 
 @pytest.mark.parametrize(("text", "tries"), [(COLUMN, 3), ("Task not serializable", 8)])

@@ -134,7 +134,7 @@ def test_writes_stop_once_the_lease_is_lost(held: Held, monkeypatch: pytest.Monk
         return len(by_key)
 
     async def write() -> None:
-        with pytest.raises(UnavailableError, match="does not hold its lease now: no renewal succeeded in time"):
+        with pytest.raises(UnavailableError, match="currently does not hold its lease: no renewal succeeded in time"):
             await run._write({f"k{number}": [KeyWrite(f"k{number}", b"1")] for number in range(200)})
 
     monkeypatch.setattr(write_back, "write_changes", one_by_one)
