@@ -1,4 +1,5 @@
-"""Run benchmarks: ``python -m benchmarks [CASE ...]``; results on the terminal and as JSON in benchmarks/results."""
+"""Run benchmarks: ``python -m benchmarks [CASE ...]``; prints results, and stores them as JSON in
+benchmarks/results."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ PEERS = {
 
 
 def rows(figures: list[Figure]) -> list[str]:
-    """A table: median, least and greatest run, and the ratio to penstock's median."""
+    """Return the rows of a table: median, minimum and maximum of the runs, and the ratio to penstock's median."""
     ours = {(figure.case, figure.unit): figure.median for figure in figures if figure.server == "penstock"}
     lines = [f"{'case':<48} {'server':<14} {'median':>10} {'least':>10} {'greatest':>10}  unit"]
     for f in figures:

@@ -1,7 +1,7 @@
-"""Latency at half load: p50, p99 and p99.9, with nothing else to do, and while the node works in the background.
+"""Latency at half load: p50, p99 and p99.9, without other load, and while the node works in the background.
 
-Half load is half of what was reached in this run: durable SETs of 50 clients, which have the log of the state store
-applied to LMDB all the time, and messages of QoS 1 to one receiver, one in flight.
+Half load is half of the maximum rate of this run: durable SETs of 50 clients, during which the log of the state store
+is applied to LMDB constantly, and messages of QoS 1 to one receiver, one in flight.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ __all__ = ["capacity"]
 CLIENTS: Final = 50
 KEYS: Final = 100_000
 RECORDS: Final = 100_000
-"""Records of 1 KiB that a producer appends in one go."""
+"""Records of 1 KiB that a producer appends per command."""
 STARTED_S: Final = 2.0
-"""Time after which a command of the background does its work."""
+"""Seconds after which a background command has started its work."""
 TUBE: Final = {"topics": {"background": {}}, "max_store_bytes": 32 << 20, "limits": {"segment_bytes": 8 << 20}}
-"""Of a topic whose oldest segments are deleted all the time."""
+"""Settings of a topic whose oldest segments are deleted constantly."""
 
 
 def capacity(settings: Settings) -> list[Figure]:
-    """Rates, and latencies in ms at half of them; in memory beside Mosquitto, durable without a peer."""
+    """Return rates, and latencies in ms at half of them; with durability ``memory`` next to Mosquitto, durable without
+    a peer."""
     figures: dict[tuple[str, str, str], Figure] = {}
 
     def add(case: str, server: str, unit: str, value: float | None) -> None:
@@ -76,7 +77,7 @@ def capacity(settings: Settings) -> list[Figure]:
 
 @contextmanager
 def _repeated(arguments: Sequence[str]) -> Iterator[None]:
-    """Run a command of penstock again and again."""
+    """Run a command of penstock repeatedly."""
     command = [str(Path(sys.executable).parent / "penstock"), *arguments]
     ended = threading.Event()
     running: list[subprocess.Popen[bytes]] = []

@@ -1,4 +1,5 @@
-"""The cases: what is measured, how often, beside which peer. Each run is one number; peers take turns with penstock."""
+"""The benchmark cases: measurement, number of runs, and peers. Each run is one number; runs of penstock and its peers
+alternate."""
 
 from __future__ import annotations
 
@@ -30,11 +31,12 @@ __all__ = ["CASES", "Figure", "Settings"]
 
 
 def connections(settings: Settings) -> list[Figure]:
-    """Resident memory per idle connection: 9,999 plain ones without and with a subscription, 1,999 over TLS; Mosquitto.
+    """Measure resident memory per idle connection: 9,999 plain ones without and with a subscription, 1,999 over TLS;
+    Mosquitto.
 
-    A new process for each run: what the last one freed would be used again.
+    Each run uses a new process, because a process reuses memory that an earlier run freed.
     """
-    count = connections_possible(9_999)  # and one more that says whether the broker still answers
+    count = connections_possible(9_999)  # and one more, which shows whether the broker still answers
 
     def ours(*, subscribe: bool) -> float:
         with servers.penstock("memory") as ready:

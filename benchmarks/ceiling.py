@@ -1,4 +1,4 @@
-"""A Spark source without a server: the same Arrow batches again and again. No Python source can be faster."""
+"""A Spark source without a server, which repeats the same Arrow batches: the upper limit for Python sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_BYTES = 1 << 20
 
 
 class Ceiling(DataSource):
-    """``rows`` messages of ``size`` bytes, as the tube's source gives them."""
+    """``rows`` messages of ``size`` bytes, in the form of the ``tubemq`` source."""
 
     @classmethod
     def name(cls) -> str:

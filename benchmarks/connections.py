@@ -1,4 +1,4 @@
-"""What an idle connection costs a broker: resident memory before and after many clients connected."""
+"""Memory of an idle connection in a broker: resident memory before and after many clients connected."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.mqtt.codec.packets import Connect, Subscribe, Subscription
 __all__ = ["connections_possible", "memory_of_connections", "resident_bytes"]
 
 SPARE_DESCRIPTORS = 200
-"""What this process and the broker need beside the connections."""
+"""Descriptors that this process and the broker need in addition to the connections."""
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that lies in RAM."""
+    """Return the resident memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -26,7 +26,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def connections_possible(wanted: int) -> int:
-    """``wanted``, or as many as this process may open."""
+    """Return ``wanted``, or the number of connections that this process may open if it is smaller."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + SPARE_DESCRIPTORS and (hard == resource.RLIM_INFINITY or hard > soft):
         soft = wanted + SPARE_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
@@ -37,9 +37,9 @@ def connections_possible(wanted: int) -> int:
 def memory_of_connections(
     address: str, pid: int, count: int, *, subscribe: bool = False, tls: ssl.SSLContext | None = None
 ) -> float:
-    """Bytes of resident memory per connection of ``count`` clients that connected and do nothing.
+    """Return the bytes of resident memory per connection of ``count`` idle clients.
 
-    With ``subscribe`` each has a subscription of its own. They leave before this returns.
+    With ``subscribe`` each has a separate subscription. They disconnect before this returns.
     """
     host, _, port = address.rpartition(":")
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""The request path in both forms of the core, compiled and interpreted, beside Redis and Mosquitto; all in memory.
+"""The request path in both forms of the core, compiled and interpreted, next to Redis and Mosquitto; all in memory.
 
 The floors are servers that only answer requests, or only acknowledge messages and forward them (``benchmarks.floor``).
-All servers run throughout and take turns. Processor time of the server for one request disturbs least on a shared
-machine; rates of single clients are mostly wake-up time.
+All servers run all the time, and their runs alternate. The processor time of the server per request varies least on a
+shared machine; rates of single clients are mostly wake-up time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.floor import floor
 __all__ = ["core"]
 
 KEYS: Final = 1000
-"""Keys that requests are made for."""
+"""Number of keys in the requests."""
 
 REQUESTS: Final[tuple[tuple[str, Mapping[str, object]], ...]] = (
     ("SET, 1 client", {"op": "set", "clients": 1}),
@@ -41,7 +41,7 @@ MESSAGES: Final[tuple[tuple[str, str, Mapping[str, object]], ...]] = (
 
 
 def core(settings: Settings) -> list[Figure]:
-    """Requests and messages a second, with the processor time of the server for each."""
+    """Measure requests and messages per second, with the processor time of the server for each."""
     figures: list[Figure] = []
     with ExitStack() as stack:
         ours = {

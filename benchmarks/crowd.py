@@ -1,7 +1,7 @@
-"""Many MQTT clients in one event loop: they connect, stay, publish to themselves, and come back after a restart.
+"""Many MQTT clients in one event loop, which connect, publish to themselves, and reconnect after a restart.
 
 A client is a protocol of the loop with a decoder, so that ten thousand of them cost this process less than the broker.
-A connection that is refused or closed before CONNACK is tried again after a random delay, as clients in the field do.
+A connection that is refused or closed before CONNACK is retried after a random delay, as real clients do.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from penstock.mqtt.codec.properties import Properties
 __all__ = ["Crowd", "User", "connect", "traffic"]
 
 CONNECTING: Final = 500
-"""Connections that are opened at the same time."""
+"""Number of connections that are opened at the same time."""
 SHORTEST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0
-"""Before a connection is tried again: random between these."""
+"""Limits of the random delay before a connection is retried."""
 SCRAM: Final = "SCRAM-SHA-256"
 
 
@@ -58,7 +58,7 @@ class User:
 
 @dataclass
 class Crowd:
-    """The clients ``crowd-00000`` and so on of one broker, and what they have seen."""
+    """The clients ``crowd-00000`` and so on of one broker, and their results."""
 
     address: str
     tls: ssl.SSLContext | None = None
@@ -66,9 +66,9 @@ class Crowd:
     session_s: int = 3600
     """Session Expiry Interval of the clients; 0: their sessions end with their connections."""
     present: int = 0
-    """Sessions that the broker still had."""
+    """Number of sessions that the broker still had."""
     clients: list[_Client] = field(default_factory=list)
-    """Those that are connected."""
+    """The connected clients."""
 
     def leave(self) -> None:
         """Close all connections, without DISCONNECT."""
@@ -78,7 +78,7 @@ class Crowd:
 
 
 class _Client(asyncio.Protocol):
-    """One connection. ``ready`` gets whether its session was there, once it has subscribed to its own topic."""
+    """One connection. ``ready`` gets Session Present after the client has subscribed to its own topic."""
 
     transport: asyncio.Transport
 
@@ -111,7 +111,7 @@ class _Client(asyncio.Protocol):
         self._fail(str(exc or "closed"))
 
     def publish(self, packet_id: int) -> None:
-        """Publish a message of QoS 1 that comes back to this client."""
+        """Publish a message of QoS 1 that the broker delivers to this client."""
         self.sent[packet_id] = time.perf_counter()
         self._send(Publish(self.topic, packet_id.to_bytes(2, "big"), 1, packet_id=packet_id))
 

@@ -1,6 +1,6 @@
-"""Durable SETs beside their floor and Redis with ``appendfsync always``.
+"""Durable SETs next to their floor and Redis with ``appendfsync always``.
 
-A server on this loop and disk cannot answer durably in less than the floor (``benchmarks.floor``).
+No server on this loop and disk can answer durably in less time than the floor (``benchmarks.floor``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["durable"]
 
 CLIENTS: Final = (1, 10, 50)
 KEYS: Final = 1000
-"""Keys that requests are made for."""
+"""Number of keys in the requests."""
 
 
 def durable(settings: Settings) -> list[Figure]:
-    """SETs of 64 bytes a second and their latency, one in flight a client."""
+    """Measure SETs of 64 bytes per second and their latency, one in flight per client."""
     figures: list[Figure] = []
     with (
         tempfile.TemporaryDirectory() as folder,

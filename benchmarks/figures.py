@@ -1,4 +1,4 @@
-"""A figure: what was measured of which server, how often, and how the servers take turns."""
+"""A figure: a measured value of a server with its runs, and the alternation of runs among servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Figure", "Run", "Settings", "alternate"]
 
 @dataclass
 class Settings:
-    """What the user chose: durability of penstock and of peers that have one, repeats, seconds of a run."""
+    """Settings of the user: durability of penstock and of peers that have one, repeats, seconds of a run."""
 
     durability: str = "durable"
     repeats: int = 3
@@ -26,7 +26,7 @@ class Settings:
 
 
 class Run(NamedTuple):
-    """One run: how many a second, and processor time of all processes for one."""
+    """One run: operations per second, and processor time of all processes for one operation."""
 
     per_s: float
     cpu_us: float
@@ -34,11 +34,11 @@ class Run(NamedTuple):
 
 @dataclass
 class Figure:
-    """One figure of one server: its runs, in the order in which they were made.
+    """One figure of one server, with its runs in order.
 
-    Where that is known, of each of them: ``generator_cpu``, what the load generator itself used of a core; ``p50_us``
-    and ``p99_us``, how long a request took; ``server_us``, processor time of the server for one; ``cpu_us``, that of
-    all processes, clients too.
+    If known, for each run: ``generator_cpu``, the share of a core that the load generator used; ``p50_us`` and
+    ``p99_us``, latencies of a request; ``server_us``, processor time of the server for one request; ``cpu_us``,
+    processor time of all processes including clients.
     """
 
     case: str
@@ -52,7 +52,7 @@ class Figure:
     cpu_us: list[float] = field(default_factory=list)
 
     def add(self, load: Load) -> None:
-        """One more run, with all that the generator says of it."""
+        """Add a run, with all values that the generator reports."""
         self.runs.append(load.per_s)
         self.generator_cpu.append(load.cpu)
         for values, value in ((self.p50_us, load.p50_us), (self.p99_us, load.p99_us), (self.server_us, load.server_us)):
@@ -70,10 +70,10 @@ def alternate(
     unit: str,
     runners: Mapping[str, Callable[[], float | tuple[float, float] | Load | Run]],
 ) -> list[Figure]:
-    """Run each server in turn, ``repeats`` times over, so that a noisy minute hits all of them.
+    """Run each server in turn, ``repeats`` times, so that other load on the machine affects all of them.
 
-    A runner gives a number, or that and the share of a core that the generator used, or all that the generator says, or
-    a :class:`Run`.
+    A runner returns a number, optionally with the share of a core that the generator used, or all values of the
+    generator, or a :class:`Run`.
     """
     figures = {server: Figure(case, server, unit) for server in runners}
     for _ in range(settings.repeats):

@@ -1,16 +1,16 @@
-"""Servers that answer requests of the load generator and do nothing else: what no server on this event loop undercuts.
+"""Servers that only answer requests of the load generator: the lower bound of the cost of a server on this event loop.
 
 A uvloop server in Python finds the packets of a read, decodes nothing, and answers each request with a PUBACK and a
-PUBLISH of the right size. It answers at once (``memory``), or after it has appended and synced what the state store's
-log would hold: one frame, filled up to whole sectors, for all requests that one turn of the loop (or the commit before)
-brought, in the loop (``inline``) or in a thread of its own (``thread``).
+PUBLISH of the right size. It answers immediately (``memory``), or after it has appended and synced the data of the
+state store's log: one frame, padded to whole sectors, for all requests that arrived in one turn of the loop (or during
+the previous commit), in the loop (``inline``) or in a separate thread (``thread``).
 
 Another one (``relay``) acknowledges each PUBLISH with QoS 1 and forwards it unchanged to all subscribers.
 
 Others answer CONNECT and PINGREQ: over TCP (``tcp``), and over TLS with OpenSSL's state between two memory BIOs
 (``tls``) or with uvloop's TLS transport (``loop-tls``).
 
-Run as a program it is that server, and prints its port:
+Run as a program, it starts the server and prints its port:
 ``python -m benchmarks.floor FOLDER memory|inline|thread|relay``,
 ``python -m benchmarks.floor CERTIFICATE tcp|tls|loop-tls``.
 """
@@ -40,7 +40,7 @@ __all__ = ["floor", "tls_floor"]
 FRAME_BYTES: Final = 61
 """Head of a frame, and the row of the clock in it."""
 SET_BYTES: Final = 182
-"""What one SET of the load generator adds to a frame."""
+"""Bytes that one SET of the load generator adds to a frame."""
 FILE_BYTES: Final = 4 << 20
 VALUE: Final = b"$64\r\n" + b"x" * 64 + b"\r\n"
 
@@ -251,7 +251,7 @@ def _length(size: int) -> bytes:
 
 @contextmanager
 def floor(way: str, folder: str) -> Iterator[tuple[str, int]]:
-    """The server as a process of its own, with its file in ``folder``; yields host:port and the process id."""
+    """Run the server in a separate process, with its file in ``folder``; yields host:port and the process id."""
     Path(folder).mkdir()
     with _process(folder, way) as (port, pid):
         yield f"127.0.0.1:{port}", pid
@@ -259,7 +259,7 @@ def floor(way: str, folder: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def tls_floor(way: str, certificate: str) -> Iterator[tuple[int, int]]:
-    """The server of connections as a process of its own; yields port and process id. ``certificate``: PEM, with its
+    """Run the server of connections in a separate process; yields port and process id. ``certificate``: PEM, with its
     key."""
     with _process(certificate, way) as found:
         yield found
@@ -281,7 +281,7 @@ async def _serve(path: Path, way: str) -> None:
         server = await loop.create_server(Accepting, "127.0.0.1", 0)
     elif way in ("tls", "loop-tls"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.num_tickets = 1  # as penstock's listeners
+        context.num_tickets = 1  # like penstock's listeners
         context.load_cert_chain(path)
         if way == "tls":
             server = await loop.create_server(lambda: AcceptingTls(context), "127.0.0.1", 0)

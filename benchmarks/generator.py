@@ -1,7 +1,7 @@
-"""The load generator: a native program of our own (``benchmarks/load``), built by cargo into the user's cache folder.
+"""The load generator: a native program (``benchmarks/load``), built by cargo into the user's cache folder.
 
-It is the same for penstock and for its peers, and says how much of a core it used itself: above ``BOUND`` a figure is
-the generator's rather than the server's, and is marked so.
+It is the same for penstock and for its peers, and reports the share of a core that it used itself: above ``BOUND`` a
+figure is limited by the generator instead of the server, and is marked.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SOURCE: Final = Path(__file__).resolve().parent / "load"
 
 
 class Load(NamedTuple):
-    """What one run measured; latencies in microseconds, None where the mode has none.
+    """Result of one run; latencies in microseconds, None if the mode has none.
 
-    ``server_us``: processor time of the server for each operation, None where its process was not given.
+    ``server_us``: processor time of the server per operation, None if its process was not given.
     """
 
     per_s: float
@@ -37,13 +37,13 @@ class Load(NamedTuple):
 
 
 def missing() -> str | None:
-    """Why there is no generator, or None."""
+    """Return the reason why there is no generator, or None."""
     return None if shutil.which("cargo") else "cargo is not installed; rustup or the package cargo has it"
 
 
 @cache
 def command() -> str:
-    """The path of the program, built where it is not up to date."""
+    """Return the path of the program, which is built if it is not up to date."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "load"
     cargo = shutil.which("cargo")
     if cargo is None:
@@ -61,7 +61,7 @@ def measure(address: str, mode: str, **options: object) -> Load:
     """Run one load to its end; ``options`` are those of the program.
 
     Raises:
-        SystemExit: it failed, or the server answered wrongly: then there is no figure.
+        SystemExit: the run failed, or the server sent a wrong answer: there is no figure.
     """
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     done = subprocess.run([command(), address, mode, *arguments], capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""Latency of one client while another one floods the broker: penstock and Mosquitto, in turn.
+"""Latency of one client while another one floods the broker: penstock and Mosquitto alternately.
 
-The client publishes 50 messages of QoS 1 a second to a topic of its own; measured is the time from PUBLISH to delivery.
-Floods run in processes of their own: see :data:`LOADS`.
+The client publishes 50 messages of QoS 1 per second to a separate topic; measured is the time from PUBLISH to delivery.
+Floods run in separate processes: see :data:`LOADS`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Peer:
         self.socket.sendall(b"".join(map(encode, packets)))
 
     def receive(self) -> list[Packet]:
-        """Wait for bytes; the packets that are complete.
+        """Wait for bytes; return the complete packets.
 
         Raises:
             ConnectionError: the broker closed the connection.
@@ -144,13 +144,13 @@ def flood_sets(address: str, size: int) -> None:
 
 
 def flood_log(address: str, _window: int) -> None:
-    """Append records of 1 KiB to a topic as fast as the broker takes them."""
+    """Append records of 1 KiB to a topic as fast as the broker accepts them."""
     with Producer(address) as producer:
         producer.send_all("flood", itertools.repeat(PAYLOAD))
 
 
 def flood_http(address: str, _window: int) -> None:
-    """Ask for all metrics, without a pause."""
+    """Request all metrics, without a pause."""
     while True:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=LATE_S) as response:
             response.read()
@@ -210,7 +210,7 @@ def flooding(address: str, load: Load) -> Iterator[None]:
         started.wait(LATE_S)
         processes.append(process)
     try:
-        time.sleep(1)  # the flood fills its buffers
+        time.sleep(1)  # let the flood fill the buffers
         for process in processes:
             if not process.is_alive():
                 raise SystemExit("a client of the flood has ended")

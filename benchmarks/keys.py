@@ -1,4 +1,4 @@
-"""The state store as pipelines use it: 100,000 keys looked up, keys written back; without Spark around them."""
+"""State store access of pipelines, without Spark: lookups of 100,000 keys, and write-back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["keys"]
 
 KEYS = 100_000
 AT_ONCE = 10_000
-"""Keys of one Arrow batch of Spark's."""
+"""Number of keys in one Arrow batch of Spark."""
 WRITTEN = 20_000
 VALUE = b'{"low": 10.5, "high": 92.0, "unit": "celsius", "line": "press-1"}'
 
 
 def keys(settings: Settings) -> list[Figure]:
-    """Keys a second of one connection: read with MGET and with GET, set with BATCH and with SET."""
+    """Measure keys per second of one connection: read with MGET and with GET, set with BATCH and with SET."""
     wanted = [b"limits/%06d" % number for number in range(KEYS)]
     figures = []
     with (
@@ -57,7 +57,7 @@ def _url(ready: dict[str, str]) -> str:
 
 
 def looked_up(url: str, wanted: list[bytes]) -> float:
-    """Keys a second that a Spark worker finds."""
+    """Return the keys per second that a Spark worker looks up."""
     reader = KeyReader(lambda: StateStoreClient.connect(url))
     reader.values(wanted[:1], refresh_ms=0, timeout_ms=60_000)
     started = time.perf_counter()
@@ -70,7 +70,7 @@ def looked_up(url: str, wanted: list[bytes]) -> float:
 
 
 def written(url: str, wanted: list[bytes]) -> float:
-    """Keys a second that the driver sets."""
+    """Return the keys per second that the driver sets."""
     started = time.perf_counter()
     uvloop.run(write(url, wanted))
     return len(wanted) / (time.perf_counter() - started)

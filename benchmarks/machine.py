@@ -1,4 +1,4 @@
-"""What a figure was measured on: without this it means nothing."""
+"""The machine, interpreter and versions of a measurement, which are stored with each figure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ __all__ = ["cpu_of_tree", "describe"]
 
 PACKAGES = ("penstock", "uvloop", "lmdb", "protobuf", "numpy", "pyspark", "pyarrow")
 PEERS = {"mosquitto": "-h", "redis-server": "--version"}
-"""Peers that are programs, and the flag that has each say its version."""
+"""Peers that are programs, and the option with which each prints its version."""
 
 
 def cpu_of_tree() -> float:
-    """Processor seconds of this process and of all that came from it: load on the machine changes them little."""
+    """Return the processor seconds of this process and its descendants, which depend little on the load of the
+    machine."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with suppress(OSError):  # it has ended meanwhile; its parent counts it
+            with suppress(OSError):  # the process has ended; its parent includes it
                 fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
                 parents[int(entry.name)] = int(fields[1])
                 ticks[int(entry.name)] = sum(map(int, fields[11:15]))
@@ -40,7 +41,7 @@ def cpu_of_tree() -> float:
 
 
 def cpu_model() -> str:
-    """The processor's name as Linux tells it, or what Python knows."""
+    """Return the processor's name from Linux, otherwise from Python."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8").splitlines():
@@ -50,7 +51,7 @@ def cpu_model() -> str:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time that processes have taken until now, in user and kernel (Linux)."""
+    """Return the processor time used by processes, user and kernel (Linux)."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -59,7 +60,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def describe() -> dict[str, object]:
-    """Machine, interpreter and versions, as one JSON-able object."""
+    """Return machine, interpreter and versions as an object for JSON."""
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu_model(),
@@ -73,19 +74,20 @@ def describe() -> dict[str, object]:
 
 
 def core() -> str:
-    """The form of penstock's core in this checkout, and how it was built."""
+    """Return the form of penstock's core in this checkout, and the kind of build."""
     if compiled.form() == "compiled":
         return "compiled as released" if is_release() else "compiled without a profile"
     return "interpreted"
 
 
 def is_optimised() -> bool:
-    """Whether the interpreter was built with profile-guided optimisation, as distributions do and pyenv does not."""
+    """Return True if the interpreter was built with profile-guided optimization, as in distributions, but not by
+    pyenv."""
     return "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
 
 
 def peer_version(program: str, flag: str) -> str:
-    """The first version number that ``program`` prints, or ``absent``."""
+    """Return the first version number that ``program`` prints, or ``absent``."""
     path = servers.find(program)
     if path is None:
         return "absent"
@@ -95,7 +97,7 @@ def peer_version(program: str, flag: str) -> str:
 
 
 def version(package: str) -> str:
-    """The installed version, or ``absent``."""
+    """Return the installed version, or ``absent``."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""MQTT beside Mosquitto: throughput, fan-out, latency. Neither persists anything.
+"""MQTT next to Mosquitto: throughput, fan-out, latency. Neither broker persists data.
 
-Durable acknowledgements are a case of their own: Mosquitto has none, it never acknowledges after an fsync.
+Durable acknowledgements are a separate case, because Mosquitto never acknowledges after an fsync.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ THROUGHPUT: Final[tuple[tuple[str, str, Mapping[str, object]], ...]] = (
 )
 
 CPU_UNIT: Final = "us of CPU/message"
-"""Of the server, over the measured window: what other work on the machine disturbs least. Less is better."""
+"""Processor time of the server during the measured window, which other load on the machine affects least. Less is
+better."""
 
 
 def mqtt(settings: Settings) -> list[Figure]:
-    """Messages a second with the servers' processor time for each, and latency at 1,000 messages a second."""
+    """Measure messages per second with the servers' processor time per message, and latency at 1,000 messages per
+    second."""
     figures: list[Figure] = []
     with servers.penstock("memory") as ready, servers.mosquitto_process() as peer:
         processes = {"penstock": (str(ready["mqtt"]), int(ready["pid"])), "mosquitto": peer}

@@ -1,8 +1,9 @@
 """A mixed load on one process and on two: its TubeMQ topic on the node's broker, or on a broker in its own process.
 
-Clients of TubeMQ send and fetch records of 1 KiB at full speed. Measured next to them are the latency of an MQTT client
-with 50 messages a second, messages of QoS 1 with 64 in flight, SETs of 50 clients, and the records sent meanwhile; then
-the processor time of each kind of request, by process. How much more cores carry follows from it: see decision 97.
+Clients of TubeMQ send and fetch records of 1 KiB at full speed. Measured at the same time are the latency of an MQTT
+client with 50 messages per second, messages of QoS 1 with 64 in flight, SETs of 50 clients, and the sent records; then
+the processor time of each kind of request, by process. Decision 97 derives from it the load that more cores can
+process.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ __all__ = ["processes"]
 
 TOPIC: Final = "records"
 RECORDS: Final = 50_000
-"""Records of a measurement of processor time."""
+"""Number of records for a measurement of processor time."""
 SENT: Final = "penstock_tube_produced_messages_total"
 """Metric of the records that a broker appended."""
 
 Add = Callable[[str, str, str, float | None], None]
-"""Adds a run: case, server, unit, value."""
+"""Function that adds a run: case, server, unit, value."""
 
 
 class Served(NamedTuple):
-    """Addresses, and ids of the processes: ``node`` has MQTT, the state store and the master, ``broker`` the topic.
+    """Addresses and process ids of the servers: ``node`` has MQTT, the state store and the master, ``broker`` the
+    topic.
 
     ``metrics``: HTTP address of the broker's metrics.
     """
@@ -57,7 +59,7 @@ class Served(NamedTuple):
 
 @contextmanager
 def one_process(durability: str) -> Iterator[Served]:
-    """A node."""
+    """Run a node."""
     with servers.penstock(durability, [TOPIC]) as ready:
         pid = int(ready["pid"])
         yield Served(ready["mqtt"], ready["tube_master"], ready["http"], pid, pid)
@@ -65,7 +67,7 @@ def one_process(durability: str) -> Iterator[Served]:
 
 @contextmanager
 def two_processes(durability: str) -> Iterator[Served]:
-    """A node, and a broker in its own process, which alone has the topic."""
+    """Run a node, and a broker in its own process, which is the only one with the topic."""
     with tempfile.TemporaryDirectory() as folder, servers.penstock(durability) as ready:
         argv = [str(Path(sys.executable).parent / "penstock"), "tube", "broker", "run", "--broker-id=2", "--json"]
         argv += [f"--data-dir={folder}", f"--tube-master={ready['tube_master']}", f"--durability={durability}"]
@@ -96,7 +98,7 @@ def _get(address: str) -> str:
 
 
 def _sent(served: Served) -> float:
-    """Records that the broker appended so far."""
+    """Return the number of records that the broker has appended."""
     lines = _get(f"{served.metrics}/metrics").splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(SENT))
 
@@ -108,12 +110,12 @@ def send(master: str, _: int) -> None:
 
 
 def fetch(master: str, _: int) -> None:
-    """Fetch all records, and those that are appended."""
+    """Fetch all records, and then new ones."""
     uvloop.run(fetched(master, None))
 
 
 async def fetched(master: str, count: int | None) -> int:
-    """Fetch with a new group until at least ``count`` records have come; their number."""
+    """Fetch with a new group until at least ``count`` records have arrived; returns their number."""
     seen = 0
     async with Consumer(master, f"bench_{uuid.uuid4().hex[:8]}", [TOPIC]) as consumer:
         async for batch in consumer.batches():
@@ -124,7 +126,7 @@ async def fetched(master: str, count: int | None) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -133,7 +135,7 @@ SERVERS: Final = {"penstock": one_process, "two processes": two_processes}
 
 
 def processes(settings: Settings) -> list[Figure]:
-    """Latencies and rates next to clients of TubeMQ; processor time of each kind of request."""
+    """Measure latencies and rates next to clients of TubeMQ, and the processor time of each kind of request."""
     figures: dict[tuple[str, str, str], Figure] = {}
 
     def add(case: str, server: str, unit: str, value: float | None) -> None:
@@ -157,7 +159,7 @@ def processes(settings: Settings) -> list[Figure]:
 
 
 def _rates(served: Served, settings: Settings, name: str, add: Add) -> None:
-    """Rates of MQTT and of the state store, each next to TubeMQ, and of TubeMQ next to them."""
+    """Measure rates of MQTT and of the state store, each next to TubeMQ, and of TubeMQ next to them."""
     for case, mode, unit, options in (
         ("QoS 1, 64 in flight", "qos1", "messages/s", {"window": 64, "size": 1024}),
         ("SET, 50 clients", "statestore", "requests/s", {"op": "set", "clients": 50, "keys": 1000}),
@@ -170,7 +172,8 @@ def _rates(served: Served, settings: Settings, name: str, add: Add) -> None:
 
 
 def _processor_times(served: Served, settings: Settings, add: Add) -> None:
-    """Processor time of one request, of the process that handles it; of the node for a record of the other one."""
+    """Measure the processor time of one request in the process that handles it, and in the node for a record of the
+    other process."""
     options = {"seconds": settings.seconds, "pid": served.node}
     for window in (64, 1):
         load = generator.measure(served.mqtt, "qos1", window=window, size=1024, **options)

@@ -1,9 +1,9 @@
-"""Where a node under load spends its processor time: by library and by function, with Linux's ``perf``.
+"""Profile of the processor time of a node under load, by library and by function, with Linux's ``perf``.
 
 Usage: python -m benchmarks.profile [--request set|get] [--clients N] [--window N] [--durability memory] [--seconds S]
 
-The node runs as a process of its own under the load of ``benchmarks.generator``; samples are taken from it alone, in
-user space and in the kernel. Without the privileges for that, ``perf`` says so, and nothing is printed.
+The node runs in a separate process under the load of ``benchmarks.generator``; only this process is sampled, in user
+space and in the kernel. Without the required privileges, ``perf`` reports an error and no profile is printed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ __all__ = ["main", "profile"]
 
 KEYS: Final = 1000
 FUNCTIONS: Final = 40
-"""Lines of the list of functions."""
+"""Number of lines in the list of functions."""
 HERTZ: Final = 5000
 
 
 def profile(request: str, *, clients: int, window: int, durability: str, seconds: float) -> str:
-    """The shares of libraries and functions in a node's processor time under ``request`` (``set`` or ``get``)."""
+    """Return the shares of libraries and functions in a node's processor time under ``request`` (``set`` or
+    ``get``)."""
     with tempfile.TemporaryDirectory() as folder, servers.penstock(durability, core="compiled") as ready:
         load = {"pid": ready["pid"], "keys": KEYS}
         generator.measure(ready["mqtt"], "statestore", op="fill", clients=10, window=10, **load)
@@ -50,7 +51,7 @@ def profile(request: str, *, clients: int, window: int, durability: str, seconds
 
 
 def _shares(recorded: str, by: str) -> list[str]:
-    """The report as lines, without comments and without libraries below a tenth of a percent."""
+    """Return the report as lines, without comments and without libraries below a tenth of a percent."""
     command = ["perf", "report", "-i", recorded, "--no-children", "--percent-limit", "0.1", "--stdio", "--sort", by]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [" ".join(line.split()).removesuffix(" - -") for line in report if line.strip() and not line.startswith("#")]

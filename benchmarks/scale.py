@@ -1,12 +1,12 @@
-"""Scale: resource usage and latency of a broker with many clients, keys and topics, and how fast clients reconnect.
+"""Scale: resource usage and latency of a broker with many clients, keys and topics, and the time of reconnects.
 
-Two loads, each beside Mosquitto where it can do the same; for a million keys see ``statestore-keys``.
+There are two loads, each next to Mosquitto if it supports them; for a million keys see ``statestore-keys``.
 
 * ``steady``: 1,000 clients that each publish once a second to themselves, alone and next to 9,000 idle clients, 10,000
-  retained topics and (penstock) ``--keys`` keys that expire; then everything leaves. Latency in the case ``scale``,
-  memory and descriptors in the case ``memory``.
-* ``reconnect``: the broker is killed and started while 10,000 clients come back: anonymous, with a client certificate,
-  with SCRAM (penstock). Durable in penstock, so that sessions and subscriptions are there.
+  retained topics and (penstock) ``--keys`` keys that expire; then all of them are removed. Latency is in the case
+  ``scale``, memory and descriptors in the case ``memory``.
+* ``reconnect``: the broker is killed and started while 10,000 clients reconnect: anonymous, with a client certificate,
+  with SCRAM (penstock). penstock is durable, so that sessions and subscriptions survive.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ __all__ = [
 ]
 
 BUSY: Final = 1_000
-"""Clients that publish."""
+"""Number of clients that publish."""
 IDLE: Final = 9_000
-"""Clients that do nothing."""
+"""Number of idle clients."""
 LIMITS: Final = {"max_connections": 11_000}
 """More than the default of 10,000: the clients that fill the store and the topics are connected at the same time."""
 TOPICS: Final = 10_000
 USER: Final = User("operator", "correct horse battery staple")
 KEY_EXPIRY_S: Final = 10.0
-"""Expiry of the keys, beyond the time that setting them takes at ``FILLED_PER_S`` keys a second."""
+"""Expiry of the keys, in addition to the time for setting them at ``FILLED_PER_S`` keys per second."""
 FILLED_PER_S: Final = 50_000
 SETTLE_S: Final = 3.0
-"""Time after the clients have left before memory and descriptors are read."""
+"""Seconds between the end of the clients and the measurement of memory and descriptors."""
 RELEASED_S: Final = 2.5 * INTERVAL_S
-"""The same where the node is to have returned free memory: that takes an idle interval after the last busy one."""
+"""The same if the node must have returned free memory, which takes an idle interval after the last busy one."""
 
 
 class Process(NamedTuple):
@@ -82,7 +82,7 @@ class Process(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a broker holds: resident memory without pages of files in bytes, file descriptors, threads."""
+    """Resources of a broker: resident memory without pages of files in bytes, file descriptors, threads."""
 
     memory: int
     descriptors: int
@@ -90,7 +90,7 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """What the process holds now."""
+    """Return the current resources of the process."""
     process = Path(f"/proc/{pid}")
     return Usage(own_memory(pid), len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())))
 
@@ -108,7 +108,8 @@ class Steady(NamedTuple):
 def steady(
     server: Process, *, idle: int, busy: int, topics: int, keys: int, seconds: float, settle_s: float = SETTLE_S
 ) -> Steady:
-    """One round, with keys that expire within it. The second round on one server says what the first one left."""
+    """Run one round, with keys that expire during the round. The second round on a server shows what the first one left
+    behind."""
     return _run(_steady(server, idle=idle, busy=busy, topics=topics, keys=keys, seconds=seconds, settle_s=settle_s))
 
 
@@ -150,10 +151,10 @@ def _retain(address: str, topics: int, payload: bytes) -> None:
 
 
 class Return(NamedTuple):
-    """The return of clients to a broker that was killed and started again."""
+    """Reconnects of clients to a broker that was killed and started again."""
 
     seconds: float
-    """From its start until all were back, with clients on the same machine."""
+    """Seconds from its start until all clients were connected, with clients on the same machine."""
     processor_s: float
     """Processor time of the broker since its start."""
     present: int
@@ -167,9 +168,9 @@ def reconnect(
     tls: ssl.SSLContext | None = None,
     user: User | None = None,
 ) -> Return:
-    """Connect ``count`` clients, kill the broker, start it again, and measure until all are back.
+    """Connect ``count`` clients, kill the broker, start it again, and measure until all are connected.
 
-    ``start`` returns a broker over the same data each time and ends it.
+    ``start`` starts a broker on the same data each time, and ends it.
     """
     return _run(_reconnect(start, count, tls, user))
 
@@ -193,7 +194,7 @@ async def _reconnect(
 
 
 def memory(settings: Settings) -> list[Figure]:
-    """Memory and descriptors of one server over two rounds; a new server for each run."""
+    """Measure memory and descriptors of one server over two rounds; each run uses a new server."""
     figures: dict[tuple[str, str, str], Figure] = {}
     idle = connections_possible(BUSY + IDLE) - BUSY
     for _ in range(settings.repeats):
@@ -217,7 +218,7 @@ def memory(settings: Settings) -> list[Figure]:
 
 
 def scale(settings: Settings) -> list[Figure]:
-    """Latencies, and times until all clients are back; a new server for each run."""
+    """Measure latencies, and times until all clients are connected again; each run uses a new server."""
     figures: dict[tuple[str, str, str], Figure] = {}
     idle = connections_possible(BUSY + IDLE) - BUSY
     for _ in range(settings.repeats):
@@ -240,7 +241,8 @@ def _add(figures: dict[tuple[str, str, str], Figure], case: str, server: str, un
 
 
 def _reconnects() -> Iterator[tuple[str, str, Callable[[], Return]]]:
-    """Each way to authenticate and each server that has it; the files of a run are there until the next one."""
+    """Yield each authentication method with each server that supports it; the files of a run exist until the next
+    one."""
     count = connections_possible(BUSY + IDLE)
     for case in ("anonymous", "certificate", "SCRAM"):
         for name in ("penstock", "mosquitto"):
@@ -259,7 +261,7 @@ def _reconnects() -> Iterator[tuple[str, str, Callable[[], Return]]]:
 
 
 def client_tls(made: servers.Certificates) -> ssl.SSLContext:
-    """A client that trusts the authority, and has a certificate of it."""
+    """Return the TLS context of a client with a certificate of the authority, which it trusts."""
     tls = ssl.create_default_context(cafile=made.authority)
     tls.load_cert_chain(made.server)
     return tls
@@ -267,7 +269,7 @@ def client_tls(made: servers.Certificates) -> ssl.SSLContext:
 
 @contextmanager
 def memory_node() -> Iterator[Process]:
-    """A node in memory mode."""
+    """Run a node in memory mode."""
     with servers.penstock("memory", mqtt={"limits": LIMITS}) as ready:
         yield Process(ready["mqtt"], int(ready["pid"]))
 
@@ -280,7 +282,7 @@ def _mosquitto() -> Iterator[Process]:
 
 @contextmanager
 def node(folder: str, port: int, case: str, made: servers.Certificates) -> Iterator[Process]:
-    """A durable node over ``folder`` whose clients authenticate as ``case`` says, with this port."""
+    """Run a durable node on ``folder``, with this port, whose clients authenticate as in ``case``."""
     listener: dict[str, object] = {"bind": f"127.0.0.1:{port}"}
     security: dict[str, object] = {}
     if case == "certificate":

@@ -1,4 +1,4 @@
-"""The servers under load, ours and the named peers, each a process of its own on a free loopback port."""
+"""The servers under load, penstock and its peers, each in a separate process on a free loopback port."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ __all__ = [
 
 
 def find(program: str) -> str | None:
-    """Path of a program, also where the user's PATH lacks the system folders."""
+    """Return the path of a program, even if the user's PATH lacks the system folders."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
 
 
 class Certificates(NamedTuple):
-    """PEM files of a server on loopback: its certificate with the key behind it, and the authority's certificate."""
+    """PEM files of a server on loopback: its certificate followed by the key, and the authority's certificate."""
 
     server: str
     authority: str
 
 
 def certificates(folder: str) -> Certificates:
-    """Certificates made for this run, in ``folder``; that of the server serves clients, too, as user ``benchmark``."""
+    """Create certificates for this run in ``folder``; clients use the server's certificate as well, as user
+    ``benchmark``."""
     authority, names = trustme.CA(), Certificates(f"{folder}/server.pem", f"{folder}/ca.pem")
     authority.issue_cert("127.0.0.1", common_name="benchmark").private_key_and_cert_chain_pem.write_to_path(
         names.server
     )
     authority.cert_pem.write_to_path(names.authority)
-    # Mosquitto reads them as a user of its own where it is started by root.
+    # Mosquitto reads them as its own user if it is started by root.
     Path(folder).chmod(0o755)
     for name in names:
         Path(name).chmod(0o644)
@@ -82,10 +83,10 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 20) -
 def penstock(
     durability: str, topics: Sequence[str] = (), *, core: str = "", **sections: Mapping[str, object]
 ) -> Iterator[dict[str, str]]:
-    """``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port).
+    """Run ``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port).
 
-    ``core``: the form of the core; default: compiled where it was built. ``sections`` of the configuration beside that
-    of the tube.
+    ``core``: the form of the core; default: compiled if it was built. ``sections``: further sections of the
+    configuration.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -98,7 +99,7 @@ def penstock(
 def penstock_in(
     folder: str, durability: str, topics: Sequence[str] = (), *, core: str = "", **sections: Mapping[str, object]
 ) -> Iterator[dict[str, str]]:
-    """As :func:`penstock`, over a folder that outlives it: a second start finds what the first one stored."""
+    """Like :func:`penstock`, with a folder that is not deleted: a second start finds the stored data."""
     zero = "127.0.0.1:0"
     listeners = [f"--{name}={zero}" for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")]
     settings = Path(folder) / "penstock.yaml"
@@ -119,16 +120,17 @@ def penstock_in(
 
 @contextmanager
 def mosquitto() -> Iterator[str]:
-    """Mosquitto as :func:`mosquitto_process` starts it; yields host:port."""
+    """Run Mosquitto like :func:`mosquitto_process`; yields host:port."""
     with mosquitto_process() as (address, _):
         yield address
 
 
 @contextmanager
 def mosquitto_process(listeners: str = "") -> Iterator[tuple[str, int]]:
-    """Mosquitto without persistence, TCP_NODELAY set, no limit on what waits; yields host:port and the process id.
+    """Run Mosquitto without persistence, with TCP_NODELAY, without limits of queues; yields host:port and the process
+    id.
 
-    ``listeners``: more of them, as its configuration file has them.
+    ``listeners``: additional listeners, in the syntax of its configuration file.
     """
     program = find("mosquitto")
     assert program is not None
@@ -148,15 +150,15 @@ def mosquitto_process(listeners: str = "") -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def redis(durability: str) -> Iterator[int]:
-    """Redis as :func:`redis_process` starts it; yields the port."""
+    """Run Redis like :func:`redis_process`; yields the port."""
     with redis_process(durability) as (port, _):
         yield port
 
 
 @contextmanager
 def redis_process(durability: str, folder: str | None = None) -> Iterator[tuple[int, int]]:
-    """Redis with an append-only file: fsync on every write for ``durable``, by the kernel for ``flushed``, none for
-    ``memory``; yields the port and the process id. What it keeps in ``folder`` it finds there again."""
+    """Run Redis with an append-only file: fsync on every write for ``durable``, by the kernel for ``flushed``, none for
+    ``memory``; yields the port and the process id. Data in ``folder`` is available after a restart."""
     program = find("redis-server")
     assert program is not None
     port = free_port()

@@ -1,8 +1,8 @@
-"""Spark's connectors: the ``tubemq`` source on penstock's broker and on Apache's, beside Kafka with Spark's own.
+"""Spark's connectors: the ``tubemq`` source on penstock's broker and on Apache's, next to Kafka with Spark's own.
 
-Every server runs on the cores that Spark runs on. Rows are read into nothing; a drain is a stream with ``availableNow``
-and a limit a trigger. Parquet is what the same rows cost from a file, the ceiling what a Python source costs without a
-server that decodes nothing. Peers that cannot be had are left out, with the reason on standard error.
+Servers share the cores with Spark. Rows are read and discarded; a drain is a stream with ``availableNow`` and a limit
+per trigger. ``Parquet`` is the cost of the same rows from a file, the ceiling the cost of a Python source without a
+server and without decoding. Unavailable peers are skipped, with the reason on standard error.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = ["CEILING", "ROUNDS", "SIZES", "Source", "batch", "filled", "register"
 
 SIZES = (100, 1024)
 ROUNDS = {100: 20, 1024: 8}
-"""How many times MESSAGES are written of each size: a job costs tenths of a second by itself."""
+"""Number of times that MESSAGES are written for each size, because a job has a fixed cost of tenths of a second."""
 ROUNDS_APACHE = {100: 6, 1024: 2}
-"""The same for Apache's server, which takes them more slowly."""
+"""The same for Apache's server, which accepts them more slowly."""
 TRIGGERS = 5
 """Micro-batches of a drain."""
 APACHE, KAFKA, PARQUET, CEILING = "Apache TubeMQ", "Kafka", "Parquet", "ceiling"
@@ -48,7 +48,8 @@ STEADY = "steady"
 
 
 class Source(NamedTuple):
-    """A format with its options; ``limit`` names the option that bounds a micro-batch. None: it cannot be drained."""
+    """A format with its options; ``limit`` is the option that limits a micro-batch. None: the source cannot be
+    drained."""
 
     format: str
     options: Mapping[str, str]
@@ -57,7 +58,7 @@ class Source(NamedTuple):
 
 
 def spark_source(settings: Settings) -> list[Figure]:
-    """Rows a second of a batch read and of a drain, latency of streams, the state store."""
+    """Measure rows per second of a batch read and of a drain, latency of streams, and the state store."""
     from penstock.spark import session
 
     topics = [*(f"s{size}" for size in SIZES), STEADY]
@@ -83,7 +84,7 @@ def spark_source(settings: Settings) -> list[Figure]:
                 name: partial(_drain, spark, source) for name, source in sources.items() if source.limit
             }
             for run in batches.values():
-                run()  # the first one starts Python workers and compiles
+                run()  # the first run starts Python workers and compiles
             figures += alternate(settings, f"Spark batch read, {size} B", "rows/s", batches)
             figures += alternate(settings, f"drain in {TRIGGERS} batches, {size} B", "rows/s", drains)
         figures += _streams(settings, spark, ready["tube_master"], apache, peer, broker)
@@ -92,7 +93,7 @@ def spark_source(settings: Settings) -> list[Figure]:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the ceiling known, by value: workers need not find the benchmarks."""
+    """Register the ceiling, pickled by value, so that workers need not import the benchmarks."""
     from pyspark import cloudpickle
 
     from benchmarks import ceiling
@@ -124,7 +125,7 @@ def _streams(
 def filled(
     spark: SparkSession, topic: str, size: int, master: str, apache: JavaTube | None, broker: str | None
 ) -> dict[str, Source]:
-    """The servers, each with the rows in ``topic``."""
+    """Yield the servers, each with the rows in ``topic``."""
     rows = ROUNDS[size] * MESSAGES
     for _ in range(ROUNDS[size]):
         uvloop.run(fill(master, topic, size))
@@ -158,13 +159,13 @@ def _timed(work: Callable[[], object], rows: int) -> Run:
 
 
 def batch(spark: SparkSession, source: Source) -> Run:
-    """Rows a second of reading everything into nothing."""
+    """Return the rows per second of reading and discarding all rows."""
     found = _loaded(spark.read, source)
     return _timed(lambda: found.write.format("noop").mode("overwrite").save(), source.rows)
 
 
 def _drain(spark: SparkSession, source: Source) -> Run:
-    """Rows a second of a stream that reads everything, a part a trigger, and ends."""
+    """Return the rows per second of a stream that reads all rows, a part per trigger, and ends."""
     assert source.limit is not None
     options = {**source.options, "startingOffsets": "earliest", source.limit: str(source.rows // TRIGGERS)}
     with tempfile.TemporaryDirectory() as folder:

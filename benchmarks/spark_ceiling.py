@@ -1,8 +1,8 @@
 """Spark's batch read of the log next to its bounds: Spark with a source without a server, the reader without Spark.
 
-The source without a server (``ceiling``) yields one Arrow batch of the same columns and rows repeatedly: what a row
-costs between a Python data source and Spark's sink. The reader without Spark makes the same Arrow batches of the same
-records in one thread, and drops them: what penstock's part of a row costs, with its broker.
+The source without a server (``ceiling``) yields one Arrow batch of the same columns and rows repeatedly: the cost of a
+row between a Python data source and Spark's sink. The reader without Spark creates the same Arrow batches from the same
+records in one thread, and discards them: the cost of penstock's part of a row, with its broker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["spark_ceiling"]
 
 
 def spark_ceiling(settings: Settings) -> list[Figure]:
-    """Rows a second of reading everything into nothing, and processor time of all processes for a row."""
+    """Measure rows per second of reading and discarding all rows, and processor time of all processes per row."""
     from penstock.spark import session
 
     figures: list[Figure] = []
@@ -38,13 +38,13 @@ def spark_ceiling(settings: Settings) -> list[Figure]:
             runs = {name: partial(batch, spark, source) for name, source in sources.items()}
             runs["reader without Spark"] = partial(_read, ready["tube_master"], topic, rows)
             for run in runs.values():
-                run()  # the first one starts Python workers and compiles
+                run()  # the first run starts Python workers and compiles
             figures += alternate(settings, f"Spark batch read, {size} B, local[2]", "rows/s", runs)
     return figures
 
 
 def _read(master: str, topic: str, rows: int) -> Run:
-    """Make Arrow batches of all records in this thread."""
+    """Create Arrow batches of all records in this thread."""
     from penstock.spark.tube.arrow import record_batches
     from penstock.spark.tube.offsets import TopicPartition
     from penstock.tube.reader import RangeReader, partitions

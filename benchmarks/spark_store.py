@@ -22,7 +22,7 @@ _KEY = "format_string('limits/%06d', id) AS key"
 
 
 def stores(settings: Settings, spark: SparkSession) -> list[Figure]:
-    """Keys a second: looked up from the store, from what a worker kept, and written by the sink."""
+    """Measure keys per second: looked up from the store, from the cache of a worker, and written by the sink."""
     figures: list[Figure] = []
     with servers.penstock("memory", statestore={"extensions": ["mget", "batch"]}) as ready:
         url = f"mqtt://{ready['mqtt']}"
@@ -32,7 +32,7 @@ def stores(settings: Settings, spark: SparkSession) -> list[Figure]:
         def enriched(refresh_ms: int) -> float:
             return _rate(with_lookup(keys, "key", "limit", url, refresh_ms=refresh_ms), KEYS)
 
-        enriched(0)  # the first one starts Python workers and connects them
+        enriched(0)  # the first run starts Python workers and connects them
         enriched(600_000)
         runners = {
             "penstock": lambda: enriched(0),
@@ -55,7 +55,7 @@ def stores(settings: Settings, spark: SparkSession) -> list[Figure]:
 
 
 def _rate(rows: DataFrame, count: int) -> float:
-    """Rows a second into nothing."""
+    """Return the rows per second of reading and discarding."""
     started = time.perf_counter()
     rows.write.format("noop").mode("overwrite").save()
     return count / (time.perf_counter() - started)

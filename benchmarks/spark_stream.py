@@ -1,7 +1,7 @@
-"""Streams at 1,000 messages a second: from the producer into ``foreachBatch``, and what a micro-batch costs by itself.
+"""Streams at 1,000 messages per second: from the producer into ``foreachBatch``, and the fixed cost of a micro-batch.
 
-The time of a message ends when its row is in the driver's hands. A Kafka record says when it was sent by its timestamp,
-ours by its body. Spark's own rate source beside them shows what of a micro-batch is Spark's.
+The latency of a message ends when the driver has its row. The send time is in the timestamp of a Kafka record, and in
+the body of penstock's records. Spark's own rate source shows Spark's share of the cost of a micro-batch.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ __all__ = ["Steady", "from_kafka", "from_tube", "rate", "streams"]
 
 RATE = 1_000
 WARM_S = 3.0
-"""Not measured: the first micro-batches compile."""
+"""Seconds that are not measured: the first micro-batches compile."""
 LEAST_S = 5.0
 DRAIN_S = 1.0
-"""What was sent last arrives."""
+"""Seconds in which the last messages arrive."""
 START_S = 60.0
 MOST_REPEATS = 2
-"""Each lasts ten seconds and more, and takes thousands of messages."""
+"""Each run takes ten seconds or more, and thousands of messages."""
 
 
 class Steady(NamedTuple):
-    """A source that gets ``RATE`` messages a second while ``feed`` runs; ``sent`` is when, in seconds since 1970."""
+    """A source that gets ``RATE`` messages per second while ``feed`` runs; ``sent`` is the send time in seconds since
+    1970."""
 
     format: str
     options: Mapping[str, str]
@@ -48,14 +49,14 @@ class Steady(NamedTuple):
 
 
 def from_tube(masters: str, topic: str, seconds: float, **options: str) -> Steady:
-    """A tube, fed by our producer."""
+    """A TubeMQ topic, to which penstock's producer sends."""
     feed = [sys.executable, "-m", "benchmarks.steady", masters, topic, str(RATE), str(seconds)]
     given = {"tubemq.master": masters, "subscribe": topic, **options}
     return Steady("tubemq", given, feed, "cast(cast(value AS string) AS double)")
 
 
 def from_kafka(peer: KafkaPeer, address: str, topic: str, seconds: float) -> Steady:
-    """A Kafka broker, fed by its own load generator, which sends at once."""
+    """A Kafka broker, to which its own load generator sends immediately."""
     java = str(find_java().home / "bin" / "java")
     feed = [java, "-Xmx256m", "-cp", f"{peer.broker}/*", "org.apache.kafka.tools.ProducerPerformance"]
     feed += ["--topic", topic, "--num-records", str(int(RATE * seconds)), "--record-size", "100"]
@@ -65,12 +66,13 @@ def from_kafka(peer: KafkaPeer, address: str, topic: str, seconds: float) -> Ste
 
 
 def rate() -> Steady:
-    """Spark's own generator: no server, no Python; it says nothing of when."""
+    """Spark's own generator: no server, no Python; it has no send times."""
     return Steady("rate", {"rowsPerSecond": str(RATE), "numPartitions": "2"}, (), None)
 
 
 def streams(settings: Settings, spark: SparkSession, sources: Mapping[str, Steady]) -> list[Figure]:
-    """Latency of a message (ms: p50, p99) and of a micro-batch (ms), the sources in turn."""
+    """Measure the latency of a message (ms: p50, p99) and the duration of a micro-batch (ms), alternating between
+    sources."""
     names = {
         kind: f"{words}, {RATE:,} messages/s"
         for kind, words in (("p50", "end to end, p50"), ("p99", "end to end, p99"), ("batch", "a micro-batch, p50"))
@@ -93,7 +95,8 @@ def streams(settings: Settings, spark: SparkSession, sources: Mapping[str, Stead
 
 
 def _run(spark: SparkSession, source: Steady, seconds: float) -> tuple[list[float], list[float]]:
-    """Seconds that each message took, and milliseconds of each micro-batch with rows, without the first of them."""
+    """Return the latency of each message in seconds, and the duration in ms of each micro-batch with rows except the
+    first."""
     taken: list[tuple[float, float]] = []
 
     def collect(rows: DataFrame, _: int) -> None:
@@ -117,8 +120,8 @@ def _run(spark: SparkSession, source: Steady, seconds: float) -> tuple[list[floa
             if feed is not None:
                 feed.kill()
                 feed.wait()
-                with suppress(PySparkException):  # the one that ended it is told above
-                    query.processAllAvailable()  # Spark stops without noise between batches
+                with suppress(PySparkException):  # the error that ended it is reported above
+                    query.processAllAvailable()  # Spark stops without errors between batches
             query.stop()
         batches = [float(p.durationMs["triggerExecution"]) for p in query.recentProgress if p.numInputRows]
     return [took for sent, took in taken if began <= sent < began + seconds], batches[len(batches) // 3 :]

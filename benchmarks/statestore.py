@@ -1,5 +1,5 @@
-"""The state store beside Redis: SET, GET and both, of 64 bytes, by the same generator, over MQTT with the properties
-that the SDKs send, and over Redis's own protocol; and what many keys take: memory, and time to start."""
+"""The state store next to Redis: SET, GET and both, of 64 bytes, by the same generator, over MQTT with the properties
+that the SDKs send, and over Redis's own protocol; and the memory and start-up time of many keys."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from penstock.statestore.service.storage import NODE, Storage
 __all__ = ["many_keys", "own_memory", "state_store"]
 
 KEYS: Final = 1000
-"""Keys that requests are made for."""
+"""Number of keys in the requests."""
 LONGEST_S: Final = 0.6
-"""Seconds of one run at most: there are 144 of them by default, which are to take less than three minutes."""
+"""Maximum seconds of one run: there are 144 runs by default, which must take less than three minutes."""
 _BATCH: Final = 20_000
 
 
 def state_store(settings: Settings) -> list[Figure]:
-    """Requests a second, one in flight a client; in memory too where the durability is the default.
+    """Measure requests per second, one in flight per client; with the default durability also in memory.
 
-    Redis fsyncs as often: after every command (durable), or never (memory).
+    Redis has the same guarantee: fsync after every command (durable), or never (memory).
     """
     durabilities = ["memory", "durable"] if settings.durability == "durable" else [settings.durability]
     seconds = min(settings.seconds, LONGEST_S)
@@ -51,14 +51,14 @@ def state_store(settings: Settings) -> list[Figure]:
 
 
 def many_keys(settings: Settings) -> list[Figure]:
-    """How much longer a start takes for ``settings.keys`` keys of 64 bytes, and the memory of its own that the
-    process has for each; a new process for each run."""
+    """Measure the additional start-up time for ``settings.keys`` keys of 64 bytes, and the private memory of the
+    process per key; each run uses a new process."""
     count = settings.keys
     with tempfile.TemporaryDirectory() as folder:
         full, empty = Path(folder) / "full", Path(folder) / "empty"
         for data in (full, empty):
             data.mkdir()
-            _start(servers.penstock_in(str(data), "memory"))  # makes the data directory
+            _start(servers.penstock_in(str(data), "memory"))  # creates the data directory
         _fill_store(full / "data" / "statestore", count)
         with servers.redis_process("memory", folder) as (port, _):
             generator.measure(f"127.0.0.1:{port}", "resp", op="fill", clients=4, window=100, keys=count)
@@ -78,7 +78,7 @@ def many_keys(settings: Settings) -> list[Figure]:
 
 
 def _fill_store(path: Path, count: int) -> None:
-    """Make a store with so many keys, as the server would."""
+    """Create a store with this number of keys, like the server."""
     storage = Storage(path, Durability.MEMORY)
     storage.open()
     for first in range(0, count, _BATCH):
@@ -91,7 +91,7 @@ def _fill_store(path: Path, count: int) -> None:
 
 
 def _start(server: AbstractContextManager[dict[str, str] | tuple[int, int]]) -> tuple[float, int]:
-    """Seconds until the server answers, and bytes of memory that are its own then."""
+    """Return the seconds until the server answers, and its private memory in bytes at that time."""
     began = time.perf_counter()
     with server as ready:
         if isinstance(ready, tuple):
@@ -104,7 +104,8 @@ def _start(server: AbstractContextManager[dict[str, str] | tuple[int, int]]) -> 
 
 
 def own_memory(pid: int) -> int:
-    """Resident memory of a process without pages of files: what the kernel caches of the store is not counted."""
+    """Return the resident memory of a process without pages of files, so that the kernel's cache of the store is not
+    counted."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

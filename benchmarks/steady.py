@@ -1,4 +1,5 @@
-"""``python -m benchmarks.steady MASTERS TOPIC RATE SECONDS``: a producer at a steady rate; each message says when."""
+"""``python -m benchmarks.steady MASTERS TOPIC RATE SECONDS``: a producer at a steady rate; each message contains its
+send time."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from penstock.tube.producer import Producer
 __all__ = ["steady"]
 
 TURN_S = 0.01
-"""Messages leave in groups, a hundred a second."""
+"""Messages are sent in groups, a hundred groups per second."""
 
 
 async def steady(masters: str, topic: str, rate: float, seconds: float) -> None:
-    """Send for ``seconds``; a body is the time in seconds since 1970, as text."""
+    """Send messages for ``seconds``; the body is the time in seconds since 1970, as text."""
     started, sent = time.monotonic(), 0
     async with Producer(masters) as producer, asyncio.TaskGroup() as group:
         while (passed := time.monotonic() - started) < seconds:

@@ -1,6 +1,6 @@
-"""The results that lie in a folder as Markdown pages, so that what is read is what was measured.
+"""Generate Markdown pages from the results in a folder.
 
-One page has all results beside those of the peers; the other says in the words of an operator what one node carries.
+One page has all results next to those of the peers; the other one describes the capacity of one node for operators.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ CAPACITY: Final[dict[str, tuple[tuple[str, str, str, str], ...]]] = {
         ("with SCRAM", "scale", "10,000 SCRAM clients are back", "s"),
     ),
 }
-"""Rows by heading: words for the operator, benchmark, case, unit."""
+"""Rows by heading: description for operators, benchmark, case, unit."""
 
 LATENCIES: Final = ("p50 ms", "p99 ms", "p99.9 ms")
 
 
 def write_pages(folder: Path) -> None:
-    """Write ``README.md`` of ``folder`` and the page about a node's capacity anew from the results in it."""
+    """Write ``README.md`` of ``folder`` and the page about a node's capacity from the results in it."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     (folder / "README.md").write_text(page(results), encoding="utf-8")
     CAPACITY_PAGE.write_text(capacity_page(results), encoding="utf-8")
 
 
 def capacity_page(results: dict[str, Any]) -> str:
-    """The page for operators; each figure with the machine that it was measured on."""
+    """Return the page for operators; each figure has the machine on which it was measured."""
     found = {
         (name, figure["case"], figure["unit"]): statistics.median(figure["runs"])
         for name, result in results.items()
@@ -95,7 +95,7 @@ def capacity_page(results: dict[str, Any]) -> str:
         lines += [f"## {heading}", "", "| what | median | measured on |", "| --- | ---: | --- |"]
         for words, name, case, measured in rows:
             value = found.get((name, case, measured))
-            if value is None:  # this benchmark was not run yet
+            if value is None:  # this benchmark has not been run yet
                 continue
             unit = measured.partition("/")[0] if measured.startswith("bytes") else measured
             lines.append(f"| {words} | {value:{_digits(value)}} {unit} | {_where(results[name])} |")
@@ -121,10 +121,10 @@ def _where(result: dict[str, Any]) -> str:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page of results by the name of their benchmark."""
+    """Return the page of ``results``, which are by the name of their benchmark."""
     lines = [HEAD]
     for name, result in results.items():
-        if "machine" not in result:  # a comparison of versions, which the benchmarks' own page describes
+        if "machine" not in result:  # a comparison of versions, which the page of the benchmarks describes
             continue
         machine = result["machine"]
         versions = ", ".join(f"{k} {v}" for k, v in (machine["versions"] | machine.get("peers", {})).items())

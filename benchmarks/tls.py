@@ -1,9 +1,9 @@
-"""What TLS costs a broker: processor time of its process for a connection and for a request, beside Mosquitto.
+"""The cost of TLS in a broker: processor time of its process for a connection and for a request, next to Mosquitto.
 
-All servers have the same certificate (ECDSA P-256) and take turns. One client opens connections one after the other:
-TCP, a TLS 1.3 handshake in full or with a session ticket, CONNECT, CONNACK, DISCONNECT; and the same without TLS. The
-inverse of the time is what one core accepts in a second. The floors answer CONNECT and know nothing else
-(``benchmarks.floor``).
+All servers have the same certificate (ECDSA P-256), and their runs alternate. One client opens connections
+sequentially: TCP, a full TLS 1.3 handshake or one with a session ticket, CONNECT, CONNACK, DISCONNECT; and the same
+without TLS. The inverse of the time is the number of connections that one core accepts per second. The floors only
+answer CONNECT (``benchmarks.floor``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["tls"]
 CONNECT: Final = encode(Connect("tls"))
 DISCONNECT: Final = encode(Disconnect())
 WARM: Final = 100
-"""Requests before the measured ones."""
+"""Number of requests before the measured ones."""
 VALUE: Final = bytes(64)
 
 
@@ -46,7 +46,7 @@ class Server(NamedTuple):
 
 
 def tls(settings: Settings) -> list[Figure]:
-    """Processor time of the server in us per connection, and per SET or request/response of one client."""
+    """Measure the processor time of the server in us per connection, and per SET or request/response of one client."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         made = servers.certificates(folder)
@@ -84,7 +84,7 @@ def tls(settings: Settings) -> list[Figure]:
 
 
 def tcp_connections(server: Server, seconds: float) -> float:
-    """Processor time of the server per connection without TLS, us."""
+    """Return the processor time of the server per connection without TLS, in us."""
     for _ in range(WARM):
         _connect_tcp(server.port)
     count, end, before = 0, time.monotonic() + seconds, cpu_seconds([server.pid])
@@ -103,7 +103,7 @@ def _connect_tcp(port: int) -> None:
 
 
 def connections(server: Server, authority: str, seconds: float, *, resumed: bool) -> float:
-    """Processor time of the server per connection, us."""
+    """Return the processor time of the server per connection, in us."""
     context = ssl.create_default_context(cafile=authority)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     session = None
@@ -135,13 +135,13 @@ def _run(measure: Callable[[], Coroutine[None, None, float]]) -> Callable[[], fl
 
 
 async def sets(server: Server, options: TlsOptions, seconds: float) -> float:
-    """Processor time of penstock per SET, us."""
+    """Return the processor time of penstock per SET, in us."""
     async with MqttClient("127.0.0.1", server.port, tls=options) as client, StateStoreClient(client) as store:
         return await _per_request(server.pid, seconds, lambda: store.set("key", VALUE))
 
 
 async def request_response(server: Server, options: TlsOptions, seconds: float) -> float:
-    """Processor time of a broker per request (QoS 1) to another client that responds, us."""
+    """Return the processor time of a broker per request (QoS 1) to another client that responds, in us."""
     async with (
         MqttClient("127.0.0.1", server.port, tls=options) as client,
         MqttClient("127.0.0.1", server.port, tls=options) as responder,

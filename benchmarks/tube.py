@@ -1,8 +1,8 @@
-"""The tube: penstock's client and Apache's Java client, each on penstock and on Apache's Java server, in one run.
+"""TubeMQ: penstock's client and Apache's Java client, each on penstock and on Apache's Java server, in one run.
 
-Apache's server acknowledges from memory and writes later; penstock acknowledges as ``--durability`` says, and once more
-from memory: the ratio of the two is what durable costs. Where no JDK or Maven is present, or the jars cannot be had,
-only penstock's client on penstock is measured.
+Apache's server acknowledges from memory and writes later. penstock is measured with ``--durability``, and once more
+with durability ``memory``: the ratio of the two is the cost of durability. Without a JDK, Maven or the jars, only
+penstock's client on penstock is measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHANGE = {"createUser": "bench"}
 SIZES = (100, 1024)
 PRODUCERS = (1, 4)
 JUST_WRITTEN = {100: 80_000, 1024: 12_000}
-"""Messages that our broker still has in memory (16 MiB of records)."""
+"""Number of messages that penstock's broker still has in memory (16 MiB of records)."""
 OLD = 50_000
 PARTITIONS = 1_000
 
@@ -47,14 +47,14 @@ Loads = OurLoads | JavaLoads
 
 
 class Peer(NamedTuple):
-    """A server: its master, and the processes whose time counts; none where it is not ours to look at."""
+    """A server: its master, and the processes whose time is measured; none if it is not on this machine."""
 
     master: str
     pids: list[int]
 
 
 def tube(settings: Settings) -> list[Figure]:
-    """Produce, consume, latency, first message: two clients on two servers."""
+    """Measure produce, consume, latency and first message of two clients on two servers."""
     topics = ["sync", "latency", *(f"{kind}{size}" for kind in ("s", "m", "old") for size in SIZES)]
     figures: list[Figure] = []
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def _compare(
     peers: Mapping[str, Peer],
     run: Callable[[str], Measured],
 ) -> None:
-    """Run each server in turn, with the processor time that it took for each message."""
+    """Run the servers alternately, with their processor time per message."""
 
     def measured(peer: Peer) -> Load:
         before = cpu_seconds(peer.pids)
@@ -117,7 +117,8 @@ def _compare(
 
 
 def _from_files(settings: Settings, clients: Mapping[str, Loads], peers: Mapping[str, Peer], size: int) -> list[Figure]:
-    """Reading what no server has in memory: ours was started anew, Apache's keeps 3 MB of what was written."""
+    """Measure reads of messages that no server has in memory: penstock was restarted, Apache's server caches 3 MB of
+    written messages."""
     figures: list[Figure] = []
     topic = f"old{size}"
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +144,8 @@ def _from_files(settings: Settings, clients: Mapping[str, Loads], peers: Mapping
 
 
 def _of_penstock_alone(settings: Settings, clients: Mapping[str, Loads]) -> list[Figure]:
-    """What Apache's server takes its fixed 35 seconds for, and memory that its heap's size decides."""
+    """Measure penstock alone: the first message of a new topic, for which Apache's server takes a fixed 35 seconds, and
+    memory, which in Apache's server depends on the size of its heap."""
     figures: list[Figure] = []
     with servers.penstock(settings.durability, topics=["small"]) as ready:
         for name, client in clients.items():
@@ -163,7 +165,7 @@ def _login(ready: Mapping[str, str]) -> WebLogin:
 
 
 def _new_topic(ready: Mapping[str, str], client: Loads) -> float:
-    """Milliseconds from creating a topic to a message of it that is acknowledged."""
+    """Return the milliseconds from the creation of a topic to the first acknowledged message."""
     topic = f"new_{uuid.uuid4().hex[:8]}"
     started = time.perf_counter()
     call(ready["http"], "admin_add_new_topic_record", {**_CHANGE, "topicName": topic}, login=_login(ready))
@@ -176,7 +178,7 @@ def _new_topic(ready: Mapping[str, str], client: Loads) -> float:
 
 @contextmanager
 def apache(topics: Sequence[str]) -> Iterator[tuple[JavaClients, Peer] | None]:
-    """Apache's client and server; None, with the reason on standard error, where they cannot be had."""
+    """Yield Apache's client and server; None, with the reason on standard error, if they are not available."""
     try:
         jars = prepare()
     except pytest.skip.Exception as reason:

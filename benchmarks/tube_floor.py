@@ -1,12 +1,13 @@
-"""Apache's Java client on a broker that does nothing but answer, next to penstock and Apache's server.
+"""Apache's Java client on a broker that only answers, next to penstock and Apache's server.
 
-The floor is a broker of penstock whose connections answer most requests without handling them. A send gets the same
-acknowledgement at once; nothing is stored. The first full response to a get of a partition is kept with its frame, and
-sent again to every later get; the commit of an offset, too. Everything else (registrations, heartbeats, the master) is
-penstock's. So no broker on this event loop serves the client in less, and the client's rate there is its own limit.
+The floor is a broker of penstock whose connections answer most requests without handling them. A send is acknowledged
+immediately with the same response; nothing is stored. The first full response to a get of a partition is stored with
+its frame, and sent to every later get; likewise the response to the commit of an offset. Registrations, heartbeats and
+the master are penstock's. So no broker on this event loop can serve the client in less time, and the client's rate is
+its own limit.
 
-Run as a program it is that server, prints the address of its master, and ends with its input; a topic with a size has
-messages of that size: ``python -m benchmarks.tube_floor TOPIC[:SIZE] ...``.
+Run as a program, it starts this server, prints the address of its master, and ends with its input; a topic with a size
+has messages of that size: ``python -m benchmarks.tube_floor TOPIC[:SIZE] ...``.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ __all__ = ["tube_floor"]
 FLOOR: Final = "floor"
 SIZES: Final = (100, 1024)
 CONSUMED: Final = {100: 200_000, 1024: 60_000}
-"""Messages of a run that consumes."""
+"""Number of messages that a run consumes."""
 STORED: Final = {100: 320_000, 1024: 80_000}
-"""Messages in a topic: more than the newest 16 MiB, which penstock has in memory, and those that are consumed."""
+"""Number of messages in a topic: the consumed ones and more than the newest 16 MiB, which penstock has in memory."""
 PARTITIONS: Final = 3
 TOPICS: Final = ("sync", "s100", "s1024", "old100", "old1024")
 WARM_UPS: Final = 2
 FULL_BYTES: Final = 256 << 10
-"""Least size of a response that is kept."""
+"""Minimum size of a response that is stored."""
 _SENT: Final = bytes((8, MethodId.SEND_MESSAGE))
 _ACKNOWLEDGED: Final = encode_sent(1 << 40, 1_700_000_000_000, 28 << 20, 1)[0]
 _COMMITTED: Final = encode_response(
@@ -99,13 +100,14 @@ class _FloorConnection(TubeBrokerConnection):
             if self._out and len(self._out[-1]) >= FULL_BYTES:
                 self._kept[key] = bytearray(self._out[-1])
         elif self._transport is not None:
-            # A client asks again after it has received the response, so nothing of the frame waits to be sent.
+            # A client sends the next request after it has received the response, so no part of the frame waits to be
+            # sent.
             frame[4:8] = serial.to_bytes(4, "big")
             self._transport.write(frame)
 
 
 class _FloorBroker(TubeBroker):
-    """The broker of such connections."""
+    """The broker of these connections."""
 
     def __init__(self, folder: Path, master: str) -> None:
         super().__init__(folder, Durability.MEMORY, masters=[master])
@@ -135,7 +137,7 @@ async def _serve(topics: Sequence[str]) -> None:
 
 @contextmanager
 def _floor() -> Iterator[Peer]:
-    """The server as a process of its own."""
+    """Run the server in a separate process."""
     topics = [f"{topic}:{topic.removeprefix('old')}" if topic.startswith("old") else topic for topic in TOPICS]
     command = [sys.executable, "-m", "benchmarks.tube_floor", *topics]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -147,7 +149,8 @@ def _floor() -> Iterator[Peer]:
 
 
 def tube_floor(settings: Settings) -> list[Figure]:
-    """Apache's client produces, 1,000 messages in flight, and consumes from files, on each server in turn."""
+    """Measure Apache's client on each server alternately: producing with 1,000 messages in flight, and consuming from
+    files."""
     figures: list[Figure] = []
     with ExitStack() as stack:
         found = stack.enter_context(apache(TOPICS))
@@ -183,7 +186,7 @@ def _penstock(durability: str) -> Iterator[Peer]:
 def _compare(
     repeats: int, client: int, peers: Mapping[str, Peer], case: str, run: Callable[[str], Measured]
 ) -> list[Figure]:
-    """Let each server warm up, then run each in turn, with the processor time of server and client for a message."""
+    """Warm up each server, then run them alternately, with the processor time of server and client per message."""
     figures = {name: Figure(case, name, "messages/s") for name in peers}
     for number in range(WARM_UPS + repeats):
         for name, peer in peers.items():

@@ -1,11 +1,11 @@
-"""A TubeMQ broker in one process without sockets: what a message costs that a get returns, or that a client sends.
+"""A TubeMQ broker in one process without sockets: the cost of a message that a get returns, or that a client sends.
 
 Usage: python -m benchmarks.tube_in_process [--case fetch] [--size 1024] [--instructions [--top N]]
 
-``fetch``: gets of one consumer of messages in segment files, each with a full answer, and the read ahead of the next.
-``send``: 250 sends in a read, durability "memory". Counted is what the broker's connection does from the received bytes
-to the write, and the read ahead. ``--instructions`` counts the instructions of two runs under callgrind, one with twice
-the reads, and prints the difference per message.
+``fetch``: gets of one consumer of messages in segment files, each with a full answer, and the read-ahead of the next.
+``send``: 250 sends in a read, durability "memory". Measured is the work of the broker's connection from the received
+bytes to the write, and the read-ahead. ``--instructions`` counts the instructions of two runs under callgrind, one with
+twice the reads, and prints the difference per message.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TOPIC: Final = "old"
 GROUP: Final = "g"
 CLIENT: Final = "g_127.0.0.1-1-1-1-Pull-2.4.0"
 SENDS: Final = 250
-"""Sends in a read."""
+"""Number of sends in a read."""
 
 
 class _Transport(asyncio.Transport):
-    """Collects what a connection writes."""
+    """Collects the output of a connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class _Transport(asyncio.Transport):
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no socket is open."""
 
     def pause_reading(self) -> None:
-        """Nothing is read."""
+        """Do nothing: no socket is read."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else default
@@ -84,7 +84,7 @@ class _Client:
         self._connection.connection_made(self._transport)
 
     def request(self, data: bytes) -> bytes:
-        """Let the broker receive ``data``, and read ahead; returns what it wrote."""
+        """Pass ``data`` to the broker, and read ahead; returns its output."""
         self._connection.data_received(data)
         ahead = self._broker.engine.fetch.ahead
         while ahead.due:
@@ -96,7 +96,7 @@ class _Client:
 
 
 async def measure(case: str, size: int, reads: int, warm_up: int, stored: int) -> tuple[float, int]:
-    """Processor time of a message in us, the median of the reads; and the messages of all reads."""
+    """Return the processor time of a message in us, the median of the reads; and the messages of all reads."""
     with tempfile.TemporaryDirectory() as folder:
         if case == "send":
             return await _sends(Path(folder), size, reads, warm_up)
@@ -120,7 +120,7 @@ async def _sends(folder: Path, size: int, reads: int, warm_up: int) -> tuple[flo
 
 
 async def _gets(folder: Path, reads: int, warm_up: int) -> tuple[float, int]:
-    broker = await _broker(folder)  # started again: nothing is in memory
+    broker = await _broker(folder)  # restarted, so that no message is in memory
     client = _Client(broker)
     registration = pb.RegisterRequestC2B(
         opType=31, clientId=CLIENT, groupName=GROUP, topicName=TOPIC, partitionId=0, readStatus=0
@@ -156,7 +156,7 @@ def _median(times: list[int]) -> float:
 
 
 def instructions(options: argparse.Namespace) -> int:
-    """Run this module under callgrind and print what it found."""
+    """Run this module under callgrind and print the results."""
     totals: list[tuple[int, int]] = []
     for reads in (options.reads, 2 * options.reads):
         command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable, "-m"]

@@ -1,4 +1,4 @@
-"""What the tube's clients do to a server: penstock's client, and Apache's in a JVM. Each run is one number."""
+"""Loads of TubeMQ clients on a server: penstock's client, and Apache's in a JVM. Each run is one number."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SENT = 30_000
 SINGLE = 500
 PROBES = 200
 WINDOW = 1_000
-"""Messages of the Java client that wait for their acknowledgement."""
+"""Number of messages of the Java client in flight."""
 TIMEOUT_S = 300
 
 
 class Measured(NamedTuple):
-    """A run: its figure, the messages that the server handled, and latencies where it is about these."""
+    """A run: its figure, the messages that the server handled, and latencies if they are measured."""
 
     value: float
     messages: int = 0
@@ -38,34 +38,35 @@ class OurLoads:
     """Penstock's client."""
 
     def produce(self, topic: str, size: int, producers: int, master: str) -> Measured:
-        """As fast as it goes, in batches where the server has them."""
+        """Produce at full speed, in batches if the server supports them."""
         return uvloop.run(_together(master, topic, size, producers, SENT, ahead=True))
 
     def one_by_one(self, topic: str, size: int, producers: int, master: str) -> Measured:
-        """Each producer waits for each acknowledgement."""
+        """Produce, waiting for each acknowledgement."""
         return uvloop.run(_together(master, topic, size, producers, SINGLE, ahead=False))
 
     def consume(self, topic: str, count: int, master: str) -> Measured:
-        """A new group from the earliest message on, from the first one that comes to the last of ``count``."""
+        """Consume with a new group from the earliest message on; measured from the first message to the last of
+        ``count``."""
         return uvloop.run(_drain(master, topic, count))
 
     def latency(self, topic: str, master: str) -> Measured:
-        """From send to the consumer, at 500 messages a second."""
+        """Measure the latency from send to the consumer, at 500 messages per second."""
         return uvloop.run(_latency(master, topic, 100))
 
     def first(self, topic: str, master: str) -> Measured:
-        """Milliseconds from starting a consumer of a new group to its first message."""
+        """Measure the milliseconds from the start of a consumer of a new group to its first message."""
         return Measured(uvloop.run(_first_message(master, topic)))
 
 
 class JavaLoads:
-    """Apache's client; what its methods measure is what those of :class:`OurLoads` do."""
+    """Apache's client; its methods measure the same as those of :class:`OurLoads`."""
 
     def __init__(self, java: JavaClients) -> None:
         self._java = java
 
     def warm(self, topic: str, master: str) -> None:
-        """Let the JVM compile what sending runs through: whichever server came first would pay for that."""
+        """Let the JVM compile the code of sending, which would otherwise slow down the first server."""
         for count, window in ((SENT, WINDOW), (2 * SINGLE, 0)):
             self._together(master, topic, 100, 1, count, window)
 
@@ -76,7 +77,7 @@ class JavaLoads:
         return self._together(master, topic, size, producers, SINGLE, 0)
 
     def consume(self, topic: str, count: int, master: str) -> Measured:
-        # Bodies that are not its own are not checked.
+        # Bodies of other producers are not checked.
         answer = self._java.measure(master, _group(), topic, count, unchecked="", timeout_ms=200_000)
         return Measured(count / _times(answer.result(TIMEOUT_S))["seconds"], count)
 
@@ -101,13 +102,13 @@ class JavaLoads:
 
 
 async def fill(master: str, topic: str, size: int, count: int = MESSAGES) -> None:
-    """Send ``count`` messages. What has no room is sent again."""
+    """Send ``count`` messages. Messages that are refused for lack of room are sent again."""
     async with Producer(master, reorder=True) as producer:
         await producer.send_all(topic, (bytes(size) for _ in range(count)))
 
 
 async def fill_each(master: str, topic: str, partitions: int) -> None:
-    """A message in every partition."""
+    """Send a message to every partition."""
     async with Producer(master) as producer, asyncio.TaskGroup() as group:
         for partition in range(partitions):
             group.create_task(producer.send(topic, bytes(100), partition=partition))
@@ -120,7 +121,7 @@ async def first_send(master: str, topic: str) -> None:
 
 
 async def _together(master: str, topic: str, size: int, producers: int, count: int, *, ahead: bool) -> Measured:
-    """Several producers, each with its own connections; ``ahead``: none waits for an acknowledgement."""
+    """Run several producers, each with its own connections; ``ahead``: they do not wait for acknowledgements."""
     body = bytes(size)
     each = count // producers
     running = [Producer(master, reorder=True) for _ in range(producers)]

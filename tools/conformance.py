@@ -25,19 +25,20 @@ Rows = dict[str, dict[str, Any]]
 
 
 def load() -> Rows:
-    """Statement -> row, in the standard's order."""
+    """Return statement -> row, in the standard's order."""
     rows: Rows = json.loads((DIRECTORY / "statements.json").read_text(encoding="utf-8"))
     return rows
 
 
 def numbered() -> list[str]:
-    """The ids of Appendix B."""
+    """Return the ids of Appendix B."""
     sections: dict[str, list[int]] = json.loads((DIRECTORY / "appendix_b.json").read_text(encoding="utf-8"))
     return [f"MQTT-{section}-{number}" for section, numbers in sections.items() for number in numbers]
 
 
 def collected(rows: Rows) -> set[str]:
-    """Ids of the tests that pytest collects in the files that the rows name, with and without their parameters."""
+    """Return the ids of the tests that pytest collects in the files named by the rows, with and without their
+    parameters."""
     files = sorted({test.split("::")[0] for row in rows.values() for test in row.get("tests", ())})
     there = [file for file in files if (ROOT / file).exists()]
     run = subprocess.run(
@@ -54,7 +55,7 @@ def collected(rows: Rows) -> set[str]:
 
 
 def problems(rows: Rows, tests: set[str]) -> list[str]:
-    """Errors of the rows, given the existing tests; empty if there are none."""
+    """Return the errors of the rows, given the existing tests; empty if there are none."""
     found: list[str] = []
     expected = numbered()
     found += [f"{statement}: it is missing" for statement in expected if statement not in rows]
@@ -63,14 +64,14 @@ def problems(rows: Rows, tests: set[str]) -> list[str]:
     shown: Counter[str] = Counter()
     for statement, row in rows.items():
         if row.get("who") not in ("server", "client", "both") or not row.get("requirement"):
-            found.append(f"{statement}: says not who must do what")
+            found.append(f"{statement}: has no party or requirement")
         named = row.get("tests", [])
         if bool(named) == bool(row.get("not_met")):
-            found.append(f"{statement}: names tests, or says why it is not met")
+            found.append(f"{statement}: needs either tests, or the reason in not_met")
         shown.update(set(named))
         found += [f"{statement}: there is no test {test}" for test in named if test not in tests]
     found += [
-        f"{test}: stands for {count} statements, {MOST_STATEMENTS} at most"
+        f"{test}: checks {count} statements, {MOST_STATEMENTS} at most"
         for test, count in shown.items()
         if count > MOST_STATEMENTS
     ]
@@ -78,7 +79,7 @@ def problems(rows: Rows, tests: set[str]) -> list[str]:
 
 
 def page(note: str) -> str:
-    """The reference page.
+    """Return the reference page.
 
     Raises:
         SystemExit: the rows have errors.

@@ -1,11 +1,11 @@
-"""Fetch the front-end libraries of the console, pinned by version and hash, into the package.
+"""Download the front-end libraries of the console, pinned by version and hash, into the package.
 
 Usage: python tools/console_libraries.py [--check]
 
 ``requirements/console/package-lock.json`` has the versions and the hashes, which npm verifies; it has no addresses, so
-that any registry gives the same files. The files of ``FILES`` are copied unchanged into ``console/web/vendor``, which
-git ignores and the wheel contains, with their licences. Nothing is built from them. ``--check`` only says whether they
-are there.
+that any registry can be used. The files of ``FILES`` are copied unchanged into ``console/web/vendor``, which git
+ignores and the wheel contains, with their licences. Nothing is built from them. ``--check`` only reports whether they
+exist.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def pins() -> str:
 
 
 def present() -> bool:
-    """Whether the files of these pins are there."""
+    """Return True if the files of these pins exist."""
     return (
         STAMP.is_file() and STAMP.read_text(encoding="ascii") == pins() and all((VENDOR / f).is_file() for f in FILES)
     )
 
 
 def problem() -> str:
-    """Reason why the files cannot be fetched; "" if they can."""
+    """Return the reason why the files cannot be downloaded; "" if they can."""
     return "" if shutil.which("npm") else "npm is not installed"
 
 
 def fetch() -> None:
-    """Fetch the files with npm. Raises OSError or CalledProcessError."""
+    """Download the files with npm. Raises OSError or CalledProcessError."""
     with tempfile.TemporaryDirectory(prefix="penstock-console-") as name:
         folder = Path(name)
         for pin in ("package.json", "package-lock.json"):
@@ -74,9 +74,9 @@ def fetch() -> None:
 
 
 def main() -> int:
-    """Fetch what is missing. The status is 1 if it cannot be fetched: the node then has no web console."""
+    """Download missing files. The exit status is 1 if they cannot be downloaded: the node then has no web console."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the files are there")
+    parser.add_argument("--check", action="store_true", help="only report whether the files exist")
     check = parser.parse_args().check
     if present():
         return 0

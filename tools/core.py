@@ -2,13 +2,14 @@
 
 Usage: python tools/core.py [--require] [--release]
 
-Builds into the user's cache folder where the sources have changed since the last build; about a minute and a half.
-Without a compiler or Python's headers it says so, and the core runs interpreted; ``--require`` makes that an error.
+Builds into the user's cache folder if the sources have changed since the last build, in about a minute and a half.
+Without a compiler or Python's headers it prints a message and the core runs interpreted; with ``--require`` this is an
+error.
 
-``--release`` builds as a released wheel is built: with a profile of the requests of ``benchmarks.in_process`` and
-optimisation across files. It takes six minutes, and a request then takes about a quarter less time: what
-handles errors, which mypyc checks for after every step, lies apart from what runs. It needs GCC and what
-``make setup`` installs. The build hook of the wheel uses :func:`compile_into`.
+``--release`` builds like a released wheel: with a profile of the requests of ``benchmarks.in_process`` and optimization
+across files. The build takes six minutes, and a request about a quarter less time, because the code for errors, which
+mypyc adds after every step, is separated from the code that usually runs. It needs GCC and the packages that ``make
+setup`` installs. The build hook of the wheel uses :func:`compile_into`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "penstock"
 
 FLAGS = "-w -fvisibility=hidden -fno-plt"
-"""Nothing outside of the library calls its functions by name, so calls inside it are direct: 10 % of a request."""
+"""Functions of the library are not called by name from outside, so calls inside it can be direct: this saves 10 % of a
+request."""
 
 COMPILE = """
 import sys
@@ -42,7 +44,7 @@ setup(name="penstock-core", ext_modules=extensions, script_args=["--quiet", "bui
 
 
 def forms() -> ModuleType:
-    """``penstock.compiled``, loaded without the package."""
+    """Return ``penstock.compiled``, loaded without the package."""
     spec = spec_from_file_location("penstock_compiled", PACKAGE / "compiled.py")
     assert spec is not None
     assert spec.loader is not None
@@ -52,7 +54,7 @@ def forms() -> ModuleType:
 
 
 def problem() -> str:
-    """Why nothing can be compiled here; empty where it can."""
+    """Return the reason why this machine cannot compile the core; empty if it can."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler})"
@@ -67,7 +69,7 @@ def problem() -> str:
 
 
 def problem_of_release() -> str:
-    """Why no release build is possible here; empty where it is."""
+    """Return the reason why this machine cannot make a release build; empty if it can."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     if "Free Software Foundation" not in said:
@@ -101,7 +103,8 @@ def compile_into(folder: Path, optimization: str, *, release: bool = False) -> d
 def _compile(folder: Path, names: list[str], optimization: str, flags: str) -> dict[str, str]:
     cflags = " ".join((os.environ.get("CFLAGS", ""), FLAGS, flags)).strip()
     environment = {**os.environ, "CFLAGS": cflags, "PENSTOCK_CORE": "interpreted"}
-    # Types are checked elsewhere, with everything installed. Here a wheel's build has no libraries: they become Any.
+    # Types are checked separately, with all packages installed. The build of a wheel has no libraries, so their types
+    # are Any.
     checks = ["--config-file=", "--ignore-missing-imports"]
     command = [sys.executable, "-c", COMPILE, optimization, *checks, *names]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -131,7 +134,8 @@ def _train(folder: Path) -> None:
 
 
 def imported(names: list[str]) -> list[str]:
-    """``names`` and every file of the package that they import, directly or not: compiled code holds its constants."""
+    """Return ``names`` and every file of the package that they import, directly or not: compiled code contains their
+    constants."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -152,7 +156,7 @@ def _files_of(module: str, names: list[str]) -> list[str]:
 
 
 def build(*, release: bool = False) -> Path:
-    """Build for this checkout, in place of what was built before; the folder."""
+    """Build for this checkout, replacing an earlier build; returns the folder."""
     compiled = forms()
     folder: Path = compiled.build_folder(PACKAGE)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -191,15 +195,15 @@ def remove_abandoned(builds: Path) -> None:
 
 
 def is_release() -> bool:
-    """Whether the build of this checkout was made as a released wheel is."""
+    """Return True if the build of this checkout is a release build."""
     manifest = forms().build_folder(PACKAGE) / forms().MANIFEST
     return manifest.exists() and bool(json.loads(manifest.read_text()).get("release"))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--require", action="store_true", help="fail where the core cannot be compiled")
-    parser.add_argument("--release", action="store_true", help="build as a released wheel is built (six minutes)")
+    parser.add_argument("--require", action="store_true", help="fail if the core cannot be compiled")
+    parser.add_argument("--release", action="store_true", help="build like a released wheel (six minutes)")
     options = parser.parse_args()
     _, why = forms().cached_build(PACKAGE)
     if not why and (not options.release or is_release()):

@@ -10,7 +10,7 @@ __all__ = ["page"]
 
 
 def page(note: str) -> str:
-    """The page: a summary, then the differences by reason."""
+    """Return the page: a summary, then the differences by reason."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from tests.interop.differential import load
 

@@ -1,10 +1,10 @@
-"""Count the generic calls in the C that mypyc made of the core's hot functions.
+"""Count the generic calls in the C code that mypyc generated for the core's hot functions.
 
 Usage: python -m tools.generic_calls [--write]
 
 A generic call goes through CPython's object protocol: an attribute or method of a class that is not native, a call of a
-callable value, arithmetic on objects. It costs ten to fifty times a native one. ``--write`` stores the counts as
-the budget that a test holds the code to.
+callable value, arithmetic on objects. It costs ten to fifty times a native one. ``--write`` stores the counts as the
+budget with which a test compares the code.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ HOT = (
     "storage___store___Store___append_many",
     "storage___store___Store____appended",
 )
-"""Functions that every SET, GET, message or send passes, by their names in the C."""
+"""Functions that run for every SET, GET, message or send, by their names in the C code."""
 
 _GENERIC = re.compile(
     r"PyObject_VectorcallMethod|PyObject_Vectorcall\(|CPyObject_GetAttr\(|CPyObject_GetSlice|PyObject_GetItem|"
@@ -119,7 +119,7 @@ _FUNCTION = re.compile(r"^[A-Za-z_].*?CPyDef_(\w+)\(.*\{$")
 
 
 def count(build: Path) -> dict[str, int]:
-    """Generic calls of each hot function in the C files of a build folder."""
+    """Return the number of generic calls of each hot function in the C files of a build folder."""
     found: Counter[str] = Counter(dict.fromkeys(HOT, 0))
     seen: set[str] = set()
     for path in sorted((build / "build").rglob("*.c")):

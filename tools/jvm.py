@@ -1,9 +1,10 @@
-"""Compile what penstock adds to Spark's JVM: ``src/penstock/spark/jvm/*.java`` into the jar beside them.
+"""Compile penstock's Java classes for Spark, ``src/penstock/spark/jvm/*.java``, into the jar next to them.
 
 Usage: jvm.py
 
-Needs a JDK (17 or later) and what ``make setup`` installs. The jar is part of the repository, so that neither users nor
-tests need a compiler; a test compares its record of the sources with these. The same compiler makes the same bytes.
+Needs a JDK (17 or later) and the packages that ``make setup`` installs. The jar is part of the repository, so that
+neither users nor tests need a compiler; a test compares its record of the sources with these. The same compiler
+produces the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyspark
 
 FOLDER = Path(__file__).resolve().parent.parent / "src" / "penstock" / "spark" / "jvm"
 RELEASE = "17"
-"""The class files of Spark are of this level."""
+"""Java release of Spark's class files."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

@@ -3,10 +3,9 @@
 Usage: python -m tools.language [--list] [--write]
 
 The rules are those of docs/reference/glossary.md: the field's standard term, always the same one. Its column "not" has
-the synonyms that no name in the area of its table may have. Uses that are
-right in their sentence exist, so nothing is replaced by machine; the number of hits of each area may only fall
-(tests/docs/language.json, compared by tests/docs/test_language.py). ``--list`` prints each hit with its place;
-``--write`` stores the numbers as they are now.
+the synonyms that no name in the area of its table may have. Some uses are correct, so words are not replaced
+automatically; the number of hits of each area must not increase (tests/docs/language.json, compared by
+tests/docs/test_language.py). ``--list`` prints each hit with its place; ``--write`` stores the current numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ REJECTED = {
     r"\bplaces? in (?:a|the) log\b": "offset",
     r"\bfigures\b": "metrics",
 }
-"""Pattern to what the field says instead."""
+"""Patterns of rejected words, and the terms to use instead."""
 
 REJECTED_IN_CODE = {
     r"(?<!`)\b(?:nobody|somebody|anybody)\b": "no client, a client, any client",
@@ -63,7 +62,7 @@ REJECTED_IN_CODE = {
     r"\bas long as [a-z ]+ stands?\b": "while ... is valid",
     r"\bwhat (?:is|was) (?:there|left|kept)\b": "the existing ..., the remaining ..., the stored ...",
 }
-"""Pattern to what the field says instead; in docstrings, comments and other texts of the modules."""
+"""The same for docstrings, comments and other texts of the modules."""
 
 OPENING = re.compile(r"(?:What|Where|How|Who|Whom|Which|Why|Whose)\b")
 """A docstring or title that begins with such a word: use a noun phrase or an imperative instead."""
@@ -138,14 +137,14 @@ AREAS = {
     "Pipelines and Spark": r"\b(?:pipelines?|spark)\b",
     "Durability and operations": r"",
 }
-"""Section of the glossary to the places of the names that it is about."""
+"""Sections of the glossary, and patterns of the places whose names they concern."""
 
 EXCEPTIONS = {
     "EventProto": "the Protobuf message of Apache TubeMQ",
     "PartitionQueue": "the records of a partition that are not sent yet: not a topic",
     "_BrokerQueue": "the staged rows that are not sent to a broker yet: not a topic",
 }
-"""Names that keep a synonym, with the reason."""
+"""Names that contain a synonym, with the reason."""
 
 
 class Term(NamedTuple):
@@ -158,7 +157,7 @@ class Term(NamedTuple):
 
 @cache
 def glossary() -> tuple[Term, ...]:
-    """The terms of the glossary, in the order of the page."""
+    """Return the terms of the glossary, in the order of the page."""
     found: list[Term] = []
     section = ""
     for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
@@ -171,13 +170,13 @@ def glossary() -> tuple[Term, ...]:
 
 
 def _singular(name: str) -> str:
-    """The words of a name, in lower case and in the singular, with spaces between them."""
+    """Return the words of a name, in lower case and in the singular, separated by spaces."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)
     return " ".join(word.lower().removesuffix("s") if len(word) > 3 else word.lower() for word in words)
 
 
 def in_name(area: str, place: str, name: str) -> Iterator[Hit]:
-    """Synonyms of terms of the glossary in a name, whose ``place`` has its file, its command or its key."""
+    """Yield synonyms of terms of the glossary in a name; ``place`` contains its file, its command or its key."""
     if name in EXCEPTIONS:
         return
     words = f" {_singular(name)} "
@@ -189,7 +188,7 @@ def in_name(area: str, place: str, name: str) -> Iterator[Hit]:
 
 
 class Hit(NamedTuple):
-    """A rejected word: where, the word, and what to write instead."""
+    """A rejected word, its location, and the words to use instead."""
 
     area: str
     place: str
@@ -198,7 +197,7 @@ class Hit(NamedTuple):
 
 
 def in_text(area: str, place: str, text: str, rejected: Mapping[str, str] = REJECTED) -> Iterator[Hit]:
-    """Rejected words of a text."""
+    """Yield the rejected words of a text."""
     for pattern, instead in rejected.items():
         for found in re.finditer(pattern, text, re.IGNORECASE):
             line = text.count("\n", 0, found.start()) + 1
@@ -206,7 +205,7 @@ def in_text(area: str, place: str, text: str, rejected: Mapping[str, str] = REJE
 
 
 def pages() -> Iterator[Hit]:
-    """Hand-written pages, without code blocks."""
+    """Yield the hits in hand-written pages, without code blocks."""
     texts = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
     texts += [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
     for page in texts:
@@ -222,7 +221,8 @@ def pages() -> Iterator[Hit]:
 
 
 def names() -> Iterator[Hit]:
-    """File names, titles and headings of all pages, and names of commands, options, keys and metrics."""
+    """Yield the hits in file names, titles and headings of all pages, and in names of commands, options, keys and
+    metrics."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         if "_build" in page.parts:
             continue
@@ -243,8 +243,8 @@ def names() -> Iterator[Hit]:
 
 
 def user_names() -> Iterator[tuple[str, str]]:
-    """Place and name of each command and its options, key of the configuration and of the pipeline file, option of the
-    Spark formats, and metric: from the reference pages, which are generated from the code."""
+    """Yield place and name of each command and its options, key of the configuration and of the pipeline file, option
+    of the Spark formats, and metric, from the reference pages, which are generated from the code."""
     for reference, section, pattern in (
         ("cli.md", r"^##+ (?:Options of )?(penstock.*)$", r"^##+ penstock (.+)$|^`(?:-\w, )?--([a-z-]+)"),
         ("configuration.md", r"^## (.+)$", r"^`([a-z_]+)`$"),
@@ -262,7 +262,7 @@ def user_names() -> Iterator[tuple[str, str]]:
 
 
 def code() -> Iterator[Hit]:
-    """Docstrings, comments, other texts and names of the modules."""
+    """Yield the hits in docstrings, comments, other texts and names of the modules."""
     for path in sorted(SOURCE.rglob("*.py")):
         place = str(path.relative_to(ROOT))
         if "/proto/" in place:
@@ -291,7 +291,7 @@ def code() -> Iterator[Hit]:
 
 
 def _code_names(place: str, node: ast.AST) -> Iterator[Hit]:
-    """Rejected names of classes, functions and their parameters."""
+    """Yield rejected names of classes, functions and their parameters."""
     if isinstance(node, ast.ClassDef):
         words = re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", node.name)
         if node.name.lstrip("_") in CLASS_NAMES or NAME_WORDS & {word.lower() for word in words}:
@@ -306,19 +306,20 @@ def _code_names(place: str, node: ast.AST) -> Iterator[Hit]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """String statements: of modules, classes, functions, and those below an attribute."""
+    """Yield the string statements of modules, classes and functions, including those below an attribute."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 
 
 def hits() -> list[Hit]:
-    """Every rejected word of the tree."""
+    """Return every rejected word of the tree."""
     return [*pages(), *names(), *code()]
 
 
 def counts(found: list[Hit]) -> dict[str, int]:
-    """Number of hits of each area: pages, names, docstrings, comments, texts (errors, help, logs), modules, code."""
+    """Return the number of hits of each area: pages, names, docstrings, comments, texts (errors, help, logs), modules,
+    code."""
     return dict(sorted(Counter(hit.area for hit in found).items()))
 
 

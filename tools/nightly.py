@@ -2,9 +2,9 @@
 
 Usage: nightly.py [--minutes N] [--again] [PART ...]
 
-A part is the nightly tests of one suite. A run of it ends after 45 minutes at the latest: the test that is running then
-is interrupted, and the next run begins with it. Once every test of a part has a result, the part is complete, and the
-next run begins with the first test again. The results of each part, with commit and conditions, are written to
+A part has the nightly tests of one suite. A run ends after 45 minutes at the latest: a running test is then
+interrupted, and the next run begins with it. When every test of a part has a result, the part is complete, and the next
+run begins with the first test. The results of each part, with commit and conditions, are written to
 benchmarks/results/nightly/PART.md.
 """
 
@@ -32,23 +32,23 @@ PARTS = {
     "docs": ["tests/docs"],
     **{part: [path] for part, path in OWN.items()},
 }
-"""Name of each part to the folders of its tests."""
+"""Folders of the tests of each part, by name."""
 
 SUMMARIES = "benchmarks/results/nightly"
 """Folder of the summaries."""
 
 MINUTES = 45.0
-"""The longest run of a part."""
+"""Maximum duration of a run in minutes."""
 
 ENDING_S = 60.0
-"""How long an interrupted run may take to close its fixtures."""
+"""Seconds that an interrupted run has to close its fixtures."""
 
 Results = dict[str, dict[str, Any]]
 """Test id to outcome (passed, failed, skipped), seconds, message, commit."""
 
 
 def commit(root: Path = ROOT) -> str:
-    """Short name of the commit that runs, with ``-dirty`` if files differ; ``unknown`` outside a checkout."""
+    """Return the short name of the commit, with ``-dirty`` if files differ; ``unknown`` outside a checkout."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
@@ -58,7 +58,7 @@ def commit(root: Path = ROOT) -> str:
 
 
 def collect(paths: Iterable[str], root: Path = ROOT) -> list[str]:
-    """Ids of the nightly tests below ``paths``, in the order in which they run.
+    """Return the ids of the nightly tests below ``paths``, in the order in which they run.
 
     Raises:
         SystemExit: pytest cannot collect them; its output was printed.
@@ -72,14 +72,14 @@ def collect(paths: Iterable[str], root: Path = ROOT) -> list[str]:
 
 
 def report_name(test: str) -> str:
-    """How JUnit's report names the test of this id."""
+    """Return the name of the test with this id in JUnit's report."""
     head, bracket, parameters = test.partition("[")
     file, *classes, name = head.split("::")
     return f"{'.'.join([*Path(file).with_suffix('').parts, *classes])}::{name}{bracket}{parameters}"
 
 
 def read_report(report: Path, tests: Iterable[str]) -> Results:
-    """Results of those ``tests`` that came to an end."""
+    """Return the results of the ``tests`` that ended."""
     if not report.exists():
         return {}
     by_name = {report_name(test): test for test in tests}
@@ -98,14 +98,14 @@ def read_report(report: Path, tests: Iterable[str]) -> Results:
 
 
 def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Results:
-    """Run ``tests`` in one pytest process for at most ``seconds``; the results of those that came to an end.
+    """Run ``tests`` in one pytest process for at most ``seconds``; returns the results of the tests that ended.
 
-    Those of the part ``interpreted`` run on the interpreted core.
+    Tests of the part ``interpreted`` run on the interpreted core.
     """
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        # A long test must not end the process, and with it the report of all others. Reports of the family xunit2 have
-        # no place for what a test recorded.
+        # No timeout of pytest, which would end the process without a report. The family xunit2 does not support
+        # properties that a test recorded.
         options = ["-o", "faulthandler_timeout=0", "-o", "junit_family=xunit1"]
         command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", *options, f"--junit-xml={report}", *tests]
         process = subprocess.Popen(command, cwd=root, env={**os.environ, **ENVIRONMENT.get(part, {})})
@@ -122,7 +122,7 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
 
 
 def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tuple[list[str], Results]:
-    """Continue ``part`` at its cursor; every test of it, and the results that it has now."""
+    """Continue ``part`` at its cursor; returns all its tests and their current results."""
     tests = collect(PARTS[part], root)
     kept: Results = json.loads(cursor.read_text(encoding="utf-8")) if cursor.exists() else {}
     results = {test: kept[test] for test in tests if test in kept}
@@ -138,7 +138,7 @@ def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tupl
 
 
 def summary(part: str, tests: list[str], results: Results) -> list[str]:
-    """The results of a part, a line each, the counts last."""
+    """Return the results of a part, one line per test, then the counts."""
     commits = ", ".join(sorted({result["commit"] for result in results.values()}))
     counts = {name: sum(r["outcome"] == name for r in results.values()) for name in ("passed", "failed", "skipped")}
     left = [test for test in tests if test not in results]

@@ -2,8 +2,8 @@
 
 Usage: reference.py [--check]
 
-Of the pages in ``LISTS`` it writes the lists of commands only: what is between ``<!-- commands: NAME -->`` and
-``<!-- /commands -->``. ``--check`` writes nothing and exits with status 1 if a page is out of date.
+In the pages in ``LISTS`` it writes only the lists of commands, between ``<!-- commands: NAME -->`` and ``<!-- /commands
+-->``. ``--check`` writes nothing and exits with status 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ EXAMPLES = ROOT / "examples" / "reference"
 
 
 def commands_below(command: Any, name: str, parent: Any) -> Iterator[tuple[Any, Any]]:
-    """``command``, called ``name``, and each command below it, with their contexts, depth first."""
-    # The parent's context is where its settings come from, as when it is called.
+    """Yield ``command``, called ``name``, and each command below it, with their contexts, depth first."""
+    # The settings come from the parent's context, as in a call.
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     yield command, context
     for child_name, child in sorted(getattr(command, "commands", {}).items()):
@@ -69,7 +69,7 @@ def cli() -> str:
 
 
 def common_options(found: Sequence[tuple[Any, Any]]) -> dict[tuple[str, str, str], tuple[str, ...]]:
-    """Options that several commands describe alike, with the first words of these commands."""
+    """Return options that several commands describe in the same way, with the first words of these commands."""
     users: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for command, context in found:
         for option in described_options(command, context):
@@ -79,11 +79,11 @@ def common_options(found: Sequence[tuple[Any, Any]]) -> dict[tuple[str, str, str
 
 
 COMMON = 5
-"""An option of so many commands is described once."""
+"""Number of commands from which on a common option is described only once."""
 
 
 def described_options(command: Any, context: Any) -> list[tuple[str, str, str]]:
-    """Name, description and an empty line of each option and argument."""
+    """Yield name, description and an empty line for each option and argument."""
     found = []
     for parameter in command.get_params(context):
         if "--help" not in parameter.opts and not getattr(parameter, "hidden", False):
@@ -93,7 +93,7 @@ def described_options(command: Any, context: Any) -> list[tuple[str, str, str]]:
 
 
 def command_section(command: Any, context: Any, common: Collection[tuple[str, str, str]]) -> list[str]:
-    """Usage, description, subcommands and options of one command."""
+    """Yield usage, description, subcommands and options of one command."""
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     lines = [f"## {context.command_path}", "", "```text", usage, "```", ""]
     lines += [paragraph(text) + "\n" for text in inspect.cleandoc(command.help or "").split("\n\n") if text]
@@ -114,7 +114,7 @@ def command_section(command: Any, context: Any, common: Collection[tuple[str, st
 
 
 def parameter_texts(parameter: Any, context: Any) -> tuple[str, str, str]:
-    """Names, help, and what follows it: variable, default, whether it is required."""
+    """Return names, help, and the facts after it: variable, default, whether it is required."""
     record = parameter.get_help_record(context)
     if record is None:
         return parameter.make_metavar(context), getattr(parameter, "help", None) or "", ""
@@ -137,7 +137,7 @@ def parameter_texts(parameter: Any, context: Any) -> tuple[str, str, str]:
 
 
 def paragraph(text: str) -> str:
-    """Help of the command line as Markdown: one line, nothing in it taken for markup."""
+    """Return help text of the command line as Markdown: one line, with special characters escaped."""
     return re.sub(r"(?<!`)([<>*_{}$])(?!`)", r"\\\1", " ".join(text.replace("\b", "").split()))
 
 
@@ -164,7 +164,7 @@ class Keys:
         self.undescribed: list[str] = []
 
     def sections(self) -> list[str]:
-        """The sections of the page, outer keys first.
+        """Return the sections of the page, outer keys first.
 
         Raises:
             SystemExit: a key has no description.
@@ -191,11 +191,11 @@ class Keys:
         return lines
 
     def target(self, path: str) -> str:
-        """The label of the section of ``path``."""
+        """Return the label of the section of ``path``."""
         return f"{self.file.partition('.')[0]}-{re.sub(r'[^a-z0-9]+', '-', path.lower()).strip('-') or 'file'}"
 
     def kind(self, schema: dict[str, Any], path: str, inner: list[tuple[str, str, dict[str, Any]]]) -> str:
-        """The type of a value in words; mappings that are not described yet are added to ``inner``."""
+        """Return the type of a value as text; mappings that are not described yet are added to ``inner``."""
         if "$ref" in schema:
             name = str(schema["$ref"]).rpartition("/")[2]
             definition = self.definitions[name]
@@ -221,7 +221,7 @@ class Keys:
         return words.get(str(schema.get("type")), "value")
 
     def choice(self, branches: list[dict[str, Any]], path: str, inner: list[tuple[str, str, dict[str, Any]]]) -> str:
-        """The type of a value that may have one of several; of mappings each is a section of its own."""
+        """Return the type of a value with several possible types; each mapping gets a section."""
         found = []
         for branch in branches:
             name = str(branch.get("$ref", "")).rpartition("/")[2]
@@ -248,12 +248,12 @@ def plural(kind: str) -> str:
 
 
 def markdown(docstring: str) -> str:
-    """A docstring as Markdown: code in single backticks."""
+    """Return a docstring as Markdown: code in single backticks."""
     return " ".join(docstring.split()).replace("``", "`")
 
 
 def sentence_of(text: str) -> str:
-    """A description as a sentence: with a capital letter, unless it begins with code, and a full stop."""
+    """Return a description as a sentence: with a capital letter, unless it begins with code, and a full stop."""
     text = markdown(text)
     if not text:
         return ""
@@ -271,12 +271,12 @@ def default_of(schema: dict[str, Any], *, required: bool) -> str:
 
 
 def example(file: str) -> list[str]:
-    """A complete example, commented, which the tests load."""
+    """Return a complete commented example, which the tests load."""
     return ["```yaml", (EXAMPLES / file).read_text(encoding="utf-8").rstrip(), "```", ""]
 
 
 def program(file: str, *topics: str) -> list[str]:
-    """A complete commented program, and the commands that it needs; the tests of the pages run them."""
+    """Return a complete commented program, and the commands that it needs; the tests of the pages run them."""
     lines = ["<!-- test: background -->", "```console", "$ penstock up", "```", ""]
     if topics:
         lines += ["```console"]
@@ -555,12 +555,12 @@ GENERATED = {
 
 
 LISTS = ("features.md", "../security/authorization.md")
-"""Pages written by hand in which a list of state store commands is generated."""
+"""Hand-written pages with a generated list of state store commands."""
 _LIST = re.compile(r"(<!-- commands: (\w+) -->).*?(<!-- /commands -->)", re.DOTALL)
 
 
 def with_command_lists(page: str) -> str:
-    """The page with its lists of state store commands as the table of commands has them."""
+    """Return the page with its lists of state store commands generated from the table of commands."""
     from tools import statestore_commands
 
     lists = statestore_commands.command_lists()
@@ -569,8 +569,8 @@ def with_command_lists(page: str) -> str:
 
 
 def generated() -> dict[str, Callable[[], str]]:
-    """File name of each page and the function that returns its text."""
-    sys.path.insert(0, str(ROOT))  # a script's own directory is there, not the one above it
+    """Return the file name of each page and the function that returns its text."""
+    sys.path.insert(0, str(ROOT))  # sys.path has the directory of the script, but not its parent
     from tools import statestore_commands
 
     lists = {page: partial(with_command_lists, page) for page in LISTS}

@@ -62,7 +62,7 @@ OFFERED: Final = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: words or a payload, with time stamp and token; ``now`` is a valid time stamp."""
+    """A request of an example: words or a payload, with time stamp and token; ``now`` is a valid time stamp."""
 
     words: str | bytes
     ts: str | None = "now"
@@ -98,7 +98,7 @@ class Case:
 
 
 def example_case(spec: CommandSpec, example: Example) -> Case:
-    """The row of an example in the table of commands, with the command's extension enabled."""
+    """Return the row of an example in the table of commands, with the command's extension enabled."""
     return Case(
         example.title,
         Asked(example.request, ft=example.token, fence_prefix=example.fence_prefix),
@@ -109,12 +109,12 @@ def example_case(spec: CommandSpec, example: Example) -> Case:
 
 
 def answered_cases(spec: CommandSpec) -> list[Case]:
-    """The rows of the responses of a command."""
+    """Return the rows of the responses of a command."""
     return [example_case(spec, example) for example in spec.examples]
 
 
 def refused_cases(spec: CommandSpec) -> list[Case]:
-    """The rows of the errors of a command: those that follow from its row in the table, then its own."""
+    """Return the rows of the errors of a command: first those derived from its row in the table, then its own."""
     enabled = Extension.SCAN | spec.extension
     words = spec.examples[0].request
     verb, *arguments = words.split(" ")
@@ -154,7 +154,7 @@ def refused_cases(spec: CommandSpec) -> list[Case]:
 
 
 def escaped(data: bytes) -> str:
-    """Bytes as code in a table, with escapes for line ends and binary data."""
+    """Return bytes as code in a table, with escapes for line ends and binary data."""
     return "`" + repr(data)[2:-1].replace("|", "\\|") + "`"
 
 
@@ -204,7 +204,7 @@ class Store:
 
 
 def answered(case: Case, dialect: Dialect) -> str:
-    """Response of the store to the example in this form."""
+    """Return the response of the store to the example in this form."""
     store = Store(dialect, case)
     for asked in case.before:
         assert not store.ask(asked).payload.startswith(b"-"), (case, asked)
@@ -248,7 +248,7 @@ def _notification_table() -> list[str]:
 
 
 def permissions(spec: CommandSpec) -> str:
-    """The permissions that a command needs, in words."""
+    """Return the permissions that a command needs, as text."""
     return " and ".join(str(permission.name).capitalize() for permission in spec.access)
 
 
@@ -287,12 +287,13 @@ def _page(spec: CommandSpec, note: str) -> str:
 
 
 def pages(note: str) -> dict[str, Callable[[], str]]:
-    """Pages by file name."""
+    """Return the pages by file name."""
     return {f"state-store/{spec.verb.lower()}.md": partial(_page, spec, note) for spec in COMMANDS.values()}
 
 
 def extension_table() -> list[str]:
-    """The extensions with the requests that use them: of commands from their rows, of options from their own table.
+    """Return the extensions with the requests that use them: extensions that are commands from their rows, options from
+    their own table.
 
     Raises:
         ValueError: an extension has neither a command nor a text.
@@ -320,7 +321,7 @@ def _names(specs: Iterable[CommandSpec]) -> str:
 
 
 def command_lists() -> dict[str, str]:
-    """Lists of commands by the name that hand-written pages give them in ``<!-- commands: NAME -->``."""
+    """Return the lists of commands by their names in ``<!-- commands: NAME -->`` of hand-written pages."""
     specs = COMMANDS.values()
     return {
         "read": _names(spec for spec in specs if Access.READ in spec.access),

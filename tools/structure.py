@@ -1,4 +1,4 @@
-"""Describe the structure of the source tree: figures per package, and the diagram of ARCHITECTURE.md.
+"""Describe the structure of the source tree: numbers per package, and the diagram of ARCHITECTURE.md.
 
 Usage: python -m tools.structure [SOURCE] [--diagram] [--write]
 
@@ -7,7 +7,7 @@ test compares it with the imports.
 
 An import inside a function or below ``if TYPE_CHECKING`` counts as an import. The level of a module is the length of
 the longest chain of run-time imports that ends at it; an import is upward if its target is not on a lower level.
-The figures describe; none of them is a limit.
+The numbers are descriptive, not limits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GENERATED = ("penstock.tube.codec.proto", "penstock.cluster.proto")
 ARCHITECTURE = SOURCE.parent / "ARCHITECTURE.md"
 FENCE = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 OPEN_TO_ALL = frozenset({"errors", "__init__"})
-"""Modules that every package may import: left out of the diagram, where they would only add arrows."""
+"""Modules that every package may import: omitted from the diagram, where they would only add arrows."""
 
 PACKAGES = (
     "penstock.runtime", "penstock.security", "penstock.cluster", "penstock.mqtt.codec", "penstock.mqtt.engine",
@@ -42,7 +42,7 @@ PACKAGES = (
 
 @dataclass
 class Module:
-    """One source file: its lines, classes and what it imports from this tree (dotted names)."""
+    """One source file: its lines, classes, and imports from this tree (dotted names)."""
 
     name: str
     lines: int
@@ -58,7 +58,7 @@ class Module:
 
 
 def read(source: Path = SOURCE) -> dict[str, Module]:
-    """Every hand-written module below ``source`` by its dotted name."""
+    """Return every hand-written module below ``source`` by its dotted name."""
     trees: dict[str, tuple[ast.Module, str, bool]] = {}
     for path in sorted(source.rglob("*.py")):
         package = path.name == "__init__.py"
@@ -96,7 +96,7 @@ def _type_checking(tree: ast.Module) -> Iterator[ast.If]:
 
 
 def _targets(node: ast.AST, name: str, package: bool, known: Iterable[str]) -> Iterator[str]:  # noqa: FBT001 -- a fact about name
-    """The modules of the tree that an import statement names."""
+    """Return the modules of the tree that an import statement imports."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in known)
     elif isinstance(node, ast.ImportFrom):
@@ -113,12 +113,12 @@ def _targets(node: ast.AST, name: str, package: bool, known: Iterable[str]) -> I
 
 
 def within(modules: Mapping[str, Module], package: str) -> dict[str, Module]:
-    """The modules of ``package``."""
+    """Return the modules of ``package``."""
     return {name: m for name, m in modules.items() if name == package or name.startswith(f"{package}.")}
 
 
 def reachable(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Name of each module to all modules that it imports, directly or not."""
+    """Map each module to all modules that it imports, directly or not."""
     found: dict[str, set[str]] = {}
     for name in modules:
         seen: set[str] = set()
@@ -133,7 +133,7 @@ def reachable(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def levels(modules: Mapping[str, Module]) -> dict[str, int]:
-    """Name of each module to its level; 0 imports no other of ``modules`` at run time."""
+    """Map each module to its level; level 0 imports no other of ``modules`` at run time."""
     found: dict[str, int] = {}
 
     def level(name: str, above: frozenset[str]) -> int:
@@ -148,7 +148,7 @@ def levels(modules: Mapping[str, Module]) -> dict[str, int]:
 
 
 def circles(modules: Mapping[str, Module]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or not; the largest first."""
+    """Return groups of modules that import each other, directly or not; the largest first."""
     reach = reachable(modules)
     groups = {
         frozenset({name, *(t for t in reach[name] if name in reach[t])}) for name in modules if name in reach[name]
@@ -157,7 +157,7 @@ def circles(modules: Mapping[str, Module]) -> list[list[str]]:
 
 
 def figures(modules: Mapping[str, Module], package: str) -> tuple[int | str, ...]:
-    """One row of the table: modules, lines, levels, imports, upward imports, circles (modules in each)."""
+    """Return one row of the table: modules, lines, levels, imports, upward imports, circles (modules in each)."""
     own = within(modules, package)
     level = levels(own)
     imports = [(name, target) for name, m in own.items() for target in m.imports & own.keys()]
@@ -167,12 +167,12 @@ def figures(modules: Mapping[str, Module], package: str) -> tuple[int | str, ...
 
 
 def importers(modules: Mapping[str, Module]) -> Counter[str]:
-    """Name of each module to how many others import it."""
+    """Map each module to the number of modules that import it."""
     return Counter(target for m in modules.values() for target in m.imports)
 
 
 def package_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Each package or module directly below the root to those that it imports."""
+    """Map each package or module directly below the root to those that it imports."""
     found: dict[str, set[str]] = {}
     for name, module in modules.items():
         own = _part(name)
@@ -188,7 +188,7 @@ def _part(name: str) -> str:
 
 
 def without_shortcuts(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Leave out each import that a longer chain of imports implies; imports inside a circle are all kept."""
+    """Omit imports that a longer chain of imports implies; all imports inside a circle are kept."""
     reach: dict[str, set[str]] = {}
     for name in imports:
         seen: set[str] = set()
@@ -209,7 +209,7 @@ def without_shortcuts(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def diagram(modules: Mapping[str, Module]) -> str:
-    """The packages as Mermaid text: an arrow points to what is imported; implied imports are left out."""
+    """Return the packages as Mermaid text: an arrow points to the imported package; implied imports are omitted."""
     lines = ["flowchart TD"]
     reduced = without_shortcuts(package_imports(modules))
     lines += [f"    {name} --> {target}" for name in sorted(reduced) for target in sorted(reduced[name])]

@@ -1,10 +1,10 @@
-"""Run test suites; close with a time per suite, the slowest tests and one count.
+"""Run test suites; print a time per suite, the slowest tests and the total count.
 
 Usage: suites.py [--all] [--jobs N] [SUITE ...]
 
 Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. With several jobs
-they run side by side, each line of output headed by its suite. Every test that was skipped is listed with its reason,
-so that a green run says what it did not see. The tests marked nightly are run by tools/nightly.py.
+they run in parallel, and each line of output begins with its suite. Skipped tests are listed with the reason, so that a
+successful run shows what was not tested. The tests marked nightly are run by tools/nightly.py.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ PYTEST = {
     ],
 }
 ENVIRONMENT = {"interpreted": {"PENSTOCK_CORE": "interpreted"}}
-"""What a suite sets. All others run on the compiled core, where there is one."""
+"""Environment variables of a suite. All other suites run on the compiled core, if it is built."""
 COMMANDS: dict[str, list[list[str]]] = {
     "lint": [[PYTHON, "-m", "ruff", "format", "--check", "."], [PYTHON, "-m", "ruff", "check", "."]],
     "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
     "docs": [[PYTHON, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html"]],
 }
 ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "interpreted", "end_to_end", "spark"]
-"""What answers soonest first; what starts Spark last, so that of two jobs one begins with them (:func:`run_all`)."""
+"""Fastest suites first, and suites with Spark last, so that one of two jobs begins with them (:func:`run_all`)."""
 
 JOBS = min(2, os.cpu_count() or 1)
-"""Suites at a time. Half of their time is waiting, for a server to start or for a timer."""
+"""Suites that run in parallel. Half of their time is waiting, for a server to start or for a timer."""
 
 
 @dataclass
 class Result:
-    """What one suite did: seconds, whether it passed, and the counts and times of its tests."""
+    """Result of one suite: seconds, whether it passed, and the counts and times of its tests."""
 
     name: str
     seconds: float = 0.0
@@ -91,7 +91,8 @@ def read_report(report: Path, result: Result) -> None:
 
 
 def first_lines(message: str, most: int = 300) -> str:
-    """The beginning of a message on one line: enough to know the failure where only the end of a log is kept."""
+    """Return the beginning of a message as one line, enough to recognize the failure if only the end of a log is
+    available."""
     text = " ".join(message.split())
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -101,7 +102,7 @@ def pytest_command(paths: list[str], report: Path, mark: str = "not nightly") ->
 
 
 def run_suite(name: str, *, headed: bool) -> Result:
-    """Run one suite; ``headed``: its lines of output begin with its name."""
+    """Run one suite; ``headed``: lines of output begin with its name."""
     result = Result(name)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
@@ -150,7 +151,7 @@ def run_all(names: list[str], *, jobs: int) -> list[Result]:
         while waiting:
             try:
                 name = waiting.popleft() if front else waiting.pop()
-            except IndexError:  # another job was faster
+            except IndexError:  # another job has taken it
                 return
             results[name] = run_suite(name, headed=headed)
 
@@ -161,7 +162,7 @@ def run_all(names: list[str], *, jobs: int) -> list[Result]:
 
 
 def close(results: list[Result], seconds: float) -> list[str]:
-    """The closing report, a line each; ``seconds`` are those of the whole run."""
+    """Return the lines of the final report; ``seconds`` is the duration of the whole run."""
     lines = ["", "suite         result    passed  failed  skipped   seconds"]
     lines += [
         f"{r.name:<13} {'ok' if r.ok else 'FAILED':<8} {r.passed:>7} {r.failed:>7} {len(r.skipped):>8}"

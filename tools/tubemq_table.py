@@ -31,7 +31,7 @@ _REFUSED = (
 
 
 def page(note: str) -> str:
-    """The page: methods and fields of the protocol, with notes and tests from a table."""
+    """Return the page: methods and fields of the protocol, with notes and tests from a table."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     lines = ["# TubeMQ compatibility", "", note, ""]
     lines += [
@@ -78,9 +78,10 @@ def page(note: str) -> str:
 
 
 def messages(*, extensions: bool = True) -> Iterator[Any]:
-    """Every message of the protocol once: the envelope, then requests and answers with what is in them.
+    """Yield every message of the protocol once: the envelope, then requests and answers with the messages that they
+    contain.
 
-    Without ``extensions`` those that the reference has.
+    Without ``extensions``, only the messages of the reference.
     """
     waiting: list[Any] = [
         kind.DESCRIPTOR
@@ -112,7 +113,7 @@ def _extends(field: Any) -> bool:
 
 
 def _status(field: Any, remark: str) -> str:
-    """Status of a field, from its note."""
+    """Return the status of a field, derived from its note."""
     if _extends(field):
         return "extension"
     first = remark.partition(" ")[0].strip(":;,")

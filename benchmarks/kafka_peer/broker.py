@@ -1,7 +1,6 @@
-"""A Kafka broker and Spark's own connector for it: resolved once from Maven into the user's cache folder.
+"""A Kafka broker and Spark's own connector for it: downloaded once with Maven into the user's cache folder.
 
-``python -m benchmarks.kafka_peer.broker`` prepares them. A benchmark that finds nothing prepared does it first: nothing
-is downloaded while it measures.
+``python -m benchmarks.kafka_peer.broker`` prepares them. Otherwise a benchmark prepares them before it measures.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ HEAP = "1g"
 
 
 class KafkaPeer(NamedTuple):
-    """Folders with jars: of the broker, and of Spark's connector."""
+    """Folders with the jars of the broker and of Spark's connector."""
 
     broker: Path
     connector: Path
 
     @property
     def spark_jars(self) -> str:
-        """For ``spark.jars``."""
+        """Return the value for ``spark.jars``."""
         return ",".join(str(path) for path in sorted(self.connector.glob("*.jar")))
 
 
 def prepare() -> KafkaPeer:
-    """The jars, from the cache or from Maven.
+    """Return the jars, from the cache or from Maven.
 
     Raises:
         PenstockError: there is no Maven, or it cannot resolve them.
@@ -82,7 +81,8 @@ def prepare() -> KafkaPeer:
 
 @contextmanager
 def kafka(peer: KafkaPeer) -> Iterator[str]:
-    """One node, broker and controller, on loopback; its address as host:port. Acknowledges from the page cache."""
+    """Run one node, broker and controller, on loopback; yields its address as host:port. It acknowledges from the page
+    cache."""
     port, controller = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "server.properties"
@@ -114,7 +114,7 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> int:
-    """Prepare."""
+    """Prepare the jars."""
     sys.stdout.write(f"{prepare().broker.parent}\n")
     return 0
 
