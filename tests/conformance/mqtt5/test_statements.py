@@ -37,11 +37,11 @@ def test_rows_that_are_right() -> None:
         ({"MQTT-3.1.0-1": None}, "MQTT-3.1.0-1: it is missing"),
         ({"MQTT-9.9.9-9": {"who": "server", "requirement": "x", "tests": ["a.py::test_a"]}}, "has no such statement"),
         ({"MQTT-3.1.0-1": {"who": "server", "requirement": "x", "tests": ["a.py::test_z"]}}, "no test a.py::test_z"),
-        ({"MQTT-3.1.0-1": {"who": "server", "requirement": "x"}}, "names tests, or says why"),
+        ({"MQTT-3.1.0-1": {"who": "server", "requirement": "x"}}, "needs either tests"),
         ({"MQTT-3.1.0-1": {"who": "x", "requirement": "x", "tests": ["a.py::test_a"]}}, "has no party or requirement"),
         (
             {f"MQTT-3.1.2-{n}": {"who": "both", "requirement": "x", "tests": ["a.py::test_a"]} for n in range(1, 7)},
-            "a.py::test_a: stands for 6 statements, 5 at most",
+            "a.py::test_a: checks 6 statements, 5 at most",
         ),
     ],
     ids=["missing", "unknown", "no such test", "no test", "nobody", "too many"],
