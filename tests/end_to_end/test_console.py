@@ -20,7 +20,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.mqtt.client import MqttClient
 from penstock.node.config.node import RuleSection
-from penstock.node.node import Node, Ready
+from penstock.node.node import Node, ReadyNode
 from penstock.node.web import WebConsole
 from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
@@ -45,7 +45,7 @@ PAGES = (
 class Browser:
     """A page of the console of ``ready``, and what went wrong in it."""
 
-    def __init__(self, page: Any, ready: Ready) -> None:
+    def __init__(self, page: Any, ready: ReadyNode) -> None:
         self.page = page
         self.ready = ready
         self.problems: list[str] = []
@@ -79,7 +79,7 @@ class Browser:
 
 @asynccontextmanager
 async def browsing(
-    ready: Ready, width: int = 1280, scheme: Literal["light", "dark"] = "light"
+    ready: ReadyNode, width: int = 1280, scheme: Literal["light", "dark"] = "light"
 ) -> AsyncIterator[Browser]:
     from playwright.async_api import async_playwright
 
@@ -107,7 +107,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         await node.close()
 
 
-async def filled(node: Node) -> Ready:
+async def filled(node: Node) -> ReadyNode:
     """A node with a client that is away, keys, records and a group that has stopped."""
     ready = await node.start()
     host, port = parse_address(ready.mqtt)
@@ -306,12 +306,12 @@ async def test_it_works_below_a_path_of_a_proxy(node: Node) -> None:
     proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
     port = proxy.sockets[0].getsockname()[1]
     async with proxy, browsing(ready) as browser:
-        browser.ready = Ready(**{**_fields(ready), "http": f"127.0.0.1:{port}/edge"})
+        browser.ready = ReadyNode(**{**_fields(ready), "http": f"127.0.0.1:{port}/edge"})
         await browser.open()
         await expect(browser.page.get_by_role("heading", name="Ready")).to_be_visible()
 
 
-def _fields(ready: Ready) -> dict[str, Any]:
+def _fields(ready: ReadyNode) -> dict[str, Any]:
     return {name: getattr(ready, name) for name in ready.__dataclass_fields__}
 
 

@@ -65,12 +65,12 @@ async def test_frames_that_cannot_be(server: Server, data: bytes) -> None:
     reader, writer = await asyncio.open_connection(*server.address)
     writer.write(data)
     if data.endswith(bytes(64)):  # a length that may yet come true: waits for its rest, holding what came
-        await until(lambda: server.broker.peers.held == 68)
+        await until(lambda: server.broker.connections.held == 68)
         writer.close()
-        await until(lambda: server.broker.peers.held == 0)
+        await until(lambda: server.broker.connections.held == 0)
     else:
         assert await asyncio.wait_for(reader.read(), 10) == b""
-        assert server.broker.peers.refused == 1
+        assert server.broker.connections.refused == 1
         writer.close()
     await still_served(server)
 
@@ -105,7 +105,7 @@ async def test_many_requests_for_much_from_one_that_never_reads(
     await until(lambda: server.broker.engine.gets > gets)
     await still_served(server)
     assert server.broker.engine.gets - gets < 20
-    await until(lambda: server.broker.peers.refused == 1)  # cut
+    await until(lambda: server.broker.connections.refused == 1)  # cut
     writer.close()
     del reader
     await client.close()
@@ -130,27 +130,27 @@ async def test_a_slow_reader_gets_everything_while_others_are_served(server: Ser
 
 
 async def test_connections_and_unfinished_frames_are_bounded(server: Server) -> None:
-    server.broker.peers.max_connections = 3
-    server.broker.peers.max_partial_frame_bytes = 4 << 20
+    server.broker.connections.max_connections = 3
+    server.broker.connections.max_partial_frame_bytes = 4 << 20
     block = HEAD + struct.pack(">ii", 1, 20 << 20)
     writers = []
     for _ in range(2):
         _, writer = await asyncio.open_connection(*server.address)
         writer.write(block + bytes(3 << 20))
         writers.append(writer)
-    await until(lambda: server.broker.peers.refused == 1)
-    assert server.broker.peers.held <= 4 << 20
+    await until(lambda: server.broker.connections.refused == 1)
+    assert server.broker.connections.held <= 4 << 20
     await still_served(server)
-    await until(lambda: len(server.broker.peers.open) == 1)
+    await until(lambda: len(server.broker.connections.open) == 1)
     clients = [await Client.connect(server.address) for _ in range(2)]
-    await until(lambda: len(server.broker.peers.open) == 3)
+    await until(lambda: len(server.broker.connections.open) == 3)
     reader, extra = await asyncio.open_connection(*server.address)
     with suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 10) == b""
     for writer in [*writers, extra, *(client.writer for client in clients)]:
         writer.close()
-    await until(lambda: not server.broker.peers.open)
-    assert server.broker.peers.held == 0
+    await until(lambda: not server.broker.connections.open)
+    assert server.broker.connections.held == 0
     await still_served(server)
 
 

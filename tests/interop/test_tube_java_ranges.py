@@ -323,14 +323,14 @@ def _pipeline(peer: ConnectionOptions, node: Node, spark: Any, directory: Path) 
     emit: Callable[[dict[str, Any]], None] = events.append
 
     def run() -> None:
-        options = running.Options(available_now=True)
+        options = running.RunOptions(available_now=True)
         running.run(pipeline, state=directory / "state", options=options, emit=emit, stop=threading.Event())
 
     send(peer, "pipe", [b'{"n": %d}' % n for n in range(300)])
     run()
     send(peer, "pipe", [b"nonsense", *(b'{"n": %d}' % n for n in range(300, 400))])
     run()
-    sums = Ledger(directory / "state" / "ledger").sums("rows")
+    sums = Ledger(directory / "state" / "ledger").counts("rows")
     assert (sums.read, sums.out, sums.dead) == (401, 400, 1)
     assert sorted(row.n for row in read_table(spark, lake / "rows").select("n").collect()) == list(range(400))
     [account] = reconcile(pipeline, directory / "state", source_count(pipeline, directory / "state"))

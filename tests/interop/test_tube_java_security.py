@@ -113,7 +113,9 @@ async def test_tls(secured: Tube, java_clients: JavaClients, keys: Keys, request
         await producer.send("demo", body(COUNT))
     found = await asyncio.wrap_future(java_clients.consume(masters, "secret", "demo", COUNT + 1, **keys.known))
     assert sorted(item.number for item in found) == list(range(COUNT + 1))
-    assert all(connection.tls for connection in secured.brokers[1].peers.open), "a broker is reached as its master is"
+    assert all(connection.tls for connection in secured.brokers[1].connections.open), (
+        "a broker is reached as its master is"
+    )
     if "mutual" in request.node.name:
         stranger = java_clients.produce(masters, "demo", 1, publish_attempts=1, **keys.stranger)
         await refused(stranger, match="roducer failure")

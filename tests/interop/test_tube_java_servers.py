@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError
-from penstock.tube.consumer import Bound, Consumer
+from penstock.tube.consumer import BoundConsumption, Consumer
 from penstock.tube.exactly_once import BatchId, Stager
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
@@ -187,7 +187,7 @@ async def test_start_offsets_bound_and_seek(masters: str) -> None:
     async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer:
         results = await producer.send_all("bound", [body(n) for n in range(60)], partition=1)
     at = results[20].append_offset
-    bound = Bound("session-1", 1, {"1:bound:0": 0, "1:bound:1": at, "1:bound:2": 0})
+    bound = BoundConsumption("session-1", 1, {"1:bound:0": 0, "1:bound:1": at, "1:bound:2": 0})
     for group, options in (("atoffset", {"start_offsets": {"1:bound:1": at}}), ("bound", {"bound": bound})):
         async with Consumer(masters, group, ["bound"], heartbeat_s=HEARTBEAT_S, **options) as consumer:
             async with asyncio.timeout(30):

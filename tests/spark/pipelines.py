@@ -50,7 +50,7 @@ class Setup:
         running.run(
             self.pipeline,
             state=self.state,
-            options=running.Options(available_now=available_now, **options),
+            options=running.RunOptions(available_now=available_now, **options),
             emit=self.events.append,
             stop=stop or threading.Event(),
         )

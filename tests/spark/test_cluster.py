@@ -77,5 +77,5 @@ def test_sums_hold_when_an_executor_is_killed(node: Node, tmp_path: Path) -> Non
     pipeline = load(file)
     (account,) = reconcile(pipeline, state, source_count(pipeline, state))
     assert (account.off, account.unknown) == ((), ())
-    assert (account.sums.read, account.sums.out, account.sums.dead) == (RECORDS, len(rows), len(letters))
+    assert (account.counts.read, account.counts.out, account.counts.dead) == (RECORDS, len(rows), len(letters))
     assert driver.events[-1] == {"event": "stopped", "pipeline": "spread"}

@@ -96,7 +96,7 @@ def test_a_run_that_was_paused_past_its_lease_writes_nothing(node: Node, tmp_pat
         assert new.wait() == 0
     pipeline = load(file)
     accounts = reconcile(pipeline, state, source_count(pipeline, state))
-    assert [(account.off, account.unknown, account.sums.read) for account in accounts] == [((), (), 421)] * 2
+    assert [(account.off, account.unknown, account.counts.read) for account in accounts] == [((), (), 421)] * 2
 
 
 def _rows(lake: Path) -> int:

@@ -119,7 +119,7 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[...,
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())
     # 3 + 6 + 3 records, on two ways.
-    sums = account.sums
+    sums = account.counts
     assert (sums.read, sums.out, sums.dead, sums.filtered, sums.duplicates, sums.letters) == (24, 9, 6, 9, 0, 3)
     (csv / "a.csv").write_text("other")
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
@@ -174,9 +174,9 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
     # A window that its sink refuses is kept, too.
     windows = [x for x in letters if x.step == "sink:panel"]
     assert {(x.code, x.source, json.loads(x.value)["n"]) for x in windows} == {("sink.size", "hours", 6)}
-    sums = setup.ledger.sums("rows")
+    sums = setup.ledger.counts("rows")
     assert (sums.read, sums.late, sums.dead, sums.filtered) == (68, 2, 5, 1)
-    assert setup.ledger.sums("panel").letters == len(windows)
+    assert setup.ledger.counts("panel").letters == len(windows)
     setup.forget_the_last_data("rows")
     setup.run()
     assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]

@@ -112,7 +112,7 @@ def test_rows_become_messages_once(
         ("e", "sink:alarms"): f"{name}/x/# is not a valid topic",
         ("f", "sink:alarms"): "the value is null",
     }
-    sums = {sink: setup.ledger.sums(sink) for sink in ("records", "alarms", "seen")}
+    sums = {sink: setup.ledger.counts(sink) for sink in ("records", "alarms", "seen")}
     assert [(s.read, s.out, s.dead, s.filtered, s.duplicates) for s in sums.values()] == [
         (8, 4, 1, 2, 1),
         (8, 3, 4, 0, 1),
@@ -134,7 +134,7 @@ def test_rows_become_messages_once(
     assert kept == [i["id"] for i in ids]
     assert node.staged == 0
     assert f"{name}/r" in {m.topic for m in node.retained(f"{name}/#", 3)}
-    assert setup.ledger.sums("records").duplicates == 2
+    assert setup.ledger.counts("records").duplicates == 2
 
 
 @pytest.mark.nightly
@@ -161,7 +161,7 @@ def test_sliding_windows_and_sessions(setup_of: Callable[..., Setup], node: Node
         "13:50": 1,
         "14:00": 1,
     }
-    assert [setup.ledger.sums(sink).late for sink in ("slides", "sessions")] == [1, 1]
+    assert [setup.ledger.counts(sink).late for sink in ("slides", "sessions")] == [1, 1]
     rows = [row for file in files(setup.lake / "sessions") for row in pq.ParquetFile(file).read().to_pylist()]
     spans = sorted(
         (row["place"], f"{row['window_start']:%H:%M}", f"{row['window_end']:%H:%M}", row["n"]) for row in rows

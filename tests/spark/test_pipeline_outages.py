@@ -62,7 +62,7 @@ def running(setup: Setup) -> Iterator[threading.Thread]:
 
 
 def done(setup: Setup, sink: str, read: int) -> Callable[[], bool]:
-    return lambda: setup.ledger.sums(sink).read == read
+    return lambda: setup.ledger.counts(sink).read == read
 
 
 POISON = """\
@@ -98,7 +98,12 @@ def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setu
     assert len(letters) == 11
     (account,) = books(setup)
     assert (account.off, account.unknown) == ((), ())
-    assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.letters) == (5_000, 4_989, 11, 11)
+    assert (account.counts.read, account.counts.out, account.counts.dead, account.counts.letters) == (
+        5_000,
+        4_989,
+        11,
+        11,
+    )
 
     # Mended: the key is there, the schema takes what came, the expression divides by nothing. The letters of steps
     # behind the dedupe, which knows their ids, go through it as well.
@@ -113,7 +118,12 @@ def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setu
     assert setup.rows() == sorted(f"m{n}" for n in range(5_000))
     (account,) = books(setup)
     assert (account.off, account.unknown) == ((), ())
-    assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.duplicates) == (5_011, 5_000, 11, 0)
+    assert (account.counts.read, account.counts.out, account.counts.dead, account.counts.duplicates) == (
+        5_011,
+        5_000,
+        11,
+        0,
+    )
 
 
 SINK = """\
@@ -162,7 +172,7 @@ def test_sinks_that_are_down_get_everything_once_they_are_back(
     retained = other.rows("mqtt", "sub", "out/#", "--count", "100", "--timeout", "30")
     assert sorted(int(message["payload"]) for message in retained) == list(range(100))
     assert setup.rows() == sorted(f"m{n}" for n in range(100))
-    assert [(account.off, account.unknown, account.sums.read) for account in books(setup)] == [((), (), 100)] * 3
+    assert [(account.off, account.unknown, account.counts.read) for account in books(setup)] == [((), (), 100)] * 3
 
 
 def _ended(setup: Setup, thread: threading.Thread) -> Callable[[], str | None]:
@@ -210,7 +220,7 @@ def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
         for sink in ("rows", "passed"):
             until(done(setup, sink, 100), f"{sink} to go on", alive=alive)
         until(lambda: _said(setup, "reacquiring it"), "the lease to run out", alive=alive)
-        assert setup.ledger.sums("waited").read < 100
+        assert setup.ledger.counts("waited").read < 100
         threading.Event().wait(outage_s)
         other.start()
         until(lambda: _said(setup, "no other run has held it"), "the lease to be taken back", alive=alive)
@@ -228,7 +238,7 @@ def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
     setup.run()
     assert _limits(setup.lake / "rows") == {f"m{n}": 5.0 for n in range(100)}
     # For the other sinks, which had them, the letters are copies.
-    sums = {account.sink: (account.off, account.sums.out, account.sums.duplicates) for account in books(setup)}
+    sums = {account.sink: (account.off, account.counts.out, account.counts.duplicates) for account in books(setup)}
     assert sums == {"rows": ((), 100, 0), "passed": ((), 100, 50), "waited": ((), 100, 50)}
 
 

@@ -100,10 +100,10 @@ def test_every_record_ends_in_one_place_and_late_ones_are_counted(setup: Setup) 
     assert letter["value"] == b"nope"
     assert letter["step"] == "parsed"
     assert letter["reason"] == "the payload is not JSON"
-    sums = setup.ledger.sums("rows")
+    sums = setup.ledger.counts("rows")
     assert (sums.read, sums.out, sums.dead, sums.filtered, sums.duplicates) == (67, 63, 1, 1, 2)
     # The second copy of m20 is as late as the reading that was held up: the watermark passed both.
-    windows = setup.ledger.sums("alarms")
+    windows = setup.ledger.counts("alarms")
     assert (windows.read, windows.dead, windows.filtered, windows.late) == (67, 1, 1, 2)
 
 
@@ -157,11 +157,11 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
 def test_a_crash_between_sink_and_checkpoint_doubles_nothing(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(50)), b"nope")
     setup.run()
-    before = setup.rows(), setup.dead(), setup.ledger.sums("rows"), setup.ledger.sums("alarms").read
+    before = setup.rows(), setup.dead(), setup.ledger.counts("rows"), setup.ledger.counts("alarms").read
     for sink in ("rows", "alarms"):
         setup.forget_the_last_commit(sink)
     setup.run()
-    assert (setup.rows(), setup.dead(), setup.ledger.sums("rows"), setup.ledger.sums("alarms").read) == before
+    assert (setup.rows(), setup.dead(), setup.ledger.counts("rows"), setup.ledger.counts("alarms").read) == before
 
 
 def test_a_crash_before_the_commit_log_overwrites_the_batch(setup: Setup, spark: SparkSession) -> None:
@@ -201,7 +201,7 @@ def test_copies_are_dropped_over_a_restart(setup: Setup) -> None:
     setup.send(message("b", 2), message("c", 3))
     setup.run()
     assert setup.rows() == ["a", "b", "c"]
-    assert setup.ledger.sums("rows").duplicates == 1
+    assert setup.ledger.counts("rows").duplicates == 1
 
 
 def test_an_interrupted_run_ends_between_batches(setup: Setup) -> None:
@@ -224,13 +224,13 @@ def test_an_interrupted_run_ends_between_batches(setup: Setup) -> None:
         assert all((commits / str(entry.batch)).exists() for entry in entries)
     setup.run()
     assert len(setup.rows()) == len(set(setup.rows())) == 300
-    assert setup.ledger.sums("alarms").read == 300
+    assert setup.ledger.counts("alarms").read == 300
 
 
 def test_a_run_is_stopped_remotely_and_a_second_run_learns_the_lease_holder(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(150)))
     name, broker = setup.pipeline.name, setup.node.mqtt
-    results: list[lease.Stopped] = []
+    results: list[lease.StopResult] = []
     refused: list[str] = []
 
     def elsewhere() -> None:
@@ -253,7 +253,7 @@ def test_a_run_is_stopped_remotely_and_a_second_run_learns_the_lease_holder(setu
     thread.join()
     run = setup.events[0]["run"]
     assert f"run {run} (host " in refused[0]
-    assert results == [lease.Stopped(run, clean=True)]
+    assert results == [lease.StopResult(run, clean=True)]
     assert setup.events[-1]["event"] == "stopped"
     progress = [event["sinks"] for event in setup.events if event["event"] == "progress"]
     last = progress[-1]["rows"]
@@ -287,14 +287,19 @@ def test_a_stretch_is_replayed_twice_beside_the_run_with_equal_rows(setup: Setup
             running.run(
                 replay.pipeline,
                 state=replay.state,
-                options=running.Options(available_now=True, span=replay.span, lease=replay.lease, wait_s=0.0),
+                options=running.RunOptions(available_now=True, span=replay.span, lease=replay.lease, wait_s=0.0),
                 emit=setup.events.append,
                 stop=threading.Event(),
             )
             again, state, _ = existing_replay(setup.pipeline, tmp_path / name)
             (account,) = reconcile(again, state, source_count(again, state))
             assert (account.off, account.unknown) == ((), ())
-            assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.duplicates) == (153, 151, 1, 1)
+            assert (account.counts.read, account.counts.out, account.counts.dead, account.counts.duplicates) == (
+                153,
+                151,
+                1,
+                1,
+            )
             path = tmp_path / name / "tables" / "rows"
             rows = [row for file in files(path) for row in pq.ParquetFile(file).read().to_pylist()]
             tables.append(sorted(rows, key=lambda row: (row["_topic"], row["_partition"], row["_offset"])))
@@ -329,7 +334,7 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     assert dict(again[0].headers) == {"id": b"broken", "site": b"north", **marks}
     accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert [(account.off, account.unknown) for account in accounts] == [((), ()), ((), ())]
-    assert (accounts[0].sums.read, accounts[0].sums.out, accounts[0].sums.dead) == (3, 1, 2)
+    assert (accounts[0].counts.read, accounts[0].counts.out, accounts[0].counts.dead) == (3, 1, 2)
 
 
 def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Setup, tmp_path: Path) -> None:
@@ -343,7 +348,7 @@ def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Se
     assert setup.rows() == ["a", "broken"]
     assert dead_letters.letter_states(dead)[letter.coordinates].state is dead_letters.LetterState.REDRIVEN
     replay = plan_replay(setup.pipeline, tmp_path / "replay", None, None, live=False)
-    options = running.Options(
+    options = running.RunOptions(
         available_now=True, span=replay.span, lease=replay.lease, redriven=dead_letters.redriven_copies(dead)
     )
     running.run(replay.pipeline, state=replay.state, options=options, emit=setup.events.append, stop=threading.Event())
@@ -351,7 +356,7 @@ def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Se
     (account,) = reconcile(again, state, source_count(again, state))
     assert (account.off, account.unknown) == ((), ())
     # The broken record is left out, since the replay reads its corrected copy.
-    sums = account.sums
+    sums = account.counts
     assert (sums.read, sums.out, sums.dead, sums.filtered) == (3, 2, 0, 1)
 
 

@@ -15,7 +15,7 @@ CORE = [
     "tests/spark/test_tube_stream.py",
     "tests/spark/test_statestore.py",
     # Expressions are tried with classes of Spark's own, which may change from one version to the next.
-    "tests/spark/test_pipeline_stages.py",
+    "tests/spark/test_pipeline_steps.py",
 ]
 
 

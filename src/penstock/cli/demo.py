@@ -24,8 +24,8 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.demo.data import AbnormalSegment, Limits, Reading
+    from penstock.demo.run import DemoDisplay, DemoResult, HopCounts
     from penstock.demo.stack import DemoOptions
-    from penstock.demo.story import DemoDisplay, DemoResult, Hops
 
 __all__ = ["JsonDemoDisplay", "LineDemoDisplay", "LiveDemoDisplay", "app", "draw_png", "draw_text"]
 
@@ -77,8 +77,8 @@ def demo(
     if chaos and attach:
         raise ConfigError("--chaos and --attach exclude each other", why="--chaos kills the node", do="use one of them")
     try:
+        from penstock.demo.run import run_demo
         from penstock.demo.stack import Addresses, DemoOptions
-        from penstock.demo.story import run_demo
     except ImportError as error:
         raise ConfigError(
             f"the demo lacks a package: {error}",
@@ -132,7 +132,7 @@ class LineDemoDisplay:
     def alarm(self, text: str) -> None:
         self.say(f"ALARM  {text}")
 
-    def show(self, hops: Hops, *, at_once: bool = False) -> None:
+    def show(self, hops: HopCounts, *, at_once: bool = False) -> None:
         rows = hops.rows()
         if self._filter.is_due(rows, at_once=at_once):
             self.say(", ".join(f"{name} {count}" + (f" (lag {lag})" if lag else "") for name, count, lag in rows))
@@ -150,7 +150,7 @@ class JsonDemoDisplay:
     def alarm(self, text: str) -> None:
         print_json({"event": "alarm", "text": text})
 
-    def show(self, hops: Hops, *, at_once: bool = False) -> None:
+    def show(self, hops: HopCounts, *, at_once: bool = False) -> None:
         rows = hops.rows()
         if self._filter.is_due(rows, at_once=at_once):
             print_json({"event": "progress", "hops": {name: {"messages": n, "lag": lag} for name, n, lag in rows}})
@@ -169,7 +169,7 @@ class LiveDemoDisplay:
     def alarm(self, text: str) -> None:
         self._live.print_line(_timed(self._start, f"ALARM  {text}"), "bold red")
 
-    def show(self, hops: Hops, *, at_once: bool = False) -> None:  # noqa: ARG002 - the table is redrawn at intervals
+    def show(self, hops: HopCounts, *, at_once: bool = False) -> None:  # noqa: ARG002 - the table is redrawn at intervals
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 

@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.options import BrokerOptions, Commands, Json, connects_to_broker, duration_option, input_bytes
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
-from penstock.cli.record_reader import Lines, chunks
+from penstock.cli.record_reader import LineSplitter, chunks
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ async def _alone(data: bytes) -> AsyncIterator[bytes]:
 
 async def _lines() -> AsyncIterator[bytes]:
     """Yield the lines of standard input as they are read, while the connection remains open."""
-    splitter = Lines()
+    splitter = LineSplitter()
     async for data in chunks(sys.stdin.buffer):
         for line in splitter.feed(data):
             yield line

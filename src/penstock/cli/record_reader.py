@@ -10,7 +10,7 @@ from typing import IO, Protocol
 
 from penstock.errors import LocalProtocolError
 
-__all__ = ["LARGEST", "LENGTH", "Lengths", "Lines", "Splitter", "chunks"]
+__all__ = ["LARGEST", "LENGTH", "LengthSplitter", "LineSplitter", "Splitter", "chunks"]
 
 CHUNK = 256 << 10
 AHEAD = 8
@@ -63,7 +63,7 @@ class Splitter(Protocol):
         """Yield the rest at the end of the stream. Raises LocalProtocolError for an incomplete record."""
 
 
-class Lines:
+class LineSplitter:
     """One record per line, with LF or CR LF; the last line end is optional."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Lines:
             yield self._rest.removesuffix(b"\r")
 
 
-class Lengths:
+class LengthSplitter:
     """Records with a length prefix of 4 bytes, big-endian."""
 
     def __init__(self) -> None:

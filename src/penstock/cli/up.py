@@ -15,7 +15,7 @@ from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
     from penstock.node.config.node import NodeConfig
-    from penstock.node.node import Ready
+    from penstock.node.node import ReadyNode
 
 __all__ = ["app"]
 
@@ -123,7 +123,7 @@ def up(
     run_node(settings, on_ready=show, read_again=read)
 
 
-def _banner(ready: Ready, *, users: bool) -> None:
+def _banner(ready: ReadyNode, *, users: bool) -> None:
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     url = ready.listeners.get("mqtt", f"mqtt://{ready.mqtt}")
     broker = "" if url == "mqtt://127.0.0.1:1883" else f" --broker {url}"

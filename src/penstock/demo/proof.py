@@ -28,7 +28,7 @@ __all__ = [
     "Check",
     "Evidence",
     "LogReader",
-    "Logged",
+    "LoggedRecord",
     "Proof",
     "last_line",
     "late_ids",
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 
-class Logged(NamedTuple):
+class LoggedRecord(NamedTuple):
     """A record of the log: id, offset, and event time if its payload has one."""
 
     id: str
     topic: str
     partition: str
-    position: int
+    offset: int
     event_time_ms: int | None
 
 
@@ -57,7 +57,7 @@ class Evidence:
 
     sent: Collection[str]
     acknowledged: Collection[str]
-    log: Sequence[Logged]
+    log: Sequence[LoggedRecord]
     table_ids: Sequence[str]
     table: Mapping[str, tuple[datetime, float]]
     dead_ids: Sequence[str]
@@ -86,7 +86,7 @@ class Proof(NamedTuple):
         return all(check.holds for check in self.checks)
 
 
-def late_ids(log: Sequence[Logged], ledger: Sequence[LedgerEntry]) -> set[str]:
+def late_ids(log: Sequence[LoggedRecord], ledger: Sequence[LedgerEntry]) -> set[str]:
     """Return the ids of events that the windows dropped as late: the watermark had passed when their first copy was
     read.
 
@@ -97,7 +97,7 @@ def late_ids(log: Sequence[Logged], ledger: Sequence[LedgerEntry]) -> set[str]:
         for entry in ledger:
             start = entry.start.get(record.topic, {}).get(record.partition)
             end = entry.end.get(record.topic, {}).get(record.partition)
-            if start is None or end is None or not start <= record.position < end:
+            if start is None or end is None or not start <= record.offset < end:
                 continue
             if record.event_time_ms is not None:
                 is_late = bool(entry.late_watermark_ms) and record.event_time_ms <= entry.late_watermark_ms
@@ -247,7 +247,7 @@ class LogReader:
         """Return the number of records in the log from ``start`` on."""
         return sum(self._tube.count(piece) for piece in self._pieces(start))
 
-    def records(self, start: Offsets) -> list[Logged]:
+    def records(self, start: Offsets) -> list[LoggedRecord]:
         """Return all records from ``start`` on."""
         found = []
         for piece in self._pieces(start):
@@ -256,7 +256,7 @@ class LogReader:
                     record = Record.decode(bytes(payload), flag)
                     partition = piece.partition
                     time = _event_time_ms(record.value)
-                    found.append(Logged(record.id or "", partition.topic, partition.key, int(offset), time))
+                    found.append(LoggedRecord(record.id or "", partition.topic, partition.key, int(offset), time))
         return found
 
     def _pieces(self, start: Offsets) -> list[Slice]:

@@ -63,7 +63,7 @@ from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.master.master import TubeMaster
 
-__all__ = ["Node", "Ready", "run_node", "serve"]
+__all__ = ["Node", "ReadyNode", "run_node", "serve"]
 
 _log = logging.getLogger("penstock.node")
 
@@ -74,7 +74,7 @@ _SCHEMES = {Transport.TCP: "mqtt", Transport.TLS: "mqtts", Transport.WS: "ws", T
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyNode:
     """Addresses and settings of a ready node; addresses are HOST:PORT for clients."""
 
     version: str
@@ -195,7 +195,7 @@ class Node:
             self._tube_broker.access_changed()
         return done
 
-    async def start(self) -> Ready:
+    async def start(self) -> ReadyNode:
         """Start every part; returns when all are ready.
 
         HTTP starts first, so that health can be queried during the recovery of the log; MQTT starts last, so that no
@@ -281,7 +281,7 @@ class Node:
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         add_metrics(self.metrics, "node", self._metric_values)
         self._state = "ready"
-        ready = Ready(
+        ready = ReadyNode(
             version=penstock.__version__,
             pid=os.getpid(),
             data_dir=str(directory.path),
@@ -569,7 +569,7 @@ class Node:
                     else None,
                 )
             )
-        broker = None if self._tube_broker is None else self._tube_broker.peers
+        broker = None if self._tube_broker is None else self._tube_broker.connections
         tls = {"http": self.config.http.tls, "tube-broker-http": self.config.tube_broker_http.tls}
         for name, protocol in (("tube-master", "tubemq"), ("tube-broker", "tubemq"), ("http", "http"),
                                ("tube-broker-http", "http")):  # fmt: skip
@@ -682,7 +682,7 @@ def _advertised_address(listener: ListenerSection, bound: Address) -> str:
 def run_node(
     config: NodeConfig,
     *,
-    on_ready: Callable[[Ready], None],
+    on_ready: Callable[[ReadyNode], None],
     read_again: Callable[[], NodeConfig] | None = None,
 ) -> None:
     """Run a node until SIGTERM or SIGINT; returns after the shutdown. A second signal stops the process immediately.
@@ -698,7 +698,7 @@ def run_node(
 
 
 async def serve(
-    config: NodeConfig, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig] | None = None
+    config: NodeConfig, on_ready: Callable[[ReadyNode], None], read_again: Callable[[], NodeConfig] | None = None
 ) -> None:
     """Start a node, report that it is ready, wait for a signal, close it."""
     stop = install_signal_handlers()

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Connection, Inbound, Service
-from penstock.node.config.node import RuleSection, WhenFull
+from penstock.node.config.node import RuleOverflowPolicy, RuleSection
 from penstock.node.config.template import Template
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import CallLater
@@ -127,7 +127,7 @@ class RuleService(Service):
     """A rule as a service of the MQTT broker.
 
     At most ``rule.max_pending_bytes`` of messages wait for the log. Beyond this limit the connections of further
-    publishers are not read, or messages are rejected with Quota exceeded, as set by ``rule.when_full``. At twice the
+    publishers are not read, or messages are rejected with Quota exceeded, as set by ``rule.overflow``. At twice the
     limit every message is rejected. A ``$high_priority`` message may exceed the first limit without pausing its
     connection.
     """
@@ -286,7 +286,7 @@ class RuleService(Service):
     def _make_wait(self, message: Inbound, size: int) -> bool:
         """Return True if the message may exceed the limit; its connection is then not read for a while."""
         bound = self.rule.max_pending_bytes
-        if self.rule.when_full is WhenFull.REFUSE or self.stats.pending_bytes + size > 2 * bound:
+        if self.rule.overflow is RuleOverflowPolicy.REFUSE or self.stats.pending_bytes + size > 2 * bound:
             return False
         connection = message.connection
         if connection is None or connection in self._held:

@@ -44,8 +44,8 @@ from penstock.node.client_warnings import TubeDenials
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.listeners import ListenerSection, OpenListener, refuse_open_listeners
 from penstock.node.config.mqtt import (
+    AdditionalMqttListener,
     MqttListenerEntry,
-    MqttListenerMore,
     Security,
     broker_limits,
     network_limits,
@@ -387,7 +387,7 @@ class NodeSecurity:
     def _settings(self, name: str, entry: MqttListenerEntry) -> ListenerSettings:
         advertise = entry.advertise
         more: dict[str, Any] = {}
-        if isinstance(entry, MqttListenerMore):
+        if isinstance(entry, AdditionalMqttListener):
             more = {"limits": network_limits(entry.limits), "publish_limits": publish_limits(entry.limits)}
         return ListenerSettings(
             name=name,

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.tube.client.connection import ConnectionPool
     from penstock.tube.codec.strings import Partition
-    from penstock.tube.consumer import Bound, Consumer, ConsumerOffset, Message
+    from penstock.tube.consumer import BoundConsumption, Consumer, ConsumerOffset, Message
     from penstock.tube.producer import Producer, SendResult
     from penstock.tube.reader import MessageBatch, PartitionInfo, RangeReader, TopicUnavailableError, partitions
     from penstock.tube.record import Record
 
 __all__ = [
-    "Bound",
+    "BoundConsumption",
     "ConnectionPool",
     "Consumer",
     "ConsumerOffset",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bound": "consumer",
+    "BoundConsumption": "consumer",
     "ConnectionPool": "client.connection",
     "Consumer": "consumer",
     "Message": "consumer",

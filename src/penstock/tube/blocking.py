@@ -25,7 +25,7 @@ from penstock.runtime.io.loop import LoopThread, blocking
 from penstock.tube import consumer, producer
 from penstock.tube.client.arguments import Address
 from penstock.tube.codec.strings import Partition
-from penstock.tube.consumer import Bound, ConsumerOffset, Message
+from penstock.tube.consumer import BoundConsumption, ConsumerOffset, Message
 from penstock.tube.producer import SendResult
 from penstock.tube.record import Record
 
@@ -63,7 +63,7 @@ class ConsumerOptions(TypedDict, total=False):
     balance: str
     source_count: int
     node_id: int
-    bound: Bound | None
+    bound: BoundConsumption | None
     auto_confirm: bool
     confirm_timeout_s: float
     with_offsets: bool

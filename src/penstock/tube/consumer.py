@@ -40,7 +40,7 @@ from penstock.tube.codec.strings import (
 from penstock.tube.engine.client.consumer_state import (
     FRESH,
     LATEST_OFFSET,
-    Bound,
+    BoundConsumption,
     ClientBalance,
     GroupStart,
     Membership,
@@ -48,7 +48,7 @@ from penstock.tube.engine.client.consumer_state import (
 )
 from penstock.tube.engine.sessions import LEAST_SESSION_MS
 
-__all__ = ["Bound", "Consumer", "ConsumerOffset", "Message"]
+__all__ = ["BoundConsumption", "Consumer", "ConsumerOffset", "Message"]
 
 
 class ConsumerOffset(NamedTuple):
@@ -95,7 +95,7 @@ class Consumer:
         balance: str = "server",
         source_count: int = 0,
         node_id: int = 0,
-        bound: Bound | None = None,
+        bound: BoundConsumption | None = None,
         auto_confirm: bool = True,
         confirm_timeout_s: float = 60.0,
         with_offsets: bool = False,
@@ -420,7 +420,7 @@ class Consumer:
             self._fetcher.heartbeats()
 
 
-def _check_words(start: str, balance: str, bound: Bound | None) -> None:
+def _check_words(start: str, balance: str, bound: BoundConsumption | None) -> None:
     """Raise ConfigError for unknown keyword values or invalid combinations."""
     if start not in {"earliest", "latest"}:
         raise ConfigError(f"tube: start: got {start!r}", option="start", do="write earliest or latest")

@@ -44,7 +44,7 @@ from penstock.tube.record import Record
 
 __all__ = [
     "BatchId",
-    "Committed",
+    "CommitResult",
     "InDoubtTransaction",
     "ParticipantState",
     "Staged",
@@ -427,14 +427,16 @@ def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageRe
 # --- commit ---
 
 
-class Committed(NamedTuple):
+class CommitResult(NamedTuple):
     """Result of a commit: number of published ``rows``; ``before``: an earlier attempt already committed the batch."""
 
     rows: int
     before: bool
 
 
-async def commit(producer: Producer, batch: BatchId, staged: Sequence[Staged], *, timeout_s: float = 60.0) -> Committed:
+async def commit(
+    producer: Producer, batch: BatchId, staged: Sequence[Staged], *, timeout_s: float = 60.0
+) -> CommitResult:
     """Publish the rows of the successful task attempts. A repeated call has no further effect.
 
     Raises:
@@ -442,15 +444,15 @@ async def commit(producer: Producer, batch: BatchId, staged: Sequence[Staged], *
         UnavailableError: a broker does not respond; the next run of the batch determines whether it is committed.
     """
     brokers = {number: address for item in staged for number, address in item.brokers.items()}
-    driver = _Driver(producer, batch, timeout_s)
+    driver = _TwoPhaseCommit(producer, batch, timeout_s)
     try:
         await driver.begin(brokers.values())
         await driver.decide()
         if driver.committed >= batch.number:
             await driver.drop(staged)
-            return Committed(0, before=True)
+            return CommitResult(0, before=True)
         await driver.commit(staged)
-        return Committed(sum(sum(item.rows.values()) for item in staged), before=False)
+        return CommitResult(sum(sum(item.rows.values()) for item in staged), before=False)
     finally:
         await driver.close()
 
@@ -461,7 +463,7 @@ async def abort(producer: Producer, batch: BatchId, staged: Sequence[Staged], *,
     Brokers that do not respond delete them later (``tube.staging.keep``).
     """
     brokers = {number: address for item in staged for number, address in item.brokers.items()}
-    driver = _Driver(producer, batch, timeout_s)
+    driver = _TwoPhaseCommit(producer, batch, timeout_s)
     try:
         for address in brokers.values():
             with contextlib.suppress(PenstockError):
@@ -478,7 +480,7 @@ async def resolve(producer: Producer, batch: BatchId, brokers: Iterable[BrokerIn
     Raises:
         RefusedError, UnavailableError: as :func:`commit`.
     """
-    driver = _Driver(producer, batch, timeout_s)
+    driver = _TwoPhaseCommit(producer, batch, timeout_s)
     try:
         await driver.begin(broker.address for broker in brokers)
         await driver.decide()
@@ -487,7 +489,7 @@ async def resolve(producer: Producer, batch: BatchId, brokers: Iterable[BrokerIn
         await driver.close()
 
 
-class _Driver:
+class _TwoPhaseCommit:
     """Coordinator of one commit. ``states`` has the last reported state of each broker."""
 
     def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:

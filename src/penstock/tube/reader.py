@@ -50,10 +50,10 @@ __all__ = [
     "BrokerClient",
     "BrokerReader",
     "MessageBatch",
+    "MessageSpans",
     "PartitionInfo",
     "RangeReader",
     "RangeResponse",
-    "Spans",
     "TopicUnavailableError",
     "partitions",
     "visit_token",
@@ -62,7 +62,7 @@ __all__ = [
 # --- batches of messages, and the responses that contain them ---
 
 
-class Spans(NamedTuple):
+class MessageSpans(NamedTuple):
     """The data of messages in one buffer: message k is ``data[starts[k]:ends[k]]``."""
 
     data: bytes
@@ -70,7 +70,7 @@ class Spans(NamedTuple):
     ends: Numbers
 
     @classmethod
-    def from_payloads(cls, payloads: Sequence[bytes]) -> Spans:
+    def from_payloads(cls, payloads: Sequence[bytes]) -> MessageSpans:
         """Build spans from one object per message."""
         edges = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
         return cls(b"".join(payloads), edges[:-1], edges[1:])
@@ -89,7 +89,7 @@ class MessageBatch:
         offsets: Numbers,
         append_times: Numbers,
         flags: Numbers,
-        spans: Spans,
+        spans: MessageSpans,
         *,
         reached: int | None = None,
         message_ids: Callable[[], Sequence[int]] | None = None,
@@ -117,7 +117,7 @@ class MessageBatch:
             np.asarray(offsets, np.int64),
             np.asarray(append_times, np.int64),
             np.asarray(flags, np.int64),
-            Spans.from_payloads(payloads),
+            MessageSpans.from_payloads(payloads),
             reached=reached,
             message_ids=None if message_ids is None else lambda: message_ids,
         )
@@ -146,7 +146,7 @@ class MessageBatch:
             self.offsets[rows],
             self.append_times[rows] if len(self.append_times) else self.append_times,
             self.flags[rows],
-            Spans(data, starts[rows], ends[rows]),
+            MessageSpans(data, starts[rows], ends[rows]),
             reached=self.reached,
             message_ids=None if ids is None else lambda: [ids[row] for row in rows],
         )
@@ -246,7 +246,7 @@ class RangeResponse:
         return None if columns is None else self._batch(offsets, times, columns)
 
     def _batch(self, offsets: Numbers, times: Numbers, columns: Columns) -> MessageBatch:
-        spans = Spans(self.payload, columns.starts, columns.ends)
+        spans = MessageSpans(self.payload, columns.starts, columns.ends)
         return MessageBatch(offsets, times, columns.flags.astype(np.int64), spans)
 
     def batch(self, topic: str, partition: int) -> MessageBatch | None:

@@ -27,7 +27,7 @@ from penstock.tube.codec.framing import FrameDecoder, encode_frame, encode_frame
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 
-__all__ = ["AnsweringProtocol", "Listeners", "Peers", "ServerConnection"]
+__all__ = ["AnsweringProtocol", "Listeners", "OpenConnections", "ServerConnection"]
 
 # --- listeners ---
 
@@ -108,7 +108,7 @@ STALLED_S = 60.0
 _SMALL_FRAME = 1 << 20
 
 
-class Peers:
+class OpenConnections:
     """The open connections of a server, and their incomplete frames.
 
     ``held`` counts the bytes of incomplete frames. ``max_connections`` and ``max_partial_frame_bytes``: see
@@ -141,14 +141,14 @@ class ServerConnection(asyncio.Protocol):
     """Connection of one peer. A subclass answers each frame in ``receive``: immediately with ``put``, or later with
     ``put`` and ``flush``."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, connections: OpenConnections) -> None:
         self.arrived_ms = 0
         self.tls = False
         self.peer = ""
         """Address of the peer; the host in requests is not trusted."""
         self.place = "that did not connect"
         self.bytes_out = 0
-        self._peers = peers
+        self._connections = connections
         self._decoder = FrameDecoder()
         self._held = 0
         self._transport: asyncio.Transport | None = None
@@ -167,18 +167,18 @@ class ServerConnection(asyncio.Protocol):
         answered."""
 
     def __repr__(self) -> str:
-        return f"<{self._peers.name}, client {self.place}>"  # event loops log it if a connection breaks
+        return f"<{self._connections.name}, client {self.place}>"  # event loops log it if a connection breaks
 
     def receive(self, serial: int, body: bytes) -> None:
         """Answer one frame."""
         raise NotImplementedError
 
     def receive_frames(self, frames: deque[tuple[int, bytes]], end: int) -> None:
-        """Answer frames from the front of ``frames`` until the work of `Peers` is ``end``."""
-        peers = self._peers
-        while frames and peers.work < end:
+        """Answer frames from the front of ``frames`` until the work of `OpenConnections` is ``end``."""
+        connections = self._connections
+        while frames and connections.work < end:
             serial, body = frames.popleft()
-            peers.work += REQUEST_WORK + (len(body) >> 8)
+            connections.work += REQUEST_WORK + (len(body) >> 8)
             self.receive(serial, body)
 
     def answer_collected(self) -> None:
@@ -203,12 +203,12 @@ class ServerConnection(asyncio.Protocol):
         if name:
             self.place = f"{name[0]}:{name[1]}"
         self.tls = transport.get_extra_info("sslcontext") is not None
-        peers = self._peers
-        if len(peers.open) >= peers.max_connections:
-            peers.refuse(f"{peers.max_connections} connections are open")
+        connections = self._connections
+        if len(connections.open) >= connections.max_connections:
+            connections.refuse(f"{connections.max_connections} connections are open")
             self._transport.abort()
             return
-        peers.open.add(self)
+        connections.open.add(self)
         connection = self._transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -225,9 +225,9 @@ class ServerConnection(asyncio.Protocol):
         self._deferred = False
         self._frames.clear()
         self._out.clear()
-        self._peers.held -= self._held
+        self._connections.held -= self._held
         self._held = 0
-        self._peers.open.discard(self)
+        self._connections.open.discard(self)
         self.ended()
 
     def pause_writing(self) -> None:
@@ -251,12 +251,12 @@ class ServerConnection(asyncio.Protocol):
         if not self._frames:
             self.arrived_ms = self.now_ms()
         self._frames.extend(frames)
-        self._peers.work += len(data) >> 12
+        self._connections.work += len(data) >> 12
         if frames and not self._deferred:
             self._work()
         if error is not None:
             # The reference does not answer an invalid frame; later data cannot be decoded.
-            self._peers.refuse(error.what)
+            self._connections.refuse(error.what)
             self._stopped = True
             if self._frames:
                 self._ending = True
@@ -280,7 +280,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _put(self, frame: bytes) -> None:
         self._out.append(frame)
-        self._peers.work += len(frame) >> 12
+        self._connections.work += len(frame) >> 12
 
     def put_all(self, serials: list[int], bodies: list[bytes]) -> None:
         """Like :meth:`put`, for each pair of serial number and body."""
@@ -314,19 +314,19 @@ class ServerConnection(asyncio.Protocol):
         """Answer received requests within one share of work."""
         if self._full:
             return  # resume_writing continues
-        frames, peers = self._frames, self._peers
-        end = peers.work + TURN_WORK + self._credit
+        frames, connections = self._frames, self._connections
+        end = connections.work + TURN_WORK + self._credit
         self.receive_frames(frames, end)
         self.answer_collected()
         self.flush()
-        self._credit = min(end - peers.work, 0) if frames else 0
+        self._credit = min(end - connections.work, 0) if frames else 0
         self.on_turn_end()
 
     def _defer(self) -> None:
         """Continue in a later turn."""
         if not self._deferred:
             self._deferred = True
-            self._peers.turns.add(self)
+            self._connections.turns.add(self)
 
     def take_turn(self) -> bool:
         """Answer requests within another share, or resume reading; return whether it waits for another turn
@@ -358,14 +358,14 @@ class ServerConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def _hold(self) -> None:
-        peers = self._peers
+        connections = self._connections
         held = self._decoder.held if self._transport is not None else 0
-        peers.held += held - self._held
+        connections.held += held - self._held
         self._held = held
-        if peers.held > peers.max_partial_frame_bytes and held > _SMALL_FRAME:
-            peers.refuse(f"incomplete frames of all connections take {peers.held} bytes")
+        if connections.held > connections.max_partial_frame_bytes and held > _SMALL_FRAME:
+            connections.refuse(f"incomplete frames of all connections take {connections.held} bytes")
             self._decoder = FrameDecoder()  # aborted at once, so that the next frame may fit
-            peers.held -= held
+            connections.held -= held
             self._held = 0
             self.abort()
 
@@ -380,7 +380,7 @@ class ServerConnection(asyncio.Protocol):
     def _cut_if_full(self) -> None:
         if self._stalled is None:  # the peer has read in the meantime
             return
-        self._peers.refuse(f"the peer did not read its answers for {STALLED_S:g} s")
+        self._connections.refuse(f"the peer did not read its answers for {STALLED_S:g} s")
         self.abort()
 
 
@@ -393,11 +393,11 @@ class AnsweringProtocol(ServerConnection):
     def __init__(
         self,
         answer: Callable[[Request, RequestContext], bytes],
-        peers: Peers,
+        connections: OpenConnections,
         clock: Callable[[], int],
         lost: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(peers)
+        super().__init__(connections)
         self._answer = answer
         self._clock = clock
         self._lost = lost

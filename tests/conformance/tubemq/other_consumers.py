@@ -14,14 +14,14 @@ from penstock.tube.codec.proto import master_pb2 as master
 from penstock.tube.codec.proto import shared_pb2 as shared
 from tests.conformance.tubemq.other_clients import CPP, GO, Client, Kind, Place
 
-__all__ = ["Bound", "Consumer"]
+__all__ = ["BoundConsumption", "Consumer"]
 
 CONNECT = {1, 10}
 DISCONNECT = {2, 20}
 NO_RULES = -2
 
 
-class Bound(NamedTuple):
+class BoundConsumption(NamedTuple):
     """Bound consumption: members of one session start together, at the offsets by partition key."""
 
     session: str
@@ -60,7 +60,7 @@ class Consumer:
     topics: list[str]
     filters: Mapping[str, list[str]] = field(default_factory=dict)
     from_start: bool = True
-    bound: Bound | None = None
+    bound: BoundConsumption | None = None
     signs: bool = False
     """Told to authenticate itself: both clients then send an empty token, as neither has got the signature."""
 

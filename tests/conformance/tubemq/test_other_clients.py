@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.tubemq.other_clients import CPP, GO, Kind, Producer
-from tests.conformance.tubemq.other_consumers import Bound, Consumer
+from tests.conformance.tubemq.other_consumers import BoundConsumption, Consumer
 from tests.unit.tube.servers import Tube, tube, until
 
 KINDS = pytest.mark.parametrize("kind", [GO, CPP], ids=lambda kind: kind.name)
@@ -306,7 +306,8 @@ async def test_bound_consumption(kind: Kind, tmp_path: Path) -> None:
         await fill(running, kind, "demo", [b"%d" % number for number in range(20)])
         offsets = [{"1:demo:0": 10 * 28}, {"1:demo:0": 4 * 28, "1:demo:1": 16 * 28}]
         members = [
-            await member(running, kind, "lake", "demo", bound=Bound("s1", len(offsets), named)) for named in offsets
+            await member(running, kind, "lake", "demo", bound=BoundConsumption("s1", len(offsets), named))
+            for named in offsets
         ]
         await settle(*members)
         assert [[held.place.partition for held in each.held.values()] for each in members] == [[0], [1]]

@@ -156,14 +156,14 @@ def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("stopped", "status", "words"),
     [
-        (lease.Stopped(None, clean=True), 0, "no run holds the lease"),
-        (lease.Stopped(None, clean=True, known=False), 0, "check the name and the broker"),
-        (lease.Stopped("abc", clean=True), 0, "run abc has stopped"),
-        (lease.Stopped("abc", clean=False, why="the disk is full"), 1, "ended for another reason"),
+        (lease.StopResult(None, clean=True), 0, "no run holds the lease"),
+        (lease.StopResult(None, clean=True, known=False), 0, "check the name and the broker"),
+        (lease.StopResult("abc", clean=True), 0, "run abc has stopped"),
+        (lease.StopResult("abc", clean=False, why="the disk is full"), 1, "ended for another reason"),
     ],
 )
 def test_stop(
-    stopped: lease.Stopped,
+    stopped: lease.StopResult,
     status: int,
     words: str,
     capsys: pytest.CaptureFixture[str],
@@ -171,7 +171,7 @@ def test_stop(
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def stop(broker: str, pipeline: str, **_: object) -> lease.Stopped:
+    def stop(broker: str, pipeline: str, **_: object) -> lease.StopResult:
         asked.append((broker, pipeline))
         return stopped
 

@@ -34,13 +34,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
-    def holder(broker: str, pipeline: str, _timeout_s: float) -> lease.Holder:
+    def holder(broker: str, pipeline: str, _timeout_s: float) -> lease.LeaseHolder:
         asked.append((broker, pipeline))
         if len(asked) == 2:
             raise UnavailableError("nobody answers")
         sink = {"rows_per_s": 2.5, "lag_records": 7, "lag_s": 130.0, "batch_s": 0.4}
         record = lease.RunRecord("abc", "edge-7", 42, "2024-05-01T00:00:00Z", progress={"sinks": {"rows": sink}})
-        return lease.Holder("abc", 5_000, record)
+        return lease.LeaseHolder("abc", 5_000, record)
 
     monkeypatch.setattr(lease, "lease_holder", holder)
     assert main(["pipeline", "status", str(run.file), "--state-dir", str(run.state), "--json"]) == 0
@@ -83,7 +83,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
 def test_status_is_watched_until_an_interrupt(
     run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.Holder(None, None))
+    monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.LeaseHolder(None, None))
     command = ["pipeline", "status", str(run.file), "--state-dir", str(run.state), "--watch", "5"]
     assert main(command) == 0
     printed = capsys.readouterr()
@@ -104,7 +104,7 @@ def test_status_of_a_run_that_has_ended(
         (record, "run abc on edge-7: ended without a record, last seen 2024-05-01T01:00:00Z"),
         (replace(record, state="failed", why="no"), "run abc on edge-7: failed 2024-05-01T01:00:00Z: no"),
     ]:
-        monkeypatch.setattr(lease, "lease_holder", lambda *_, r=changed: lease.Holder(None, None, r))
+        monkeypatch.setattr(lease, "lease_holder", lambda *_, r=changed: lease.LeaseHolder(None, None, r))
         assert main(command) == 0
         assert words in capsys.readouterr().err
     assert main([*command[:-1], str(run.root / "elsewhere")]) == 0
@@ -123,9 +123,9 @@ def test_status_of_a_replay(
 ) -> None:
     asked: list[str] = []
 
-    def holder(_broker: str, pipeline: str, _timeout_s: float) -> lease.Holder:
+    def holder(_broker: str, pipeline: str, _timeout_s: float) -> lease.LeaseHolder:
         asked.append(pipeline)
-        return lease.Holder(None, None)
+        return lease.LeaseHolder(None, None)
 
     monkeypatch.setattr(lease, "lease_holder", holder)
     into = tmp_path / "replay"
@@ -159,9 +159,9 @@ def test_a_replay_is_stopped_under_its_own_lease(
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def stop(broker: str, pipeline: str, **_: object) -> lease.Stopped:
+    def stop(broker: str, pipeline: str, **_: object) -> lease.StopResult:
         asked.append((broker, pipeline))
-        return lease.Stopped("abc", clean=True)
+        return lease.StopResult("abc", clean=True)
 
     monkeypatch.setattr(lease, "stop_run", stop)
     planned = plan_replay(run.pipeline, tmp_path / "replay", None, None, live=False)

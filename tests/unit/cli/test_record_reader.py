@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli import record_reader
-from penstock.cli.record_reader import LENGTH, Lengths, Lines, Splitter, chunks
+from penstock.cli.record_reader import LENGTH, LengthSplitter, LineSplitter, Splitter, chunks
 from penstock.errors import LocalProtocolError
 
 
@@ -33,23 +33,23 @@ def split(splitter: Splitter, pieces: Iterable[bytes]) -> list[bytes]:
 )
 def test_lines_wherever_they_are_cut(lines: list[bytes], places: list[int], end: bytes) -> None:
     data = b"".join(line + end for line in lines)
-    assert split(Lines(), cut(data, places)) == lines
-    assert split(Lines(), cut(data + b"last", places)) == [*lines, b"last"]
+    assert split(LineSplitter(), cut(data, places)) == lines
+    assert split(LineSplitter(), cut(data + b"last", places)) == [*lines, b"last"]
 
 
 @given(st.lists(st.binary(max_size=9)), st.lists(st.integers(0, 60)))
 def test_lengths_wherever_they_are_cut(values: list[bytes], places: list[int]) -> None:
     data = b"".join(LENGTH.pack(len(value)) + value for value in values)
-    assert split(Lengths(), cut(data, places)) == values
+    assert split(LengthSplitter(), cut(data, places)) == values
 
 
 @pytest.mark.parametrize(
     ("splitter", "data", "message"),
     [
-        (Lines, b"a\n" + bytes(101), "more than 100 bytes"),
-        (Lengths, LENGTH.pack(1) + b"a" + LENGTH.pack(101), "00 00 00 65 are not a length up to 100"),
-        (Lengths, LENGTH.pack(1) + b"a" + b"\0\0", "00 00 are not a length"),
-        (Lengths, LENGTH.pack(1) + b"a" + LENGTH.pack(3) + b"b", "ends after 1 of 3 bytes"),
+        (LineSplitter, b"a\n" + bytes(101), "more than 100 bytes"),
+        (LengthSplitter, LENGTH.pack(1) + b"a" + LENGTH.pack(101), "00 00 00 65 are not a length up to 100"),
+        (LengthSplitter, LENGTH.pack(1) + b"a" + b"\0\0", "00 00 are not a length"),
+        (LengthSplitter, LENGTH.pack(1) + b"a" + LENGTH.pack(3) + b"b", "ends after 1 of 3 bytes"),
     ],
 )
 def test_a_broken_stream(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.tube.offset_spec import Log, PartitionSpec, counter, parse_offset, parse_part, pick
+from penstock.cli.tube.offset_spec import LogRange, PartitionSpec, counter, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, RefusedError
 
 OWN = [28, 84, 140]
@@ -37,9 +37,9 @@ class Source:
         return 84
 
 
-def log(refusal: int | None = None) -> Log:
+def log(refusal: int | None = None) -> LogRange:
     source: Any = Source(refusal)
-    return Log(source, 1, "water", 0, 28, 196)
+    return LogRange(source, 1, "water", 0, 28, 196)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.node import node as run
 from penstock.node.config.node import OPTIONS, NodeConfig
-from penstock.node.node import Ready
+from penstock.node.node import ReadyNode
 from penstock.runtime.io.network import Address
 from tests.unit.cli.conftest import Command
 
-READY = Ready("0.1.0", 7, "/d\x1b", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")
-DEFAULTS = Ready("0.1.0", 7, "/d", "durable", "127.0.0.1:1883", "127.0.0.1:8715", "c:3", "d:4", "127.0.0.1:8080")
+READY = ReadyNode("0.1.0", 7, "/d\x1b", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")
+DEFAULTS = ReadyNode("0.1.0", 7, "/d", "durable", "127.0.0.1:1883", "127.0.0.1:8715", "c:3", "d:4", "127.0.0.1:8080")
 
 
 class Node:
@@ -24,7 +24,7 @@ class Node:
         self.ready = READY
 
     def run(
-        self, config: NodeConfig, *, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig]
+        self, config: NodeConfig, *, on_ready: Callable[[ReadyNode], None], read_again: Callable[[], NodeConfig]
     ) -> None:
         self.config = config
         assert read_again() == config, "a reload without changes changes nothing"

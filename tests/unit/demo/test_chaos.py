@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.demo.story import chaos
+from penstock.demo.run import chaos
 
 
 class Meter:

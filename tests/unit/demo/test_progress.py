@@ -7,15 +7,15 @@ import pytest
 
 from penstock.cli.demo import JsonDemoDisplay, LineDemoDisplay, LiveDemoDisplay
 from penstock.cli.output import LiveTable
-from penstock.demo.story import Hops
+from penstock.demo.run import HopCounts
 
 
 def batch(sink: str, number: int, read: int, watermark: int = 0) -> dict[str, Any]:
     return {"event": "batch", "sink": sink, "batch": number, "read": read, "watermark_ms": watermark}
 
 
-def hops() -> Hops:
-    found = Hops(total=10, sent=8, acknowledged=7, logged=7)
+def hops() -> HopCounts:
+    found = HopCounts(total=10, sent=8, acknowledged=7, logged=7)
     found.record_batch(batch("readings", 0, 4))
     found.record_batch(batch("readings", 1, 2))
     found.record_batch(batch("alarms", 0, 3, 50))

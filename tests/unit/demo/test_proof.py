@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.demo.data import AbnormalSegment
-from penstock.demo.proof import Evidence, Logged, Proof, last_line, late_ids, prove
+from penstock.demo.proof import Evidence, LoggedRecord, Proof, last_line, late_ids, prove
 from penstock.pipelines.ledger.ledger import LedgerEntry
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
@@ -40,8 +40,8 @@ def entry(sink: str, batch: int, start: int, end: int, *, watermark: int = 0, **
     )
 
 
-def log(*names: str) -> list[Logged]:
-    return [Logged(name, "t", "1:0", 28 * n, ms(name)) for n, name in enumerate(names)]
+def log(*names: str) -> list[LoggedRecord]:
+    return [LoggedRecord(name, "t", "1:0", 28 * n, ms(name)) for n, name in enumerate(names)]
 
 
 WATERMARK = int((NOON + timedelta(hours=1, minutes=30)).timestamp() * 1000)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.demo.data import Telemetry
-from penstock.demo.story import TelemetrySender
+from penstock.demo.run import TelemetrySender
 from penstock.errors import RefusedError
 
 MESSAGES = [Telemetry(f"m{n}", b"%d" % n) for n in range(50)]

@@ -14,7 +14,7 @@ from penstock.errors import StorageError
 from penstock.mqtt.client import MqttClient
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import RuleSection, TopicSection, Tube
-from penstock.node.node import Node, Ready
+from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.audit import read_audit
 from penstock.statestore.client.client import StateStoreClient
@@ -28,7 +28,7 @@ from tests.unit.node.test_node import config, token_of
 class Api:
     """Requests to the API of a node, with its administration token unless another credential is given."""
 
-    def __init__(self, ready: Ready, authorization: str | None = None) -> None:
+    def __init__(self, ready: ReadyNode, authorization: str | None = None) -> None:
         self.ready = ready
         self.authorization = f"Bearer {token_of(Path(ready.data_dir))}" if authorization is None else authorization
 
@@ -62,7 +62,7 @@ class Api:
         return found
 
 
-def mqtt(ready: Ready, name: str, **more: Any) -> MqttClient:
+def mqtt(ready: ReadyNode, name: str, **more: Any) -> MqttClient:
     host, port = parse_address(ready.mqtt)
     return MqttClient(host, port, client_id=name, **more)
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import HttpListener, NodeConfig, TopicSection, Tube
-from penstock.node.node import Node, Ready
+from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io.network import parse_address
 from penstock.security.passwords import edit_passwords, make_credential
 from tests.unit.node.test_node import FREE, config, token_of
@@ -66,7 +66,7 @@ def users(directory: Path, *names: str) -> Path:
 
 
 @asynccontextmanager
-async def running(wanted: NodeConfig) -> AsyncIterator[Ready]:
+async def running(wanted: NodeConfig) -> AsyncIterator[ReadyNode]:
     node = Node(wanted)
     try:
         yield await node.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.mqtt.client import MqttClient
 from penstock.node.config.node import RuleSection
-from penstock.node.node import Node, Ready
+from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io.memory import release_memory
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.consumer import Consumer
@@ -16,7 +16,7 @@ from tests.unit.node.test_node import config
 RULES = [RuleSection(filter="plant/#", topic="water")]
 
 
-async def use(ready: Ready, number: int, received: list[bytes]) -> None:
+async def use(ready: ReadyNode, number: int, received: list[bytes]) -> None:
     """Write with all parts of the node, and read what earlier calls wrote."""
     text = b"%d" % number
     async with MqttClient(ready.listeners["mqtt"]) as client, StateStoreClient(client) as store:

@@ -27,7 +27,7 @@ from penstock.node.config.node import (
     TubeMasterListener,
 )
 from penstock.node.data_dir import DataDirectory
-from penstock.node.node import Node, Ready, _advertised_address
+from penstock.node.node import Node, ReadyNode, _advertised_address
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address, parse_address
@@ -329,7 +329,7 @@ def test_the_wildcard_address_is_advertised_as_the_host_name() -> None:
 
 async def test_the_advertised_address_is_the_configured_one(tmp_path: Path) -> None:
     node = Node(config(tmp_path, tube_broker=TubeBrokerListener(bind=FREE, advertise=Address("edge-1.example", 8123))))
-    ready: Ready = await node.start()
+    ready: ReadyNode = await node.start()
     try:
         assert ready.tube_broker == "edge-1.example:8123"
         _, body = await http(ready.http, "/webapi.htm?method=admin_query_broker_run_status")

@@ -26,7 +26,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.storage import SessionStore
 from penstock.node import client_warnings
 from penstock.node.config.node import NodeConfig, RuleSection
-from penstock.node.node import Node, Ready
+from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io import commit_queue
 from penstock.runtime.io.files import DirectFile
 from penstock.runtime.io.network import parse_address
@@ -43,7 +43,7 @@ from tests.unit.tube.servers import announced
 DEADLINE_S = 30
 
 
-async def connect(ready: Ready, client_id: str, will: Will | None = None, expiry: int = 0) -> Wire:
+async def connect(ready: ReadyNode, client_id: str, will: Will | None = None, expiry: int = 0) -> Wire:
     wire = await Wire.open(parse_address(ready.mqtt))
     wire.send(Connect(client_id, clean_start=False, will=will, properties=Properties(session_expiry_interval=expiry)))
     await wire.next()

@@ -13,10 +13,10 @@ import pytest
 from penstock.errors import StorageError
 from penstock.node import node as run
 from penstock.node.config.node import NodeConfig
-from penstock.node.node import Ready
+from penstock.node.node import ReadyNode
 from penstock.runtime.io.loop import FORCED
 
-READY = Ready("0.1.0", 7, "/d", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")
+READY = ReadyNode("0.1.0", 7, "/d", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")
 
 
 class Stub:
@@ -38,7 +38,7 @@ class Stub:
         Stub.reloads += 1
         return True
 
-    async def start(self) -> Ready:
+    async def start(self) -> ReadyNode:
         await Stub.may_start.wait()
         if Stub.error is not None:
             raise Stub.error
@@ -61,7 +61,7 @@ def _stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-async def serving(said: list[Ready]) -> asyncio.Task[None]:
+async def serving(said: list[ReadyNode]) -> asyncio.Task[None]:
     task = asyncio.create_task(run.serve(NodeConfig(), said.append))
     await asyncio.sleep(0)
     return task
@@ -75,7 +75,7 @@ async def turns() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_closes_the_node(number: signal.Signals) -> None:
-    said: list[Ready] = []
+    said: list[ReadyNode] = []
     Stub.may_start.set()
     Stub.may_close.set()
     task = await serving(said)
@@ -124,7 +124,7 @@ async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.Monk
 
 
 async def test_a_node_that_still_starts_can_be_ended() -> None:
-    said: list[Ready] = []
+    said: list[ReadyNode] = []
     Stub.may_close.set()
     task = await serving(said)
     await turns()

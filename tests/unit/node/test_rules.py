@@ -286,7 +286,7 @@ def texts(log: Log) -> str:
 
 
 def test_waiting_messages_are_bounded_and_refused_where_that_was_chosen(log: Log, broker: Broker) -> None:
-    rule = service(log, broker, small(when_full="refuse"))
+    rule = service(log, broker, small(overflow="refuse"))
     for text in "abc":
         send(rule, broker, text)
     assert len(log.records) == 2
@@ -299,7 +299,7 @@ def test_waiting_messages_are_bounded_and_refused_where_that_was_chosen(log: Log
 
 
 def test_user_properties_of_waiting_messages_count(log: Log, broker: Broker) -> None:
-    rule = service(log, broker, small(when_full="refuse"))
+    rule = service(log, broker, small(overflow="refuse"))
     large = Properties(user_properties=[("n", "v" * 10_000)])
     rule.receive(broker.inbound(Publish("plant/1/a", b"", 1, packet_id=1, properties=large)))
     assert not log.records

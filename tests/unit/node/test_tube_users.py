@@ -16,7 +16,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import NodeConfig, RuleSection, TopicSection, Tube
 from penstock.node.config.statestore import StateStoreSection
-from penstock.node.node import Node, Ready
+from penstock.node.node import Node, ReadyNode
 from penstock.node.tube_broker import BrokerSettings, serve_broker
 from penstock.runtime.io.network import parse_address
 from penstock.security.passwords import edit_passwords, make_credential
@@ -52,7 +52,7 @@ def put_users(path: Path, *names: str) -> Path:
 @asynccontextmanager
 async def running(
     tmp_path: Path, users: tuple[str, ...] = ("ann", "press-7"), policies: str | None = None, **options: Any
-) -> AsyncIterator[tuple[Node, Ready]]:
+) -> AsyncIterator[tuple[Node, ReadyNode]]:
     security = Security(passwords=put_users(tmp_path / "passwords", *users) if users else None)
     if policies is not None:
         (tmp_path / "policies.yaml").write_text(policies)

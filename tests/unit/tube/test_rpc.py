@@ -14,22 +14,22 @@ from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.limits import TubeLimits
-from penstock.tube.rpc import AnsweringProtocol, Peers
+from penstock.tube.rpc import AnsweringProtocol, OpenConnections
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    peers = Peers("test", TubeLimits())
+    connections = OpenConnections("test", TubeLimits())
 
     def protocol() -> AnsweringProtocol:
         return AnsweringProtocol(
-            lambda request, _: encode_response(request.method, request.payload * 2), peers, lambda: 0
+            lambda request, _: encode_response(request.method, request.payload * 2), connections, lambda: 0
         )
 
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]
     server.close()
-    for connection in list(peers.open):
+    for connection in list(connections.open):
         connection.abort()
     await server.wait_closed()
 

@@ -14,7 +14,7 @@ from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.limits import TubeLimits
-from penstock.tube.rpc import REQUEST_WORK, TURN_WORK, AnsweringProtocol, Peers, ServerConnection
+from penstock.tube.rpc import REQUEST_WORK, TURN_WORK, AnsweringProtocol, OpenConnections, ServerConnection
 
 SHARE = TURN_WORK // REQUEST_WORK
 """Small requests in one share."""
@@ -78,12 +78,12 @@ class Server:
     """Answers requests with an empty response, and notes which it was asked."""
 
     def __init__(self) -> None:
-        self.peers = Peers("test", TubeLimits())
+        self.connections = OpenConnections("test", TubeLimits())
         self.asked: list[bytes] = []
         self.lost: list[str] = []
 
     def connect(self) -> Wire:
-        return Wire(AnsweringProtocol(self._answer, self.peers, lambda: 0, self.lost.append))
+        return Wire(AnsweringProtocol(self._answer, self.connections, lambda: 0, self.lost.append))
 
     def _answer(self, request: Request, _context: object) -> bytes:
         self.asked.append(request.payload)
@@ -168,7 +168,7 @@ async def test_requests_received_before_the_end_of_a_connection_are_handled() ->
     wire.lose()
     for _ in range(10):
         await turn()
-        assert bool(server.lost) == (len(server.asked) == 5 * SHARE and not server.peers.open)
+        assert bool(server.lost) == (len(server.asked) == 5 * SHARE and not server.connections.open)
     assert len(server.lost) == 1
 
 
@@ -180,7 +180,7 @@ async def test_requests_before_a_broken_frame_are_answered_in_shares() -> None:
         await turn()
     assert wire.answers() == 5 * SHARE
     assert wire.closed
-    assert not server.peers.open
+    assert not server.connections.open
 
 
 async def test_sends_of_one_message_share_a_turn(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def validate(
         raise typer.Exit(2)
 
 
-class _Valid(NamedTuple):
+class _ValidFile(NamedTuple):
     """Report about a valid file."""
 
     words: str
@@ -194,7 +194,7 @@ class _Valid(NamedTuple):
     data: dict[str, object]
 
 
-def _valid(file: Path) -> _Valid:
+def _valid(file: Path) -> _ValidFile:
     """Check one file.
 
     Raises:
@@ -210,10 +210,10 @@ def _valid(file: Path) -> _Valid:
         pipeline = load(file.with_name(file.name.removesuffix(CASES) + file.suffix))
         names = [case.name for case in load_cases(file, pipeline)]
         count = "1 case" if len(names) == 1 else f"{len(names)} cases"
-        return _Valid(f"{count} of pipeline {pipeline.name!r}", names, {"pipeline": pipeline.name, "cases": names})
+        return _ValidFile(f"{count} of pipeline {pipeline.name!r}", names, {"pipeline": pipeline.name, "cases": names})
     pipeline = load(file)
     plans = plan(pipeline)
-    return _Valid(
+    return _ValidFile(
         f"pipeline {pipeline.name!r} is valid",
         [f"{query_path(sink_plan)} -> {sink_plan.sink.name}" for sink_plan in plans],
         {"pipeline": pipeline.name, "sinks": {p.sink.name: [step.name for step in p.steps] for p in plans}},

@@ -22,7 +22,7 @@ from penstock.runtime.config.values import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.pipelines.ledger.dead_letters import DeadLetter, LetterState
-    from penstock.pipelines.run.lease import Holder, RunRecord
+    from penstock.pipelines.run.lease import LeaseHolder, RunRecord
     from penstock.pipelines.spec.pipeline import Pipeline
 
 __all__ = ["app", "reconcile", "status"]
@@ -39,7 +39,7 @@ class PipelineStatus(NamedTuple):
     """Status of a pipeline: a row for each sink, and the current or last run."""
 
     rows: list[dict[str, Any]]
-    holder: Holder | None
+    holder: LeaseHolder | None
     text: str
 
     @property
@@ -77,7 +77,7 @@ def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
     from penstock.pipelines.state_dir import layout
 
     ledger = Ledger(layout.ledger(state))
-    holder: Holder | None = None
+    holder: LeaseHolder | None = None
     try:
         holder = lease_holder(pipeline.statestore.broker, name, _STORE_TIMEOUT_S)
         lease = "free" if holder.run is None else "held"
@@ -89,7 +89,7 @@ def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
     record = None if holder is None else holder.record
     rows: list[dict[str, Any]] = []
     for sink in pipeline.sinks:
-        sums, last = ledger.sums(sink.name), ledger.last(sink.name)
+        sums, last = ledger.counts(sink.name), ledger.last(sink.name)
         counts = {name: getattr(sums, name) for name in _SUMS}
         # Current values are known only while a run is active.
         said = record.progress.get("sinks", {}).get(sink.name, {}) if record is not None and run is not None else {}
@@ -138,7 +138,7 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
     pipeline, state, _ = run_of(file, state_dir, into)
     accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
     for account in accounts:
-        sums = {name: getattr(account.sums, name) for name in _SUMS}
+        sums = {name: getattr(account.counts, name) for name in _SUMS}
         if as_json:
             print_json(
                 {"sink": account.sink, "ok": not account.off, **sums, "off": account.off, "unknown": account.unknown}

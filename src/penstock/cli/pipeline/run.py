@@ -97,7 +97,7 @@ def run(
     pipeline = load(file)
     spark_conf, address = options_of_spark(conf or []), _address(metrics)
     with needs_spark():
-        from penstock.pipelines.run.run import Options
+        from penstock.pipelines.run.run import RunOptions
         from penstock.pipelines.run.run import run as run_pipeline
 
     replay = _replay(pipeline, state_dir, into, begin, end, live=live)
@@ -109,7 +109,7 @@ def run(
     warnings = () if replay is None else _warnings_of(pipeline, replay)
     stop = _stop_on_signals()
     with display(as_json=as_json) as screen:
-        options = Options(
+        options = RunOptions(
             spark_master=spark_master,
             spark_conf=spark_conf,
             available_now=once or replay is not None,
@@ -217,7 +217,7 @@ def stop(
         pipeline, _, name = run_of(Path(which), None, into)
         broker = pipeline.statestore.broker
 
-    def told(holder: lease.Holder) -> None:
+    def told(holder: lease.LeaseHolder) -> None:
         if not as_json:
             note(f"pipeline {name}: asked {holder} to stop")
 

@@ -31,7 +31,7 @@ from penstock.cli.tube.access import (
     partitions,
     run_client,
 )
-from penstock.cli.tube.offset_spec import OFFSETS, Log, OffsetSpec, PartitionSpec, parse_offset, parse_part, pick
+from penstock.cli.tube.offset_spec import OFFSETS, LogRange, OffsetSpec, PartitionSpec, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -264,8 +264,8 @@ def _key(info: PartitionInfo, topic: str) -> str:
     return f"{info.broker_id}:{topic}:{info.partition}"
 
 
-def _log(source: RangeReader, info: PartitionInfo, topic: str) -> Log:
-    return Log(source, info.broker_id, topic, info.partition, *source.bounds(topic, info.partition))
+def _log(source: RangeReader, info: PartitionInfo, topic: str) -> LogRange:
+    return LogRange(source, info.broker_id, topic, info.partition, *source.bounds(topic, info.partition))
 
 
 def _forget(group: str, tube: TubeConnectionOptions) -> None:

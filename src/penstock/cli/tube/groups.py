@@ -25,7 +25,7 @@ from penstock.cli.tube.offset_spec import (
     ENTRY,
     MOST,
     OFFSETS,
-    Log,
+    LogRange,
     OffsetSpec,
     PartitionSpec,
     counter,
@@ -469,7 +469,7 @@ def _move(offset: PartitionOffsets, where: OffsetSpec, source: RangeReader) -> t
     """Return the current offset, the target offset in this partition, and the number of messages between them."""
     s = offset
     here = s.first if s.offset is None else min(max(s.offset, s.first), s.end)
-    log = Log(source, s.broker.id, s.topic, s.partition, s.first, s.end)
+    log = LogRange(source, s.broker.id, s.topic, s.partition, s.first, s.end)
     target = where.offset(log, here)
     if s.offset is None:
         return s, target, None

@@ -24,7 +24,7 @@ __all__ = [
     "ENTRY",
     "MOST",
     "OFFSETS",
-    "Log",
+    "LogRange",
     "OffsetSpec",
     "PartitionSpec",
     "counter",
@@ -48,7 +48,7 @@ _OFFSET = re.compile(r"\d{1,19}", re.ASCII)
 _PART = re.compile(r"(?:(\d{1,10}):)?(\d{1,10})", re.ASCII)
 
 
-class Log(NamedTuple):
+class LogRange(NamedTuple):
     """The stored offsets of one partition, ``first`` <= offset < ``end``; ``source`` reads from its broker."""
 
     source: RangeReader
@@ -70,7 +70,7 @@ class OffsetSpec:
     shift: int | None = None
     exact: int | None = None
 
-    def offset(self, log: Log, here: int | None = None) -> int:
+    def offset(self, log: LogRange, here: int | None = None) -> int:
         """Return the offset in ``log``. Messages are counted from ``here``; by default from the first offset, or the
         end.
 
@@ -96,7 +96,7 @@ class OffsetSpec:
             )
         return self.exact
 
-    def _at_time(self, log: Log, time_ms: int) -> int:
+    def _at_time(self, log: LogRange, time_ms: int) -> int:
         try:
             return log.source.offset_at(log.topic, log.partition, time_ms)
         except RefusedError as error:
@@ -180,7 +180,7 @@ Counter = Callable[[int, int, int], tuple[int, int]]
 """(start, end, most) → (end of the longest range with at most ``most`` messages, number of its messages)."""
 
 
-def counter(log: Log) -> Counter:
+def counter(log: LogRange) -> Counter:
     """Return a function that counts messages of a partition, or of its store if the broker cannot count a partition."""
 
     def count(start: int, end: int, most: int) -> tuple[int, int]:
@@ -198,7 +198,7 @@ def counter(log: Log) -> Counter:
     return count
 
 
-def _shifted(log: Log, here: int, by: int) -> int:
+def _shifted(log: LogRange, here: int, by: int) -> int:
     """Return the offset ``by`` messages from ``here``, limited to the stored offsets."""
     count = counter(log)
     if by > 0:

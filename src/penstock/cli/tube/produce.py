@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_json
-from penstock.cli.record_reader import Lengths, Lines, Splitter, chunks
+from penstock.cli.record_reader import LengthSplitter, LineSplitter, Splitter, chunks
 from penstock.cli.tube.access import Topic, TubeConnectionOptions, check_topic, connects, partitions, run_client
 from penstock.cli.tube.offset_spec import PartitionSpec, parse_part
 from penstock.errors import ConfigError, LocalProtocolError
@@ -132,7 +132,7 @@ def produce(
         waits = True
         note(f"waiting up to {TOPIC_S:g} s for topic {escape(topic)}: {error.why}")
 
-    splitter = Lengths() if form is InputFormat.LENGTH else Lines()
+    splitter = LengthSplitter() if form is InputFormat.LENGTH else LineSplitter()
     source = _values(values) if values else _read(file, splitter)
     show = _print_place if as_json else None
     count = run_client(

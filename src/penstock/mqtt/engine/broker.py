@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter
 from penstock.mqtt.engine.connections.connection import BrokerConnection
-from penstock.mqtt.engine.connections.output import Outbound, PendingWrite
+from penstock.mqtt.engine.connections.output import BrokerOutput, PendingWrite
 from penstock.mqtt.engine.model.access import LOCAL, Access, Origin
 from penstock.mqtt.engine.model.journal import Journal
 from penstock.mqtt.engine.model.limits import BrokerLimits
@@ -53,7 +53,7 @@ class Broker(BrokerCore):
         super().__init__(limits or BrokerLimits(), journal, new_client_id, report, report_merged)
         self._access = access
         self.wake = wake
-        self.outbound = Outbound(self, wake)
+        self.outbound = BrokerOutput(self, wake)
         self._session_manager = SessionManager(self)
         for service in services:
             self.add_service(service)

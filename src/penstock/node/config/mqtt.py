@@ -26,11 +26,11 @@ from penstock.security.certificates import CertificateName
 from penstock.security.tokens import METHOD
 
 __all__ = [
+    "AdditionalMqttListener",
     "ListenerLimits",
     "MqttLimits",
     "MqttListener",
     "MqttListenerEntry",
-    "MqttListenerMore",
     "Security",
     "Tls",
     "broker_limits",
@@ -176,7 +176,7 @@ class MqttListenerEntry(ListenerSection):
         return self
 
 
-class MqttListenerMore(MqttListenerEntry):
+class AdditionalMqttListener(MqttListenerEntry):
     """Additional MQTT listener."""
 
     bind: AddressText = Field(description="HOST:PORT to listen on; port 0 selects a free port")
@@ -189,7 +189,7 @@ class MqttListener(MqttListenerEntry):
     """MQTT broker: default listener, additional listeners, and limits."""
 
     bind: AddressText = bind("127.0.0.1:1883")
-    listeners: dict[str, MqttListenerMore] = Field(
+    listeners: dict[str, AdditionalMqttListener] = Field(
         default_factory=dict, description="additional listeners by name, which logs and metrics use"
     )
     limits: MqttLimits = Field(default_factory=MqttLimits, description="limits of the broker")  # type: ignore[valid-type] # too

@@ -44,6 +44,7 @@ __all__ = [
     "HttpTls",
     "NodeConfig",
     "Option",
+    "RuleOverflowPolicy",
     "RuleSection",
     "StagingSection",
     "TopicSection",
@@ -51,7 +52,6 @@ __all__ = [
     "TubeBrokerHttpListener",
     "TubeBrokerListener",
     "TubeMasterListener",
-    "WhenFull",
     "load_config",
     "tube_section",
 ]
@@ -280,7 +280,7 @@ class Disk(Section):
     )
 
 
-class WhenFull(StrEnum):
+class RuleOverflowPolicy(StrEnum):
     """Reaction of a rule to messages that exceed its limit while the log is unavailable."""
 
     WAIT = "wait"
@@ -319,8 +319,8 @@ class RuleSection(Section):
     max_pending_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1, description="maximum number of bytes that wait for the log"
     )
-    when_full: WhenFull = Field(
-        default=WhenFull.WAIT,
+    overflow: RuleOverflowPolicy = Field(
+        default=RuleOverflowPolicy.WAIT,
         description="reaction beyond `max_pending_bytes`: `wait` stops reading from publishers, `refuse` "
         "rejects messages with 0x97",
     )

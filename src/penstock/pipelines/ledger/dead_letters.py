@@ -28,7 +28,7 @@ from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSourc
 from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import listed, read_json, sync_directory, write_json
-from penstock.pipelines.state_dir.replay import Coordinates, Span
+from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
 from penstock.spark.tube.arrow import record_of
 from penstock.spark.tube.offsets import OffsetSpec, TimeSpec
 from penstock.spark.tube.options import SourceOptions
@@ -179,7 +179,7 @@ def _coordinates(place: Sequence[Any]) -> Coordinates:
     return str(topic), int(broker), int(partition), int(offset)
 
 
-def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> str | None:
+def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: ReplayRange) -> str | None:
     """Return a warning if a replay of ``span`` reads records together with copies that cannot be recognized; otherwise
     None.
 

@@ -18,7 +18,7 @@ from penstock.errors import StorageError
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import listed, read_json, write_json
 
-__all__ = ["Counts", "Ledger", "LedgerEntry", "Sums"]
+__all__ = ["Counts", "Ledger", "LedgerEntry", "QueryCounts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums(Counts):
+class QueryCounts(Counts):
     """Counts of a query over all its batches, and its dead letters; None if an entry of an older version lacks them."""
 
     letters: int | None = 0
@@ -110,9 +110,9 @@ class Ledger:
         newest = max(self._batches(sink), default=None)
         return None if newest is None else _entry(self._path(sink, newest))
 
-    def sums(self, sink: str) -> Sums:
+    def counts(self, sink: str) -> QueryCounts:
         """Return the counts of ``sink`` over all its batches."""
-        total = Sums()
+        total = QueryCounts()
         for entry in self.entries(sink):
             total = total.plus(entry)
         return total

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import DataLossError, PenstockError
-from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, Sums
+from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, QueryCounts
 from penstock.pipelines.sinks.table import commits
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sinks import Sink, TableSink
@@ -31,7 +31,7 @@ class QueryReconciliation(NamedTuple):
     """Sums of one query, with differences (``off``) and values that cannot be checked (``unknown``)."""
 
     sink: str
-    sums: Sums
+    counts: QueryCounts
     off: tuple[str, ...]
     unknown: tuple[str, ...]
 
@@ -56,7 +56,7 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[QueryReconc
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
         entries = ledger.entries(name)
-        sums = ledger.sums(name)
+        counts = ledger.counts(name)
         off = [*_chain(entries), *_balance(sink_plan, entries)]
         unknown: list[str] = []
         for sink in (sink_plan.sink, *sink_plan.late_sinks):
@@ -65,13 +65,13 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[QueryReconc
                 found = compare(sink, QueryEntries(state, sink_plan, entries))
                 off += found.off
                 unknown += found.unknown
-        off += _dead_letters(name, entries, sums, dead)
+        off += _dead_letters(name, entries, counts, dead)
         if entries:
             try:
-                off += _read(sink_plan, entries, sums, count)
+                off += _read(sink_plan, entries, counts, count)
             except DataLossError as error:
                 unknown.append(f"the source cannot be counted from the first batch: {error.what}")
-        results.append(QueryReconciliation(name, sums, tuple(off), tuple(unknown)))
+        results.append(QueryReconciliation(name, counts, tuple(off), tuple(unknown)))
     return results
 
 
@@ -101,10 +101,10 @@ def _balance(sink_plan: SinkPlan, entries: list[LedgerEntry]) -> Iterator[str]:
             )
 
 
-def _read(sink_plan: SinkPlan, entries: list[LedgerEntry], sums: Sums, count: Count) -> Iterator[str]:
+def _read(sink_plan: SinkPlan, entries: list[LedgerEntry], counts: QueryCounts, count: Count) -> Iterator[str]:
     held = count(sink_plan.sink.name, *_whole(entries))
-    if held != sums.read:
-        yield f"the source has {held} records in the range of the batches, {sums.read} were read"
+    if held != counts.read:
+        yield f"the source has {held} records in the range of the batches, {counts.read} were read"
 
 
 def _whole(entries: list[LedgerEntry]) -> tuple[Offsets, Offsets]:
@@ -175,8 +175,8 @@ COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
 """Comparison with the ledger for each kind in ``SINK_KINDS``; None if the target has no rows to count."""
 
 
-def _dead_letters(name: str, entries: list[LedgerEntry], sums: Sums, dead: Path | None) -> Iterator[str]:
-    if dead is None or sums.letters is None:
+def _dead_letters(name: str, entries: list[LedgerEntry], counts: QueryCounts, dead: Path | None) -> Iterator[str]:
+    if dead is None or counts.letters is None:
         return
     expected = {str(dead): 0}
     for entry in entries:

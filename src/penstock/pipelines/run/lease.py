@@ -23,7 +23,17 @@ from penstock.pipelines.spec.values import BROKER_VARIABLE, lease_key, names_set
 from penstock.runtime.io.network import without_secret
 from penstock.statestore.client.client import StateStoreClient
 
-__all__ = ["FAILED", "RUNNING", "STOPPED", "Holder", "RunRecord", "Stopped", "lease_holder", "read_holder", "stop_run"]
+__all__ = [
+    "FAILED",
+    "RUNNING",
+    "STOPPED",
+    "LeaseHolder",
+    "RunRecord",
+    "StopResult",
+    "lease_holder",
+    "read_holder",
+    "stop_run",
+]
 
 T = TypeVar("T")
 
@@ -66,7 +76,7 @@ class RunRecord:
             return None
 
 
-class Holder(NamedTuple):
+class LeaseHolder(NamedTuple):
     """The run that holds the lease; None: no run.
 
     ``left_ms``: time until the lease expires, if the store reports it. ``record``: status of the holder or, without a
@@ -87,7 +97,7 @@ class Holder(NamedTuple):
         return f"run {self.run} (host {record.host}, process {record.pid}, since {record.since})"
 
 
-class Stopped(NamedTuple):
+class StopResult(NamedTuple):
     """Result of a request to stop: ``run`` is the run that received it; None if no run holds the lease.
 
     ``known``: True if the store has a record of the pipeline.
@@ -99,34 +109,34 @@ class Stopped(NamedTuple):
     known: bool = True
 
 
-def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
+def lease_holder(broker: str, pipeline: str, timeout_s: float) -> LeaseHolder:
     """Return the current holder of the lease of ``pipeline``.
 
     Raises:
         UnavailableError: the store does not answer within ``timeout_s``.
     """
 
-    async def ask() -> Holder:
+    async def ask() -> LeaseHolder:
         async with _connected(broker, "status", timeout_s) as client, asyncio.timeout(timeout_s):
             return await read_holder(client, pipeline)
 
     return asyncio.run(_in_time(ask(), broker, timeout_s))
 
 
-async def read_holder(client: StateStoreClient, pipeline: str) -> Holder:
+async def read_holder(client: StateStoreClient, pipeline: str) -> LeaseHolder:
     """Read the holder of the lease of ``pipeline`` through ``client``."""
     key = lease_key(pipeline)
     entry, said = await client.get(key), await client.get(run_key(pipeline))
     record = None if said is None else RunRecord.decode(said.value)
     if entry is None:
-        return Holder(None, None, record)
+        return LeaseHolder(None, None, record)
     run = entry.value.decode(errors="replace")
     try:
         left_ms = (await client.expiry(key)).left_ms
     except RefusedError:
         # A store without the extension does not report the time.
         left_ms = None
-    return Holder(run, left_ms, record if record is not None and record.run == run else None)
+    return LeaseHolder(run, left_ms, record if record is not None and record.run == run else None)
 
 
 def stop_run(
@@ -135,8 +145,8 @@ def stop_run(
     *,
     timeout_s: float,
     answer_s: float,
-    on_requested: Callable[[Holder], None],
-) -> Stopped:
+    on_requested: Callable[[LeaseHolder], None],
+) -> StopResult:
     """Request the run that holds the lease of ``pipeline`` to stop, and wait until it has released the lease.
 
     ``on_requested`` is called once, with the run that received the request. ``answer_s`` is the timeout for answers of
@@ -146,12 +156,12 @@ def stop_run(
         UnavailableError: the store does not answer, or the run still holds the lease after ``timeout_s``.
     """
 
-    async def ask() -> Stopped:
+    async def ask() -> StopResult:
         async with _connected(broker, "stop", answer_s) as client:
             async with asyncio.timeout(answer_s):
                 holder = await read_holder(client, pipeline)
             if holder.run is None:
-                return Stopped(None, clean=True, known=holder.record is not None)
+                return StopResult(None, clean=True, known=holder.record is not None)
             async with client.observe(lease_key(pipeline)) as changes:
                 await client.set(stop_key(pipeline), holder.run, ttl_ms=STOP_TTL_MS, timeout_s=answer_s)
                 on_requested(holder)
@@ -172,7 +182,7 @@ def stop_run(
     return asyncio.run(_in_time(ask(), broker, answer_s))
 
 
-async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> Stopped:
+async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> StopResult:
     """Return the outcome of ``run``. The status of a crashed run is still `running`."""
     record: RunRecord | None = None
     with suppress(TimeoutError):
@@ -186,10 +196,10 @@ async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> Sto
                         break
     if record is None or record.run != run:
         # A later run has overwritten the status: the requested run has released the lease in between.
-        return Stopped(run, clean=True)
+        return StopResult(run, clean=True)
     if record.state == STOPPED:
-        return Stopped(run, clean=True)
-    return Stopped(run, clean=False, why=record.why or "its lease expired: it crashed, or lost the state store")
+        return StopResult(run, clean=True)
+    return StopResult(run, clean=False, why=record.why or "its lease expired: it crashed, or lost the state store")
 
 
 @asynccontextmanager

@@ -30,7 +30,9 @@ from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.steps.stages import WithLookup, flow, into_window, last_end_ms
+from penstock.pipelines.steps.graph import build_stream, window_input
+from penstock.pipelines.steps.lookups import WithLookup
+from penstock.pipelines.steps.windows import late_from_ms
 from penstock.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -209,10 +211,10 @@ class SinkBatches:
             return _Counts(0, 0, 0), 0, self._writer.write_dead_letters(refused, batch)
         window = plan.window
         assert window is not None
-        records = into_window(streams, plan.nodes, self._context.with_lookup)
+        records = window_input(streams, plan.nodes, self._context.with_lookup)
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late duplicates of an event count once; `<=`, since an event at the watermark is dropped too.
-        place = last_end_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
+        place = late_from_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
         is_late = alive() & (place <= sf.lit(watermark)) if watermark else sf.expr("false")
         late = sf.count_distinct(sf.when(is_late, sf.struct(*record_identity(records)))).alias("late")
         if plan.late_sinks or plan.dead_letters_of:
@@ -340,7 +342,7 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: RunCont
     """Build the queries of ``pipeline``, in the order of its sinks; Spark checks every column.
 
     Raises:
-        ConfigError: a step cannot be built (see ``stages.flow``), or a table has columns of other types.
+        ConfigError: a step cannot be built (see ``graph.build_stream``), or a table has columns of other types.
     """
     built = []
     for sink_plan in plan(pipeline):
@@ -362,7 +364,9 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: RunCont
 
 def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: RunContext) -> DataFrame:
     name = sink_plan.sink.name
-    return flow(context.source.streams(spark, name), sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
+    return build_stream(
+        context.source.streams(spark, name), sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name
+    )
 
 
 @dataclass(slots=True)

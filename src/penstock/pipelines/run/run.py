@@ -54,8 +54,8 @@ from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, dur
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Offsets, check_shapes
 from penstock.pipelines.state_dir.layout import claim, ready_directory
-from penstock.pipelines.state_dir.replay import Coordinates, Span
-from penstock.pipelines.steps.lookups import lookups
+from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
+from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.spark.session import check_master
 from penstock.statestore.hlc import Hlc
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["LEASE_WAIT_S", "Event", "Options", "run"]
+__all__ = ["LEASE_WAIT_S", "Event", "RunOptions", "run"]
 
 Event = dict[str, Any]
 
@@ -84,7 +84,7 @@ UNREPORTED = frozenset({"start", "end", "table", "letters_table"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RunOptions:
     """Options of a run; see :func:`run`."""
 
     spark_master: str = "local[2]"
@@ -93,7 +93,7 @@ class Options:
     wait_s: float = LEASE_WAIT_S
     progress_s: float = PROGRESS_S
     metrics: tuple[str, int] | None = None
-    span: Span | None = None
+    span: ReplayRange | None = None
     lease: str | None = None
     warnings: Sequence[str] = ()
     """Warnings that the run reports for its caller."""
@@ -107,7 +107,7 @@ class _PipelineRun:
     """One run. It owns the queries in one thread; batches report through a queue."""
 
     def __init__(
-        self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, options: Options, state: Path
+        self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, options: RunOptions, state: Path
     ) -> None:
         self._pipeline = pipeline
         self._emit = emit
@@ -227,7 +227,7 @@ class _PipelineRun:
             ledger=self._ledger,
             barrier=self._barrier,
             report=self._done.put,
-            with_lookup=lookups(pipeline.statestore.broker),
+            with_lookup=store_lookup(pipeline.statestore.broker),
             targets=Targets(pipeline, store, dead_letters, self._show),
         )
         state, why = FAILED, ""
@@ -441,7 +441,7 @@ def run(
     pipeline: Pipeline,
     *,
     state: Path,
-    options: Options | None = None,
+    options: RunOptions | None = None,
     emit: Callable[[Event], None],
     stop: threading.Event,
 ) -> None:
@@ -470,5 +470,5 @@ def run(
     ready_directory(state)
     claim(state, pipeline.name)
     with suppress_client_logs():
-        _PipelineRun(pipeline, emit, stop, options or Options(), state).execute()
+        _PipelineRun(pipeline, emit, stop, options or RunOptions(), state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError, UnavailableError
-from penstock.pipelines.run.lease import Holder, RunRecord, read_holder
+from penstock.pipelines.run.lease import LeaseHolder, RunRecord, read_holder
 from penstock.pipelines.spec.values import lease_key, run_key, stop_key
 from penstock.runtime.io.loop import LoopThread
 from penstock.runtime.io.network import without_secret
@@ -108,7 +108,7 @@ class WriteBack:
         self._thread = LoopThread("penstock-writeback")
         self._run(self._connect(), CONNECT_TIMEOUT_S)
 
-    def holder(self) -> Holder:
+    def holder(self) -> LeaseHolder:
         """Return the run that holds the lease now.
 
         Raises:
@@ -206,7 +206,7 @@ class WriteBack:
         assert self._client is not None
         return Lease(self._client, lease_key(self.pipeline), holder=self.run_id, ttl_ms=LEASE_MS)
 
-    async def _holder(self) -> Holder:
+    async def _holder(self) -> LeaseHolder:
         assert self._client is not None
         return await read_holder(self._client, self.pipeline)
 

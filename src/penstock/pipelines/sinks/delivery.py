@@ -52,7 +52,7 @@ __all__ = [
     "DELIVERY",
     "DeltaSink",
     "FencedStore",
-    "OnePass",
+    "OnePassCounts",
     "SinkBatch",
     "SinkDelivery",
     "SinkWriter",
@@ -310,7 +310,7 @@ class SinkBatch:
     windows: bool = False
 
 
-class OnePass(NamedTuple):
+class OnePassCounts(NamedTuple):
     """Counts of a batch by state, and the numbers of rows in the table and of dead letters that the batch wrote."""
 
     out: int
@@ -341,7 +341,7 @@ class SinkWriter:
         table = self._plan.sink.table
         return table is not None and table.format == "parquet" and is_supported(rows.schema)
 
-    def write_once(self, rows: DataFrame, batch: int) -> OnePass:
+    def write_once(self, rows: DataFrame, batch: int) -> OnePassCounts:
         """Write the live rows and the dead letters of ``rows``, with one computation of ``rows``."""
         sink, dead = self._plan.sink, self.targets.dead_letters
         table = self._parquet(sink.name, sink.path or "")
@@ -356,7 +356,7 @@ class SinkWriter:
         )
         out = table.commit(batch, *found.rows)
         written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
-        return OnePass(found.out, found.dead, found.filtered, out, written)
+        return OnePassCounts(found.out, found.dead, found.filtered, out, written)
 
     def _is_letter(self) -> Column:
         """Return a condition: the row is dead, and this query writes its dead letter."""

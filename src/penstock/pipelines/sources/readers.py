@@ -29,7 +29,7 @@ from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOption
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
-from penstock.pipelines.state_dir.replay import Coordinates, Span
+from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
 from penstock.spark.files.delta_log import DeltaLog
@@ -266,7 +266,7 @@ class TubeSourceReader:
         name: str,
         source: TubeOptions,
         starts: Path,
-        span: Span | None = None,
+        span: ReplayRange | None = None,
         *,
         group: str = "",
         headers: bool = True,
@@ -452,7 +452,7 @@ class TubeSourceReader:
 class FilesSourceReader:
     """Reads files of a directory as the source ``name``; ``state`` is the pipeline's state directory."""
 
-    def __init__(self, name: str, source: FilesSource, state: Path, span: Span | None = None) -> None:
+    def __init__(self, name: str, source: FilesSource, state: Path, span: ReplayRange | None = None) -> None:
         self.doubts: list[str] = []
         self._span = span
         self._name = name
@@ -548,7 +548,7 @@ class FilesSourceReader:
 class RateSourceReader:
     """Generates records at a rate as the source ``name``."""
 
-    def __init__(self, name: str, source: RateSource, span: Span | None = None) -> None:
+    def __init__(self, name: str, source: RateSource, span: ReplayRange | None = None) -> None:
         self.doubts: list[str] = []
         self._span = span
         self._name = name
@@ -659,7 +659,7 @@ class _FileMeter(_NoMeter):
         self.request(ends)
 
 
-def _refuse_part(name: str, span: Span | None) -> None:
+def _refuse_part(name: str, span: ReplayRange | None) -> None:
     if span is not None and (span.begin, span.end) != ("earliest", "latest"):
         raise ConfigError(
             f"the source {name!r} cannot be replayed in part: its records cannot be addressed by time",

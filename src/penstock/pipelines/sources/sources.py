@@ -29,7 +29,7 @@ from penstock.pipelines.spec.sources import SOURCE, FilesSource, RateSource, Sou
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
-from penstock.pipelines.state_dir.replay import Coordinates, Span
+from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
 
 __all__ = ["Sources", "reader_of"]
 
@@ -38,7 +38,7 @@ def reader_of(
     name: str,
     source: Source,
     state: Path,
-    span: Span | None = None,
+    span: ReplayRange | None = None,
     *,
     group: str = "",
     headers: bool = True,
@@ -67,7 +67,7 @@ class Sources:
         self,
         pipeline: Pipeline,
         state: Path,
-        span: Span | None = None,
+        span: ReplayRange | None = None,
         redriven: Mapping[Coordinates, Coordinates] = MappingProxyType({}),
     ) -> None:
         self._readers = {

@@ -180,7 +180,7 @@ def _checked_template(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _TextPattern:
     """Text that matches ``pattern``; ``words`` describe it in errors."""
 
     pattern: str
@@ -204,15 +204,17 @@ Duration = Annotated[
 KeyTemplate = Annotated[str, Field(min_length=1, max_length=MAX_KEY_TEMPLATE), AfterValidator(_checked_template)]
 _NAME = "[a-z][a-z0-9_-]{0,62}"
 _NAME_WORDS = "a lowercase letter, then lowercase letters, digits, _ or -, at most 63 characters"
-Name = Annotated[str, _Form(_NAME, f"a name: {_NAME_WORDS}")]
-Stream = Annotated[str, _Form(rf"{_NAME}(\.{_LATE})?", f"the name of a step, or <window step>.{_LATE}: {_NAME_WORDS}")]
+Name = Annotated[str, _TextPattern(_NAME, f"a name: {_NAME_WORDS}")]
+Stream = Annotated[
+    str, _TextPattern(rf"{_NAME}(\.{_LATE})?", f"the name of a step, or <window step>.{_LATE}: {_NAME_WORDS}")
+]
 _WORD = "[A-Za-z][A-Za-z0-9_]*"
 NewColumn = Annotated[
-    str, _Form("[A-Za-z_][A-Za-z0-9_]*", "a column name: letters, digits and _, not starting with a digit")
+    str, _TextPattern("[A-Za-z_][A-Za-z0-9_]*", "a column name: letters, digits and _, not starting with a digit")
 ]
 FieldPath = Annotated[
     str,
-    _Form(rf"{_WORD}(\.{_WORD})*", "a column, or a struct field such as limits.low, that starts with a letter"),
+    _TextPattern(rf"{_WORD}(\.{_WORD})*", "a column, or a struct field such as limits.low, that starts with a letter"),
 ]
-Column = Annotated[str, _Form(r"[^_](.|\s)*", "a column name that does not start with _, which is reserved")]
+Column = Annotated[str, _TextPattern(r"[^_](.|\s)*", "a column name that does not start with _, which is reserved")]
 Expression = Annotated[str, Field(min_length=1)]

@@ -26,8 +26,8 @@ from penstock.spark.tube.offsets import OffsetSpec, TimeSpec, parse_offset_spec
 __all__ = [
     "Coordinates",
     "Replay",
+    "ReplayRange",
     "RunLocation",
-    "Span",
     "existing_replay",
     "parse_point",
     "plan_replay",
@@ -40,7 +40,7 @@ Coordinates = tuple[str, int, int, int]
 """Topic, broker, partition and offset of a record."""
 
 
-class Span(NamedTuple):
+class ReplayRange(NamedTuple):
     """Requested begin and end of a replay; the end is exclusive."""
 
     begin: OffsetSpec
@@ -51,7 +51,7 @@ class Replay(NamedTuple):
     """A replay to run: the pipeline with its new targets, state directory, and name of the lease."""
 
     pipeline: Pipeline
-    span: Span
+    span: ReplayRange
     state: Path
     lease: str
     left_out: tuple[str, ...]
@@ -129,7 +129,7 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
         ConfigError: an invalid ``begin`` or ``end``, ``into`` contains another replay or a target of the pipeline.
     """
     into = into.resolve()
-    span = Span(parse_point(begin or "earliest", "--from"), parse_point(end or "latest", "--to"))
+    span = ReplayRange(parse_point(begin or "earliest", "--from"), parse_point(end or "latest", "--to"))
     times = [wanted.at for wanted in span if isinstance(wanted, TimeSpec) and isinstance(wanted.at, int)]
     if len(times) == 2 and times[0] >= times[1]:
         raise ConfigError(

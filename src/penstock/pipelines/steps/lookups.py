@@ -1,18 +1,21 @@
-"""Look up values in the state store: keys, and datasets (a JSON array, or one object per line) indexed by fields."""
+"""The enrich step: values of keys of the state store, and datasets (a JSON array, or one object per line) by fields."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from penstock.errors import PenstockError, UnavailableError
-from penstock.pipelines.steps.stages import Lookup, WithLookup
+from penstock.pipelines.rows import alive, key_column, mark_dead
+from penstock.pipelines.spec.steps import Enrich
+from penstock.pipelines.spec.values import duration_ms
+from penstock.pipelines.steps.parsing import from_json, schema_of
 from penstock.spark.option_parsing import json_value
 from penstock.spark.statestore.lookup import values_of
 
@@ -23,21 +26,92 @@ __all__ = [
     "NOT_JSON",
     "UNAVAILABLE",
     "UNKNOWN",
-    "Found",
-    "Get",
-    "Index",
-    "found_in",
-    "index",
-    "lookups",
-    "lookups_in",
+    "DatasetIndex",
+    "GetValues",
+    "Lookup",
+    "LookupResult",
+    "WithLookup",
+    "enrich_step",
+    "index_dataset",
+    "look_up_keys",
+    "lookup_with",
+    "store_lookup",
     "text_of",
 ]
 
-Index = dict[tuple[str, ...], bytes]
+
+class Lookup(NamedTuple):
+    """Lookup of an enrich step: adds a column with the values of the keys in another column.
+
+    ``into`` becomes a struct: value (binary), and if the value is missing for a reason, code and reason. With
+    ``fields`` the value of the key is a dataset, and the lookup selects the object whose fields equal ``columns``.
+    """
+
+    key: str
+    into: str
+    refresh_ms: int
+    fields: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    missing: str = "pass"
+    unavailable: str = "fail"
+    wait_ms: int = 30_000
+
+
+WithLookup = Callable[[DataFrame, Lookup], DataFrame]
+"""Function that adds the column of a lookup to rows."""
+
+
+def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup) -> DataFrame:
+    """Add the values of the keys in ``enrich.key`` as a struct column ``enrich.into``; failures become dead rows."""
+    schema = schema_of(name, enrich.columns)
+    keyed = rows.withColumn("_key", sf.when(alive(), key_column(rows, enrich.key)))
+    lookup = Lookup(
+        "_key",
+        "_found",
+        duration_ms(enrich.refresh),
+        tuple(enrich.match),
+        tuple(enrich.match.values()),
+        enrich.missing,
+        enrich.unavailable,
+        duration_ms(enrich.wait),
+    )
+    found = with_lookup(keyed, lookup)
+    with_value = found.withColumn("_json", from_json(sf.col("_found.value").cast("string"), schema))
+    failures = [
+        (code, sf.when(sf.col("_found.code") == code, sf.col("_found.reason")))
+        for code in ("lookup.unavailable", "lookup.not_json")
+    ]
+    failures.append(
+        (
+            "lookup.not_json",
+            sf.when(sf.col("_json._corrupt").isNotNull(), sf.format_string("the value of key %s is not JSON", "_key")),
+        )
+    )
+    if enrich.missing == "dead_letter":
+        reason = sf.format_string("the state store has no key %s", "_key")
+        if enrich.match:
+            texts = [sf.format_string(f"{_format_escaped(field)} %s", column) for field, column in enrich.match.items()]
+            reason = sf.concat(sf.format_string("nothing under key %s has ", "_key"), sf.concat_ws(", ", *texts))
+        nothing = sf.col("_found.value").isNull()
+        if enrich.unavailable == "pass":
+            # An unknown value is not a missing one.
+            nothing = nothing & (sf.coalesce(sf.col("_found.code"), sf.lit("")) != "lookup.unknown")
+        failures.append(("lookup.missing", sf.when(nothing, reason)))
+    marked = mark_dead(with_value, name, failures)
+    value = sf.when(sf.col("_json").isNotNull(), sf.col("_json").dropFields("_corrupt"))
+    return marked.withColumn(enrich.into, value).drop("_key", "_found", "_json")
+
+
+def _format_escaped(text: str) -> str:
+    """Escape ``text`` for a format string."""
+    return text.replace("%", "%%")
+
+
+DatasetIndex = dict[tuple[str, ...], bytes]
 """Maps the values of the matched fields, as text, to the JSON of the object."""
 
 
-def index(data: bytes, fields: Sequence[str]) -> Index:
+def index_dataset(data: bytes, fields: Sequence[str]) -> DatasetIndex:
     """Index the objects in ``data`` by the values of ``fields``, compared as text (``text_of``).
 
     The last of several objects with equal fields is used; objects without a field, or with null, are not indexed.
@@ -45,7 +119,7 @@ def index(data: bytes, fields: Sequence[str]) -> Index:
     Raises:
         ValueError: neither a JSON array of objects nor one JSON object per line, or a duplicate name in an object.
     """
-    made: Index = {}
+    made: DatasetIndex = {}
     for found, text in _objects(data):
         values = [text_of(found.get(field)) for field in fields]
         named = tuple(value for value in values if value is not None)
@@ -91,20 +165,20 @@ _RESULT = StructType(
 _MOST_DATASETS = 64
 _MOST_VALUES = 100_000
 
-Found = tuple[bytes | None, str | None, str | None]
+LookupResult = tuple[bytes | None, str | None, str | None]
 """Value, code and reason: either a value, or the code and reason of a failure; all None if the key is missing."""
 
-_indexes: dict[tuple[int, str, str, tuple[str, ...]], tuple[bytes, Index]] = {}
+_indexes: dict[tuple[int, str, str, tuple[str, ...]], tuple[bytes, DatasetIndex]] = {}
 """Datasets of a worker with the bytes they were built from; they are indexed again only if the bytes change."""
 
 _json: set[int] = set()
 """Hashes of values in a worker that are valid JSON."""
 
-Get = Callable[[list[str | None], Lookup], list[bytes | None]]
+GetValues = Callable[[list[str | None], Lookup], list[bytes | None]]
 """Function from keys to values; None for a None key and for a missing key."""
 
 
-def lookups(broker: str) -> WithLookup:
+def store_lookup(broker: str) -> WithLookup:
     """Return the lookup function of enrich steps for the state store at ``broker``."""
 
     def get(keys: list[str | None], lookup: Lookup) -> list[bytes | None]:
@@ -114,10 +188,10 @@ def lookups(broker: str) -> WithLookup:
         values: list[bytes | None] = found.to_pylist()
         return values
 
-    return lookups_in(get, broker)
+    return lookup_with(get, broker)
 
 
-def lookups_in(get: Get, name: str) -> WithLookup:
+def lookup_with(get: GetValues, name: str) -> WithLookup:
     """Return the lookup function of enrich steps with ``get``, which runs in workers; ``name`` identifies its data."""
 
     def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
@@ -127,7 +201,7 @@ def lookups_in(get: Get, name: str) -> WithLookup:
         def look(keys: pa.Array[Any], wanted: pa.Array[Any]) -> pa.Array[Any]:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
             values: list[Any] = wanted.to_pylist()
-            found = found_in(get, name, lookup, texts, values)
+            found = look_up_keys(get, name, lookup, texts, values)
             # Built by column: a dictionary for each row would cost more than the lookup.
             fields = [
                 pa.array([each[place] for each in found], kind)
@@ -146,9 +220,9 @@ def lookups_in(get: Get, name: str) -> WithLookup:
     return look_up
 
 
-def found_in(
-    get: Get, name: str, lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]]
-) -> list[Found]:
+def look_up_keys(
+    get: GetValues, name: str, lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]]
+) -> list[LookupResult]:
     """Look up ``keys``: return the value of each, or with ``lookup.fields`` the object whose fields equal ``wanted``.
 
     Raises:
@@ -168,7 +242,9 @@ def found_in(
     return found
 
 
-def _one(store: str, fields: tuple[str, ...], key: str | None, value: bytes | None, wanted: list[str | None]) -> Found:
+def _one(
+    store: str, fields: tuple[str, ...], key: str | None, value: bytes | None, wanted: list[str | None]
+) -> LookupResult:
     if key is None or value is None:
         return value, None, None
     if not fields:
@@ -199,19 +275,19 @@ def _is_json(value: bytes) -> bool:
     return True
 
 
-def _index_of(store: str, key: str, fields: tuple[str, ...], data: bytes) -> Index:
+def _index_of(store: str, key: str, fields: tuple[str, ...], data: bytes) -> DatasetIndex:
     name = (os.getpid(), store, key, fields)
     kept = _indexes.get(name)
     if kept is None or kept[0] != data:
         _indexes.pop(name, None)
-        kept = _indexes[name] = (data, index(data, fields))
+        kept = _indexes[name] = (data, index_dataset(data, fields))
         while len(_indexes) > _MOST_DATASETS:
             del _indexes[next(iter(_indexes))]
     return kept[1]
 
 
 def _fail_where_missing(
-    lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]], found: list[Found]
+    lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]], found: list[LookupResult]
 ) -> None:
     for key, each, (value, code, _) in zip(keys, wanted, found, strict=True):
         if key is not None and value is None and code is None:

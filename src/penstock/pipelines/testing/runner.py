@@ -1,4 +1,4 @@
-"""Run test cases in one local Spark session, in batch form, through the stages of a run.
+"""Run test cases in one local Spark session, in batch form, through the steps of a run.
 
 A batch has no watermark: no event is late, a dedupe drops all duplicates, and a window is emitted once, with the whole
 input. Sources, sinks and the state store are replaced by data in memory.
@@ -21,8 +21,8 @@ from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as
 from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import Source, TubeOptions
-from penstock.pipelines.steps.lookups import lookups_in
-from penstock.pipelines.steps.stages import Lookup, WithLookup, flow, into_window
+from penstock.pipelines.steps.graph import build_stream, window_input
+from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
 from penstock.pipelines.testing.cases import Case, Difference, Rows, compare
 from penstock.spark import session
 
@@ -111,7 +111,7 @@ def _lookup(case: Case) -> WithLookup:
     def get(keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
         return [None if key is None else values.get(key) for key in keys]
 
-    return lookups_in(get, f"case {case.name}")
+    return lookup_with(get, f"case {case.name}")
 
 
 def _bytes(value: object) -> bytes:
@@ -123,9 +123,9 @@ def _run(
 ) -> object:
     """Return the rows for the sink; dead letters of the query are added to ``letters``."""
     sink = sink_plan.sink
-    rows = flow(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
+    rows = build_stream(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
     if sink_plan.windowed:
-        letters += _dead(into_window(sources.__getitem__, sink_plan.nodes, with_lookup), sink_plan)
+        letters += _dead(window_input(sources.__getitem__, sink_plan.nodes, with_lookup), sink_plan)
         rows = windows_as_rows(rows, sink_plan.window_name)
     rows = mark_unwritable(rows, sink).persist()
     letters += _dead(rows, sink_plan)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from penstock.mqtt.codec.topics import matches
-from penstock.spark.tube.arrow import TARGET_BYTES, Joined, join
+from penstock.spark.tube.arrow import TARGET_BYTES, JoinedBatches, join
 from penstock.tube.record import FIELDS
 
 if TYPE_CHECKING:
@@ -90,7 +90,10 @@ def message_batches(
 
 
 def _choose(
-    joined: Joined, topic_filter: str, wanted: dict[bytes, str | None], layouts: dict[tuple[str, ...], _MessageLayout]
+    joined: JoinedBatches,
+    topic_filter: str,
+    wanted: dict[bytes, str | None],
+    layouts: dict[tuple[str, ...], _MessageLayout],
 ) -> tuple[list[bytes], _MatchingColumns]:
     """Return the values of all messages, and the other columns of the matching messages."""
     _, values, counts, names, contents = joined.lists()
@@ -129,7 +132,7 @@ def _choose(
     return values, chosen
 
 
-def _record_batch(joined: Joined, values: list[bytes], chosen: _MatchingColumns) -> pa.RecordBatch:
+def _record_batch(joined: JoinedBatches, values: list[bytes], chosen: _MatchingColumns) -> pa.RecordBatch:
     pairs = pa.StructArray.from_arrays(
         [pa.array(chosen.keys, pa.string()), pa.array(chosen.values, pa.string())], fields=list(_PAIR)
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["Connect", "KeyReader", "ManyKeys", "ReadableStore", "values_of", "with_lookup"]
+__all__ = ["BatchKeyReader", "Connect", "KeyReader", "ReadableStore", "values_of", "with_lookup"]
 
 CONCURRENT_GETS = 256
 """Maximum number of concurrent single-key requests; the broker's Receive Maximum may reduce it."""
@@ -52,7 +52,7 @@ class ReadableStore(Protocol):
     async def get_values(self, keys: Sequence[bytes], /) -> dict[bytes, bytes | None]: ...
 
 
-class ManyKeys:
+class BatchKeyReader:
     """Reads keys over one connection; checks once whether the store supports MGET."""
 
     def __init__(self, store: ReadableStore) -> None:
@@ -268,7 +268,7 @@ class KeyReader:
             opened = self._connect()
             self._store = await opened.__aenter__()
             self._open = opened
-            self._many = ManyKeys(self._store)
+            self._many = BatchKeyReader(self._store)
         found = await self._many.values(keys)
         return {key: found.get(key) for key in keys}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.tube.arrow import TARGET_BYTES, Headers, Joined, join
+from penstock.spark.tube.arrow import TARGET_BYTES, Headers, JoinedBatches, join
 from penstock.statestore import hlc
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.hlc import Hlc
@@ -125,7 +125,7 @@ def change_batches(
 _Row = tuple[bytes, bytes | None, str, str, str | None, int, int | None, int | None]
 
 
-def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _ChangeLayout | None]) -> Iterator[_Row]:
+def _rows(topic: str, joined: JoinedBatches, layouts: dict[tuple[str, ...], _ChangeLayout | None]) -> Iterator[_Row]:
     keys, values, counts, names, contents = joined.lists()
     stop = 0
     for number, (key, value, count) in enumerate(zip(keys, values, counts, strict=True)):

@@ -186,11 +186,11 @@ class _KeyRows:
     """Reads rows of keys over one connection."""
 
     def __init__(self, options: SnapshotOptions) -> None:
-        from penstock.spark.statestore.lookup import ManyKeys
+        from penstock.spark.statestore.lookup import BatchKeyReader
 
         self._include_expiry = options.include_expiry
         self._store = connect(options.broker, options.timeout_s)
-        self._many = ManyKeys(self._store)
+        self._many = BatchKeyReader(self._store)
 
     async def open(self) -> None:
         """Connect."""

@@ -38,7 +38,7 @@ __all__ = [
     "NO_TIME",
     "TARGET_BYTES",
     "Headers",
-    "Joined",
+    "JoinedBatches",
     "ListColumns",
     "arrow_schema",
     "decoded",
@@ -514,7 +514,7 @@ def record_batches(
         yield _record_batch(partition, joined, columns)
 
 
-class Joined:
+class JoinedBatches:
     """The messages of several batches.
 
     ``times`` has append times in microseconds. A broker returns either append times or message ids.
@@ -549,7 +549,7 @@ class Joined:
         return pa.nulls(len(self), _TIMESTAMP) if self.times is None else _column(self.times, _TIMESTAMP)
 
 
-def join(batches: Iterable[MessageBatch], target_bytes: int = TARGET_BYTES) -> Iterator[Joined]:
+def join(batches: Iterable[MessageBatch], target_bytes: int = TARGET_BYTES) -> Iterator[JoinedBatches]:
     """Join ``batches`` into nonempty groups of about ``target_bytes``."""
     waiting: list[MessageBatch] = []
     size = 0
@@ -557,10 +557,10 @@ def join(batches: Iterable[MessageBatch], target_bytes: int = TARGET_BYTES) -> I
         waiting.append(batch)
         size += _bytes_of(batch) + _FIXED_BYTES * len(batch.offsets)
         if size >= target_bytes:
-            yield Joined(waiting)
+            yield JoinedBatches(waiting)
             waiting, size = [], 0
     if size:
-        yield Joined(waiting)
+        yield JoinedBatches(waiting)
 
 
 def _bytes_of(batch: MessageBatch) -> int:
@@ -598,7 +598,7 @@ def _longest(value: str | int, rows: int) -> pa.Array[Any]:
     return _column(np.full(rows, value, np.int32), pa.int32())
 
 
-def _record_batch(partition: TopicPartition, joined: Joined, columns: Sequence[str]) -> pa.RecordBatch:
+def _record_batch(partition: TopicPartition, joined: JoinedBatches, columns: Sequence[str]) -> pa.RecordBatch:
     rows = len(joined)
     made: list[pa.Array[Any]] = []
     for name in columns:

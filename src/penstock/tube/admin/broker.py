@@ -189,7 +189,7 @@ def _group_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
     committed = offsets.committed(key)
     here = store.min_offset if committed is None else committed
     reading = min(max(here + offsets.in_flight(key), store.min_offset), store.durable_end)
-    position = store.data_position(reading)
+    position = store.data_offset(reading)
     return [
         {
             "groupName": key[0],
@@ -212,7 +212,7 @@ def _group_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
     groups: dict[str, dict[str, list[Answer]]] = {}
     for key, offset in admin.positions(params):
         store = admin.store(key)
-        position = store.data_position(min(max(offset, store.min_offset), store.durable_end))
+        position = store.data_offset(min(max(offset, store.min_offset), store.durable_end))
         groups.setdefault(key[0], {}).setdefault(key[1], []).append(
             {
                 "partitionId": key[2],

@@ -32,7 +32,7 @@ __all__ = [
     "MAX_STORES",
     "NOT_USED",
     "Answer",
-    "Run",
+    "MakeChange",
     "SettingChange",
     "batch",
     "delete_policy",
@@ -219,10 +219,10 @@ MAX_OBJECTS = 1000
 _JSON_TEXTS = frozenset({"flowCtrlInfo", "flowCtrlSet"})
 _NAMES = ("brokerId", "brokerIp", "topicName", "groupName")
 
-Run = Callable[[MasterEngine, Params, int], SettingChange]
+MakeChange = Callable[[MasterEngine, Params, int], SettingChange]
 
 
-def batch(run: Run, *names: str) -> Run:
+def batch(run: MakeChange, *names: str) -> Run:
     """Return the batch form of ``run``, which runs for each object of the array in the parameter with one of
     ``names``."""
 

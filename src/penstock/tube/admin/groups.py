@@ -10,7 +10,7 @@ from penstock.tube.admin.brokers import defaults_on
 from penstock.tube.admin.changes import (
     AUTHOR,
     Answer,
-    Run,
+    MakeChange,
     SettingChange,
     flow_rules,
     flow_text,
@@ -457,7 +457,7 @@ def set_cluster(engine: MasterEngine, params: Params, now: int) -> SettingChange
 # --- older methods: lists of allowed and denied groups, filters, flow rules ---
 
 
-def _with(run: Run, **fixed: str) -> Run:
+def _with(run: MakeChange, **fixed: str) -> MakeChange:
     def fixing(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         return run(engine, params.fixed(fixed), now)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import penstock
 from penstock.tube.admin import brokers, groups, topics
-from penstock.tube.admin.changes import Answer, Run, SettingChange, batch, failure, item, success
+from penstock.tube.admin.changes import Answer, MakeChange, SettingChange, batch, failure, item, success
 from penstock.tube.admin.request import UNAUTHORIZED, UNKNOWN, BadParameter, Caller, Params, format_time
 from penstock.tube.engine.master.balance import Group
 from penstock.tube.engine.master.clients import ClientGroup
@@ -338,7 +338,7 @@ def _query(run: Callable[[MasterEngine, Params, int], Answer], *names: str) -> d
     return dict.fromkeys(names, MasterMethod(run))
 
 
-def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, MasterMethod]:
+def _batches(names: tuple[str, ...], *rows: tuple[MakeChange | str, ...]) -> dict[str, MasterMethod]:
     """Return rows of the method table: the function for each object of the array in one of ``names``, and the methods
     that call it."""
     found: dict[str, MasterMethod] = {}

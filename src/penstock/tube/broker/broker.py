@@ -25,7 +25,7 @@ from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.request import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits
-from penstock.tube.broker.maintenance import DurabilityOf, Maintenance, OpenedLogs, newest, open_logs
+from penstock.tube.broker.maintenance import Maintenance, OpenedLogs, TopicDurability, newest, open_logs
 from penstock.tube.broker.master_connection import MasterCommands, MasterConnection
 from penstock.tube.broker.timers import BrokerTimers
 from penstock.tube.codec import exceptions
@@ -41,7 +41,7 @@ from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.staging import StagingLimits
-from penstock.tube.rpc import REQUEST_WORK, Listeners, Peers, ServerConnection
+from penstock.tube.rpc import REQUEST_WORK, Listeners, OpenConnections, ServerConnection
 from penstock.tube.storage.broker_storage import BrokerStorage
 from penstock.tube.storage.meta import MetaStore
 from penstock.tube.storage.store import Store, StoreLimits
@@ -91,7 +91,7 @@ class TubeBroker:
         self.durability = durability
         self.on_failure: Callable[[StorageError], None] | None = None
         self.clock = clock if clock is not None else steady_clock()
-        self.peers = Peers(f"broker {broker_id}", limits)
+        self.connections = OpenConnections(f"broker {broker_id}", limits)
         self.bytes_in = 0
         self.bytes_out = 0
         self.requests = 0
@@ -185,8 +185,8 @@ class TubeBroker:
         engine, storage, commits = self.engine, self.storage, self.commits
         stores = list(storage.stores.values())
         return {
-            "connections": len(self.peers.open),
-            "refused_connections": self.peers.refused,
+            "connections": len(self.connections.open),
+            "refused_connections": self.connections.refused,
             "requests": self.requests,
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
@@ -222,7 +222,7 @@ class TubeBroker:
             StorageError: the directory is in use or cannot be read. OSError: the address cannot be bound.
         """
         loop = self._loop = asyncio.get_running_loop()
-        durability = DurabilityOf(self.durability, self._topic_durability)
+        durability = TopicDurability(self.durability, self._topic_durability)
         opened = await loop.run_in_executor(None, lambda: self._open(durability))
         self._storage = opened.storage
         try:
@@ -304,10 +304,10 @@ class TubeBroker:
             await self._member.close()
         self._listeners.stop()
         self._running.stop()
-        for connection in self.peers.open:
+        for connection in self.connections.open:
             connection.stop()
         await self._commits.close()
-        for connection in list(self.peers.open):
+        for connection in list(self.connections.open):
             connection.close()
         await self._listeners.closed()
         storage, self._storage = self._storage, None
@@ -411,7 +411,7 @@ class TubeBroker:
 
     # Opening
 
-    def _open(self, durability: DurabilityOf) -> OpenedLogs:
+    def _open(self, durability: TopicDurability) -> OpenedLogs:
         return open_logs(
             self._directory,
             durability,
@@ -480,7 +480,7 @@ class TubeBrokerConnection(ServerConnection):
     """
 
     def __init__(self, broker: TubeBroker) -> None:
-        super().__init__(broker.peers)
+        super().__init__(broker.connections)
         self._broker = broker
         self._sends = SendCollector(broker.engine.produce.reader)
 
@@ -496,14 +496,14 @@ class TubeBrokerConnection(ServerConnection):
         super().data_received(data)
 
     def receive_frames(self, frames: deque[tuple[int, bytes]], end: int) -> None:
-        broker, peers = self._broker, self._peers
-        while frames and peers.work < end:
-            sends = self._sends.collect(frames, end - peers.work)
+        broker, connections = self._broker, self._connections
+        while frames and connections.work < end:
+            sends = self._sends.collect(frames, end - connections.work)
             broker.requests += sends
-            peers.work += sends
-            if frames and peers.work < end:
+            connections.work += sends
+            if frames and connections.work < end:
                 serial, body = frames.popleft()
-                peers.work += REQUEST_WORK + (len(body) >> 8)
+                connections.work += REQUEST_WORK + (len(body) >> 8)
                 self.receive(serial, body)
 
     def receive(self, serial: int, body: bytes) -> None:

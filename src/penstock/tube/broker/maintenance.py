@@ -43,7 +43,7 @@ from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention, parse_policy
 from penstock.tube.storage.store import Store, StoreLimits
 
-__all__ = ["DurabilityOf", "Maintenance", "OpenedLogs", "newest", "open_logs"]
+__all__ = ["Maintenance", "OpenedLogs", "TopicDurability", "newest", "open_logs"]
 
 _log = logging.getLogger("penstock.tube.broker.broker")
 
@@ -54,7 +54,7 @@ UNDECIDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class DurabilityOf:
+class TopicDurability:
     """Durability of acknowledged messages, by topic."""
 
     default: Durability = Durability.DURABLE
@@ -102,7 +102,7 @@ def newest(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | No
 
 def open_logs(
     directory: Path,
-    durability: DurabilityOf,
+    durability: TopicDurability,
     *,
     files: Files | None,
     limits: StoreLimits,

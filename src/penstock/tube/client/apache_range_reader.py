@@ -40,7 +40,7 @@ from penstock.tube.engine.client.apache_range_reader import (
     commit_offset,
     read_range,
 )
-from penstock.tube.reader import BrokerClient, BrokerReader, MessageBatch, Spans
+from penstock.tube.reader import BrokerClient, BrokerReader, MessageBatch, MessageSpans
 
 __all__ = ["ApacheRangeReader", "DirectConsumer", "StoreBounds", "broker_webs"]
 
@@ -277,19 +277,19 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         columns = decode_columns(encoded.answer, edges[:-1], edges[1:])
         if columns is None:
             return self._decode_each(fetched, ref)
-        spans = Spans(encoded.answer, columns.starts, columns.ends)
+        spans = MessageSpans(encoded.answer, columns.starts, columns.ends)
         self._check(ref, spans, sums_of(encoded.answer, columns))
         return _batch_of(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
 
     def _decode_each(self, fetched: FetchedMessages, ref: PartitionRef) -> MessageBatch:
         """Create the batch of messages in an encoding that servers do not write."""
         parsed = fetched.messages.parsed()
-        spans = Spans.from_payloads([message.payLoadData for message in parsed])
+        spans = MessageSpans.from_payloads([message.payLoadData for message in parsed])
         self._check(ref, spans, np.array([message.checkSum for message in parsed], np.int64))
         flags = np.array([message.flag for message in parsed], np.int64)
         return _batch_of(fetched, spans, flags, lambda: [message.messageId for message in parsed])
 
-    def _check(self, ref: PartitionRef, spans: Spans, sums: Numbers) -> None:
+    def _check(self, ref: PartitionRef, spans: MessageSpans, sums: Numbers) -> None:
         view = memoryview(spans.data)
         edges = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
         if [crc32(view[start:end]) & 0x7FFFFFFF for start, end in edges] != sums.tolist():
@@ -312,7 +312,9 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         return web.call_broker(self.http, method, parameters, option=_OPTION, timeout_s=self._timeout_s)
 
 
-def _batch_of(fetched: FetchedMessages, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> MessageBatch:
+def _batch_of(
+    fetched: FetchedMessages, spans: MessageSpans, flags: Numbers, ids: Callable[[], list[int]]
+) -> MessageBatch:
     """Create the batch of a response. Apache's protocol has neither offsets nor append times: each message gets the
     offset at which its get began."""
     offsets = np.full(len(flags), fetched.start, np.int64)

@@ -162,7 +162,7 @@ class LogStore(ABC):
         """Return the offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""
 
     @abstractmethod
-    def data_position(self, offset: int) -> int:
+    def data_offset(self, offset: int) -> int:
         """Return the data offset of index offset ``offset``, which is at most the durable end."""
 
 

@@ -29,7 +29,7 @@ from penstock.tube.engine.master.settings import (
 )
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.master.metadata import SettingStore
-from penstock.tube.rpc import AnsweringProtocol, Listeners, Peers
+from penstock.tube.rpc import AnsweringProtocol, Listeners, OpenConnections
 
 __all__ = ["TubeMaster"]
 
@@ -81,8 +81,8 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._queue: CommitQueue[list[Setting | Removal]] | None = None
         self._unstored: list[Setting | Removal] = []
         """Settings for the next commit."""
-        self._peers = Peers("master", self._config.limits)
-        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._clock, self._lost))
+        self._connections = OpenConnections("master", self._config.limits)
+        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._connections, self._clock, self._lost))
         self._timer: asyncio.TimerHandle | None = None
         self._stalls: StallWatch | None = None
         self._timer_at = 0
@@ -224,7 +224,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         if self._stalls is not None:
             self._stalls.remove(self._stalled)
         self._listeners.stop()
-        for connection in list(self._peers.open):
+        for connection in list(self._connections.open):
             connection.close()
         if self._queue is not None:
             await self._queue.close()

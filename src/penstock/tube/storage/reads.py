@@ -233,10 +233,10 @@ class LogReads(LogStore):
 
     def _reached(self, read: StoredMessages, offset: int) -> StoredMessages:
         read.next_offset = offset
-        read.data_end = self.data_position(offset)
+        read.data_end = self.data_offset(offset)
         return read
 
-    def data_position(self, offset: int) -> int:
+    def data_offset(self, offset: int) -> int:
         if offset >= self.durable_end:
             return self.durable_data_end
         segment = self._segments[self._from(offset)]

@@ -46,7 +46,7 @@ from penstock.tube.codec.varint import RisingVarints, encode_varint
 __all__ = [
     "HEADER_BYTES",
     "REFERENCE_OVERHEAD",
-    "Run",
+    "EncodedRun",
     "StoredRecord",
     "decode_records",
     "decode_records_bytewise",
@@ -104,7 +104,7 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
 
 
-class Run:
+class EncodedRun:
     """Encoded messages of one partition, and their consecutive records."""
 
     __slots__ = ("entries", "messages", "parts", "size", "sizes")
@@ -138,7 +138,7 @@ def encode_run(
     time_ms: int,
     unacknowledged: i64,
     immediate: bool,  # noqa: FBT001 - positional on the hot path
-) -> Run:
+) -> EncodedRun:
     """Encode messages from index ``first`` of the lists on, as records from data offset ``position`` on.
 
     The run ends before data offset ``last_byte`` or ordinal ``last_ordinal``. ``sums`` are CRC-32 of ``datas``. Message
@@ -147,7 +147,7 @@ def encode_run(
     messages are readable at once (``immediate``). ``partition_id`` is the wire id; a record contains the partition
     within its store.
     """
-    run = Run()
+    run = EncodedRun()
     messages, parts, sizes = run.messages, run.parts, run.sizes
     entries: list[bytes] = []
     numbers = RisingVarints()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.runtime.io.files import File, Files
 from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
-from penstock.tube.storage.record import COMPILED, Run, messages_at, messages_joined
+from penstock.tube.storage.record import COMPILED, EncodedRun, messages_at, messages_joined
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -114,7 +114,7 @@ class Segment:
     def index_path(self) -> Path:
         return self.directory / f"{self.start:020d}.index"
 
-    def add(self, partition_id: int, run: Run, keys: list[int], time_ms: int) -> None:
+    def add(self, partition_id: int, run: EncodedRun, keys: list[int], time_ms: int) -> None:
         """Add the next messages, of one partition, with their append time.
 
         The first record begins at ``data_end``. Only the newest segment grows.

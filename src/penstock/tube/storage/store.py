@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock.runtime.io.files import Files
 from penstock.tube.storage.index import INDEX_RECORD_BYTES
 from penstock.tube.storage.reads import LogReads
-from penstock.tube.storage.record import Run, encode_run
+from penstock.tube.storage.record import EncodedRun, encode_run
 from penstock.tube.storage.recovery import Loss, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import Segment
@@ -200,7 +200,7 @@ class Store(LogReads):
             marker = b""
         return offset, time_ms
 
-    def _appended(self, run: Run) -> None:
+    def _appended(self, run: EncodedRun) -> None:
         """Advance the ends of the log by the records of ``run``."""
         size = run.size
         self.data_end += size

@@ -21,7 +21,7 @@ from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
-from penstock.pipelines.state_dir.replay import Span, parse_point
+from penstock.pipelines.state_dir.replay import ReplayRange, parse_point
 from penstock.tube.record import Record
 from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
@@ -76,7 +76,7 @@ def test_a_stretch_with_records_and_their_copies_is_told(tmp_path: Path, begin: 
     RecordedRun(tmp_path)
     since_ms = 1_714_694_400_000  # 2024-05-03; the records are of 2024-05-01
     inputs = {"source": TubeSource(topics=["t"])}
-    span = Span(parse_point(begin, "--from"), parse_point(end, "--to"))
+    span = ReplayRange(parse_point(begin, "--from"), parse_point(end, "--to"))
     dead = tmp_path / "dead"
     assert warning_of_copies(dead, inputs, span) is None
     note = {"places": [("t", 1, 0, 0), ("t", 1, 0, 28)], "since_ms": since_ms}
@@ -112,7 +112,7 @@ def test_the_last_change_of_a_letter_is_its_state(tmp_path: Path) -> None:
 
 def test_copies_that_a_replay_can_tell_are_not_warned_of(tmp_path: Path) -> None:
     RecordedRun(tmp_path)
-    dead, span = tmp_path / "dead", Span("earliest", "latest")
+    dead, span = tmp_path / "dead", ReplayRange("earliest", "latest")
     inputs = {"source": TubeSource(topics=["t"])}
     places = [("t", 1, 0, 0), ("t", 1, 0, 28)]
     note = {"places": places, "copies": [["t", 1, 0, 560], None], "since_ms": 1_714_694_400_000}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, Sums
+from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, QueryCounts
 from penstock.pipelines.state_dir.layout import write_json
 
 
@@ -40,8 +40,8 @@ def test_sums(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.write(entry(0, dead=2))
     ledger.write(entry(1, duplicates=None))
-    assert ledger.sums("rows") == Sums(batches=2, read=20, out=17, dead=2, duplicates=1, letters=2)
-    assert ledger.sums("others") == Sums()
+    assert ledger.counts("rows") == QueryCounts(batches=2, read=20, out=17, dead=2, duplicates=1, letters=2)
+    assert ledger.counts("others") == QueryCounts()
 
 
 def test_an_incomplete_entry_is_an_error(tmp_path: Path) -> None:

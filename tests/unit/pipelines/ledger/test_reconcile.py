@@ -29,7 +29,7 @@ def ten(_sink: str, start: Offsets, end: Offsets) -> int:
 def test_a_consistent_run_has_no_discrepancies(run: RecordedRun) -> None:
     (account,) = reconcile(run.pipeline, run.state, ten)
     assert (account.sink, account.off, account.unknown) == ("rows", (), ())
-    assert (account.sums.batches, account.sums.read, account.sums.out, account.sums.dead) == (2, 10, 7, 2)
+    assert (account.counts.batches, account.counts.read, account.counts.out, account.counts.dead) == (2, 10, 7, 2)
 
 
 def test_topics_and_partitions_that_come_and_go_are_counted(run: RecordedRun) -> None:
@@ -74,7 +74,7 @@ def test_a_pipeline_that_has_not_run(run: RecordedRun, tmp_path: Path) -> None:
         for commit in (tmp_path / table / "_commits").iterdir():
             commit.unlink()
     (account,) = reconcile(run.pipeline, tmp_path / "elsewhere", ten)
-    assert (account.sums.batches, account.off, account.unknown) == (0, (), ())
+    assert (account.counts.batches, account.off, account.unknown) == (0, (), ())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.pipelines.run import lease
-from penstock.pipelines.run.lease import Holder, RunRecord, lease_holder, stop_run
+from penstock.pipelines.run.lease import LeaseHolder, RunRecord, lease_holder, stop_run
 from penstock.pipelines.run.write_back import WriteBack
 from penstock.runtime.io.files import Durability
 from penstock.statestore.service.service import StateStoreService
@@ -70,13 +70,13 @@ def test_a_record_comes_back_and_others_are_none() -> None:
     assert RunRecord.decode(b'{"run": "abc", "more": 1}') == RunRecord("abc")
     for other in (b"abc", b"[]", b'{"run": 5}', b"\xff", b"{}", b'{"state": "running"}', b"[" * 100_000):
         assert RunRecord.decode(other) is None
-    assert str(Holder("abc", None, record)) == "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
-    assert (str(Holder("abc", None)), str(Holder(None, None))) == ("run abc", "no run")
+    assert str(LeaseHolder("abc", None, record)) == "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
+    assert (str(LeaseHolder("abc", None)), str(LeaseHolder(None, None))) == ("run abc", "no run")
 
 
 def test_the_lease_holder_publishes_where_it_runs(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
     pipeline = request.node.name
-    assert lease_holder(broker, pipeline, 10.0) == Holder(None, None)
+    assert lease_holder(broker, pipeline, 10.0) == LeaseHolder(None, None)
     first, second = new_run(), new_run()
     assert first.try_acquire() is not None
     assert second.try_acquire() is None
@@ -102,7 +102,7 @@ def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, reque
     run = new_run()
     run.acquire(10.0)
     run.publish_last(RunRecord(run.run_id))
-    told: list[Holder] = []
+    told: list[LeaseHolder] = []
 
     def work() -> None:
         assert run.stop_asked.wait(30.0)
@@ -113,12 +113,12 @@ def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, reque
     thread.start()
     stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, on_requested=told.append)
     thread.join()
-    assert stopped == lease.Stopped(run.run_id, clean=True)
+    assert stopped == lease.StopResult(run.run_id, clean=True)
     assert [holder.run for holder in told] == [run.run_id]
     again = stop_run(broker, request.node.name, timeout_s=1.0, answer_s=10.0, on_requested=told.append)
-    assert again == lease.Stopped(None, clean=True)
+    assert again == lease.StopResult(None, clean=True)
     other = stop_run(broker, f"{request.node.name}_other", timeout_s=1.0, answer_s=10.0, on_requested=told.append)
-    assert other == lease.Stopped(None, clean=True, known=False)
+    assert other == lease.StopResult(None, clean=True, known=False)
     # The request was for that run alone.
     after = new_run()
     after.acquire(10.0)
@@ -139,7 +139,7 @@ def test_a_failed_or_running_run_is_reported(broker: str, new_run: Runs, request
     failing = threading.Thread(target=fail)
     stopped = stop_run(broker, pipeline, timeout_s=30.0, answer_s=10.0, on_requested=lambda _: failing.start())
     failing.join()
-    assert stopped == lease.Stopped(run.run_id, clean=False, why="the disk is full")
+    assert stopped == lease.StopResult(run.run_id, clean=False, why="the disk is full")
 
 
 def test_a_run_that_died_said_nothing(

@@ -47,7 +47,7 @@ def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, m
 @pytest.mark.parametrize(("text", "tries"), [(COLUMN, 3), ("Task not serializable", 8)])
 def test_errors_that_spark_does_not_classify_are_retried_longer(text: str, tries: int, tmp_path: Path) -> None:
     events: list[run.Event] = []
-    loop = run._PipelineRun(parse(), events.append, threading.Event(), run.Options(), tmp_path)
+    loop = run._PipelineRun(parse(), events.append, threading.Event(), run.RunOptions(), tmp_path)
     restarted: list[str] = []
     loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=restarted.append))
     running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
@@ -64,7 +64,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[run.Event] = []
-    loop = run._PipelineRun(parse(), events.append, threading.Event(), run.Options(), tmp_path)
+    loop = run._PipelineRun(parse(), events.append, threading.Event(), run.RunOptions(), tmp_path)
     loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _: None))
     clock = [1000.0]
     monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -97,7 +97,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
     ],
 )
 def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = run._PipelineRun(parse(), lambda _: None, threading.Event(), run.Options(), tmp_path)
+    loop = run._PipelineRun(parse(), lambda _: None, threading.Event(), run.RunOptions(), tmp_path)
     loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _: None))
     clock = [1000.0]
     monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.pipelines.steps.lookups import index, text_of
+from penstock.pipelines.steps.lookups import index_dataset, text_of
 
 
 @pytest.mark.parametrize(
@@ -15,20 +15,20 @@ from penstock.pipelines.steps.lookups import index, text_of
     ],
 )
 def test_objects_are_found_by_a_field_and_the_last_one_counts(data: bytes) -> None:
-    found = index(data, ["id"])
+    found = index_dataset(data, ["id"])
     assert {name: json.loads(text)["n"] for name, text in found.items()} == {("a",): 3, ("b",): 2}
 
 
 def test_several_fields_are_compared_as_text() -> None:
     lines = [{"a": 1, "b": True}, {"a": "1", "b": None}, {"a": 1.5, "b": "x"}, {"b": "x"}, {"a": [1], "b": "x"}]
-    found = index("\n".join(map(json.dumps, lines)).encode(), ["a", "b"])
+    found = index_dataset("\n".join(map(json.dumps, lines)).encode(), ["a", "b"])
     assert set(found) == {("1", "true"), ("1.5", "x")}
     scalars: list[object] = [5, 5.0, False, "é", None, {}]
     assert [text_of(value) for value in scalars] == ["5", "5.0", "false", "é", None, None]
 
 
 def test_an_empty_dataset_has_no_objects() -> None:
-    assert index(b"", ["id"]) == index(b"[]", ["id"]) == index(b"\n", ["id"]) == {}
+    assert index_dataset(b"", ["id"]) == index_dataset(b"[]", ["id"]) == index_dataset(b"\n", ["id"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_an_empty_dataset_has_no_objects() -> None:
 )
 def test_something_else_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        index(data, ["id"])
+        index_dataset(data, ["id"])
 
 
 @pytest.mark.parametrize("data", [b'{"id":"a","n":1}\n{"id":"b","n":1,"n":2}', b'[{"id":"a","at":{"n":1,"n":2}}]'])
 def test_an_object_with_a_name_twice_is_an_error(data: bytes) -> None:
     """Which of the two values is meant nobody knows."""
     with pytest.raises(ValueError, match="contains 'n' twice"):
-        index(data, ["id"])
+        index_dataset(data, ["id"])
 
 
 def test_names_with_quotes_and_line_breaks_are_names() -> None:
     line = json.dumps({"a;drop": "x\"\n'", "lone": "\ud800"})
-    assert index(line.encode(), ["a;drop"]) == {("x\"\n'",): line.encode()}
-    assert list(index(f"[{line}]".encode(), ["a;drop"])) == [("x\"\n'",)]
+    assert index_dataset(line.encode(), ["a;drop"]) == {("x\"\n'",): line.encode()}
+    assert list(index_dataset(f"[{line}]".encode(), ["a;drop"])) == [("x\"\n'",)]

@@ -7,8 +7,7 @@ import pytest
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.steps import lookups
-from penstock.pipelines.steps.lookups import NOT_JSON, UNAVAILABLE, UNKNOWN, Get, found_in
-from penstock.pipelines.steps.stages import Lookup
+from penstock.pipelines.steps.lookups import NOT_JSON, UNAVAILABLE, UNKNOWN, GetValues, Lookup, look_up_keys
 
 LINES = b'{"id":"a","low":1}\n{"id":"b","low":2}'
 STORED: dict[str | None, bytes] = {"plain": b"{}", "data": LINES, "broken": b"[1"}
@@ -29,9 +28,9 @@ def away(_keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
     raise UnavailableError("the state store did not answer")
 
 
-def look(*keys: str | None, get: Get = get, wanted: list[str | None] | None = None, **policy: Any) -> list[Any]:
+def look(*keys: str | None, get: GetValues = get, wanted: list[str | None] | None = None, **policy: Any) -> list[Any]:
     asked = Lookup("k", "f", 5, **policy)
-    return found_in(get, "here", asked, list(keys), [wanted or []] * len(keys))
+    return look_up_keys(get, "here", asked, list(keys), [wanted or []] * len(keys))
 
 
 def test_values_of_keys() -> None:
@@ -73,13 +72,13 @@ def test_an_object_of_a_dataset(name: str | None, value: bytes | None) -> None:
 
 def test_a_dataset_is_indexed_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bytes] = []
-    index = lookups.index
+    index = lookups.index_dataset
 
-    def counted(data: bytes, fields: Sequence[str]) -> lookups.Index:
+    def counted(data: bytes, fields: Sequence[str]) -> lookups.DatasetIndex:
         made.append(data)
         return index(data, fields)
 
-    monkeypatch.setattr(lookups, "index", counted)
+    monkeypatch.setattr(lookups, "index_dataset", counted)
     for data in (LINES, LINES, LINES + b'\n{"id":"c"}'):
         monkeypatch.setitem(STORED, "data", bytes(bytearray(data)))
         look("data", "data", wanted=["c"], fields=("id",))

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.spark.statestore import lookup
-from penstock.spark.statestore.lookup import ManyKeys
+from penstock.spark.statestore.lookup import BatchKeyReader
 from penstock.statestore.client.client import Entry, Snapshot
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
@@ -61,16 +61,16 @@ def keys(count: int) -> list[bytes]:
 async def test_existing_keys_are_found(count: int, has_mget: bool) -> None:
     store = FakeStore(3, has_mget=has_mget)
     wanted = keys(count) if count else []
-    found = await ManyKeys(store).read(wanted)
+    found = await BatchKeyReader(store).read(wanted)
     assert sorted(found) == sorted(wanted[1:])
-    assert await ManyKeys(store).values(wanted) == {key: entry.value for key, entry in found.items()}
+    assert await BatchKeyReader(store).values(wanted) == {key: entry.value for key, entry in found.items()}
     if count == 700:
         assert max(store.pieces) == (lookup.KEYS_PER_REQUEST if has_mget else 1)
 
 
 async def test_answers_stay_small_where_values_are_large() -> None:
     store = FakeStore(lookup.RESPONSE_BYTES // 3)
-    many = ManyKeys(store)
+    many = BatchKeyReader(store)
     await many.read(keys(100))
     assert max(store.pieces) == lookup.FIRST_KEYS
     assert store.most <= lookup.CONCURRENT_MGETS
@@ -83,5 +83,5 @@ async def test_one_that_fails_fails_all() -> None:
     store = FakeStore(3)
     store.fails_at = 4
     with pytest.raises(UnavailableError):
-        await ManyKeys(store).read(keys(700))
+        await BatchKeyReader(store).read(keys(700))
     assert store.under_way == 0

@@ -288,7 +288,7 @@ async def test_sends_that_waited_longer_than_their_time_are_not_answered(
 
     async with running(tmp_path, clock=lambda: now) as (broker, client):
         await client.answer(client.send(b"known"))
-        (connection,) = broker.peers.open
+        (connection,) = broker.connections.open
         late, soon = [
             encode_frame(
                 1000 + timeout,
@@ -345,7 +345,7 @@ async def test_requests_during_a_commit_are_answered_by_one_write(tmp_path: Path
     async with running(tmp_path, files=Slow()) as (broker, client):
         broker.commits.queue.inline_s = 0.0  # in the thread, however fast the disk is
         await client.answer(client.send(b"before"))
-        (connection,) = broker.peers.open
+        (connection,) = broker.connections.open
         writes: list[int] = []
         transport = cast(asyncio.Transport, connection._transport)
 

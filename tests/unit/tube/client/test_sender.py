@@ -261,17 +261,17 @@ async def test_a_broker_that_hangs_gets_no_messages_that_may_go_to_others(when: 
 
 async def test_shared_connections(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, ConnectionPool() as pool:
-        assert running.brokers[1].peers.open == set()
+        assert running.brokers[1].connections.open == set()
         async with (
             Producer(running.masters, connections=pool) as first,
             Producer(running.masters, connections=pool) as second,
         ):
             await first.send("demo", b"1")
             await second.send("demo", b"2")
-            assert len(running.brokers[1].peers.open) == 1
+            assert len(running.brokers[1].connections.open) == 1
             await first.close()
             await second.send("demo", b"3")
-        await until(lambda: not running.brokers[1].peers.open)
+        await until(lambda: not running.brokers[1].connections.open)
 
 
 async def test_a_caller_that_gives_up_frees_its_place() -> None:

@@ -14,7 +14,7 @@ from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.storage.index import INDEX_RECORD
 from penstock.tube.storage.record import (
     HEADER_BYTES,
-    Run,
+    EncodedRun,
     decode_records,
     decode_records_bytewise,
     encode_run,
@@ -38,7 +38,7 @@ def encode(
     ordinal: int = 0,
     partition: int = 0,
     now: int = 1000,
-) -> Run:
+) -> EncodedRun:
     most = 1 << 60
     sums, keys = [crc32(data) for data in datas], [-5] * len(datas)
     return encode_run(

@@ -9,7 +9,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import Reader, encode_varint, protocol_error
 
-__all__ = ["AliasesIn", "AliasesOut", "with_alias"]
+__all__ = ["ReceivedAliases", "SentAliases", "with_alias"]
 
 
 def with_alias(properties: bytes, alias: int) -> bytes:
@@ -19,7 +19,7 @@ def with_alias(properties: bytes, alias: int) -> bytes:
     return encode_varint(length + 3) + b"\x23" + alias.to_bytes(2, "big") + properties[reader.position :]
 
 
-class AliasesIn:
+class ReceivedAliases:
     """Topic aliases of the client, up to the announced ``maximum`` [MQTT-3.3.2-12]."""
 
     __slots__ = ("_maximum", "_topics")
@@ -47,7 +47,7 @@ class AliasesIn:
         publish.topic, publish.topic_wire = known
 
 
-class AliasesOut:
+class SentAliases:
     """Topic aliases of the broker: one for each of the first topics, up to the client's maximum [MQTT-3.3.2-11].
 
     Aliases are not reassigned: with more topics than aliases this would cost as many bytes as it saves.

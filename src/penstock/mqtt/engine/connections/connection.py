@@ -29,10 +29,10 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.engine.connections.aliases import AliasesOut
+from penstock.mqtt.engine.connections.aliases import SentAliases
 from penstock.mqtt.engine.connections.connection_state import ConnectionState, TokenBucket
 from penstock.mqtt.engine.connections.handshake import Handshake, Reauthentication, check_method, open_session
-from penstock.mqtt.engine.connections.output import SUBSCRIPTION_REASONS, Outbound, diagnosis
+from penstock.mqtt.engine.connections.output import SUBSCRIPTION_REASONS, BrokerOutput, diagnosis
 from penstock.mqtt.engine.connections.publish import handle_publish, handle_pubrel
 from penstock.mqtt.engine.model.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
 from penstock.mqtt.engine.sessions.core import BrokerCore
@@ -86,7 +86,7 @@ class BrokerConnection(ConnectionState):
         self,
         broker: BrokerCore,
         sessions: SessionManager,
-        outbound: Outbound,
+        outbound: BrokerOutput,
         name: str,
         now: int,
         *,
@@ -262,7 +262,7 @@ class BrokerConnection(ConnectionState):
         keep_alive = packet.keep_alive
         if self.version == 5:
             if properties.topic_alias_maximum:
-                self.aliases_out = AliasesOut(min(properties.topic_alias_maximum, limits.server_topic_alias_maximum))
+                self.aliases_out = SentAliases(min(properties.topic_alias_maximum, limits.server_topic_alias_maximum))
             longest = limits.max_keep_alive_s
             if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
                 keep_alive = longest

@@ -16,8 +16,8 @@ from mypy_extensions import mypyc_attr
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import ConnAck, Disconnect, Publish
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.engine.connections.aliases import AliasesIn
-from penstock.mqtt.engine.connections.output import Outbound, PacketWriter, diagnosis
+from penstock.mqtt.engine.connections.aliases import ReceivedAliases
+from penstock.mqtt.engine.connections.output import BrokerOutput, PacketWriter, diagnosis
 from penstock.mqtt.engine.model.access import Credentials, has_high_priority
 from penstock.mqtt.engine.model.client_events import RATE_LIMITED
 from penstock.mqtt.engine.model.limits import RateLimitPolicy
@@ -164,7 +164,7 @@ class ConnectionState(PacketWriter):
         "resumed",
     )
 
-    def __init__(self, broker: BrokerCore, outbound: Outbound, name: str, now: int, *, checked: bool) -> None:
+    def __init__(self, broker: BrokerCore, outbound: BrokerOutput, name: str, now: int, *, checked: bool) -> None:
         super().__init__(broker, outbound)
         self.name = name
         """The peer's address, for logs."""
@@ -176,7 +176,7 @@ class ConnectionState(PacketWriter):
         """Whether each message is checked against the rate limit or the client's rights."""
         self.resumed = False
         """Whether CONNECT resumed a session."""
-        self._aliases_in: AliasesIn | None = None
+        self._aliases_in: ReceivedAliases | None = None
         self.pending = _NO_ANSWERS
         """Acknowledgements that cannot be sent yet, in the order of the messages."""
         self.open_qos2 = _NO_IDENTIFIERS
@@ -369,7 +369,7 @@ class ConnectionState(PacketWriter):
         """Register or resolve a Topic Alias of the client."""
         aliases = self._aliases_in
         if aliases is None:
-            aliases = self._aliases_in = AliasesIn(self.broker.limits.max_topic_aliases)
+            aliases = self._aliases_in = ReceivedAliases(self.broker.limits.max_topic_aliases)
         aliases.resolve(publish, alias)
 
     def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:

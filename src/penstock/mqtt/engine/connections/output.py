@@ -1,6 +1,6 @@
 """Output of network connections: packets encoded for each client, held until their commit, written once per turn.
 
-:class:`PacketWriter` encodes the packets of one connection. :class:`Outbound` collects the output of all connections:
+:class:`PacketWriter` encodes the packets of one connection. :class:`BrokerOutput` collects the output of all of them:
 one piece per connection and event loop turn. A PUBACK that confirms durable data waits for the commit of that data.
 
 Reason Strings [MQTT 5.0 section 3.4.2.2.2] are sent to clients that did not disable Request Problem Information, and
@@ -25,7 +25,7 @@ from penstock.mqtt.codec.primitives import write_two_bytes
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.version311 import encode_311
-from penstock.mqtt.engine.connections.aliases import AliasesOut, with_alias
+from penstock.mqtt.engine.connections.aliases import SentAliases, with_alias
 from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import SessionConnection
@@ -38,7 +38,7 @@ __all__ = [
     "IDENTIFIER_REASONS",
     "PUBLISH_REASONS",
     "SUBSCRIPTION_REASONS",
-    "Outbound",
+    "BrokerOutput",
     "OutputTransport",
     "PacketWriter",
     "PendingWrite",
@@ -154,7 +154,7 @@ class PacketWriter(SessionConnection):
         "waits_for_turn",
     )
 
-    def __init__(self, broker: BrokerCore, outbound: Outbound) -> None:
+    def __init__(self, broker: BrokerCore, outbound: BrokerOutput) -> None:
         super().__init__()
         self.broker = broker
         self.outbound = outbound
@@ -162,14 +162,14 @@ class PacketWriter(SessionConnection):
         self._max_output: i64 = broker.limits.max_output_bytes
         self.maximum_out: i64 = LARGEST_PACKET
         self._problem_information = True
-        self.aliases_out: AliasesOut | None = None
+        self.aliases_out: SentAliases | None = None
         """Topic aliases of the broker; None if the client does not allow any."""
         self.sink: OutputTransport | None = None
         """Transport for output that need not wait for the flush; None: all output waits."""
         self.throttled = False
         """Whether the output limit of this turn is reached; a later turn continues."""
         self.waits_for_turn = False
-        """True if the connection is one of the throttled connections of :class:`Outbound`."""
+        """True if the connection is one of the throttled connections of :class:`BrokerOutput`."""
         self.out = BytesWriter()
         self.uncommitted: UncommittedOutput | None = None
         """Output that waits for its commit."""
@@ -391,7 +391,7 @@ PendingWrite = tuple[PacketWriter, bytes, bool]
 """Connection, bytes to write, and whether to close the connection afterwards."""
 
 
-class Outbound:
+class BrokerOutput:
     """Output of all connections. ``wake`` is called for the first output since the last flush."""
 
     def __init__(self, broker: BrokerCore, wake: Callable[[], None]) -> None:

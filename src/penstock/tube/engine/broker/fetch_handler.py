@@ -300,16 +300,13 @@ class FetchHandler:
         if not more:
             return store
         if self.rules.limits and not message.escFlowCtrl:
-            behind = store.durable_data_end - store.data_position(start)
+            behind = store.durable_data_end - store.data_offset(start)
             wait_ms = registration.meter.wait_ms(self.rules, behind, now_ms)
             if wait_ms:
                 text = "The consumer is limited by a flow control rule"
                 return _failed(Refusal(ErrCode.SERVER_CONSUME_SPEED_LIMIT, text), wait_ms)
         room = GET_BYTES
-        if (
-            end - start > _MAX_LAG_BYTES // 1024
-            and store.durable_data_end - store.data_position(start) > _MAX_LAG_BYTES
-        ):
+        if end - start > _MAX_LAG_BYTES // 1024 and store.durable_data_end - store.data_offset(start) > _MAX_LAG_BYTES:
             room //= 2
         pending = PendingRead(store, key[2], start, registration.keys, room)
         read = self.ahead.pop(pending) or pending.read()

@@ -45,7 +45,7 @@ from penstock.tube.record import encode_msg_type
 __all__ = [
     "FRESH",
     "LATEST_OFFSET",
-    "Bound",
+    "BoundConsumption",
     "ClientBalance",
     "FetchStep",
     "GroupMember",
@@ -181,7 +181,7 @@ class PartitionOrders(NamedTuple):
     register: bool = False
 
 
-class Bound(NamedTuple):
+class BoundConsumption(NamedTuple):
     """Bound consumption: the ``members`` of ``session`` start together, each at its ``offsets``.
 
     Offsets are by partition key (``brokerId:topic:partition``). If two members set an offset for a partition, the
@@ -206,7 +206,7 @@ class Membership(GroupMember):
         filters: Mapping[str, Iterable[str]],
         now: int,
         *,
-        bound: Bound | None = None,
+        bound: BoundConsumption | None = None,
         priority: int = FRESH,
         credentials: ClientCredentials | None = None,
         session_ms: int = 0,

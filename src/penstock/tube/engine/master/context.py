@@ -13,7 +13,7 @@ from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, ja
 from penstock.tube.engine.access import AuthenticationResult, ClientAccess
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.master.cluster import Cluster
-from penstock.tube.engine.master.settings import Controls
+from penstock.tube.engine.master.settings import ClusterControls
 from penstock.tube.engine.sessions import RequestContext, SessionOrigin, SessionOrigins
 
 __all__ = [
@@ -80,7 +80,7 @@ class MasterContext:
     """State that all handlers of the master share. ``access`` None: clients do not authenticate."""
 
     def __init__(
-        self, config: MasterConfig, cluster: Cluster, controls: Controls, access: ClientAccess | None, now: int
+        self, config: MasterConfig, cluster: Cluster, controls: ClusterControls, access: ClientAccess | None, now: int
     ) -> None:
         self.config = config
         self.cluster = cluster

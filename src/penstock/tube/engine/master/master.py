@@ -43,7 +43,7 @@ from penstock.tube.engine.master.settings import (
     Authorship,
     BrokerSeen,
     BrokerSetting,
-    Controls,
+    ClusterControls,
     Removal,
     Setting,
     TopicDeployment,
@@ -76,7 +76,7 @@ class MasterEngine:
         self.active = active
         stored = list(settings)
         self.cluster = Cluster([s for s in stored if isinstance(s, TopicSetting)], DEFAULTS, now)
-        self.controls = Controls(s for s in stored if not isinstance(s, TopicSetting))
+        self.controls = ClusterControls(s for s in stored if not isinstance(s, TopicSetting))
         self._master = MasterContext(self.config, self.cluster, self.controls, access, now)
         self._producers = ProducerHandler(self._master)
         self._consumers = ConsumerHandler(self._master)

@@ -24,9 +24,9 @@ __all__ = [
     "BrokerSeen",
     "BrokerSetting",
     "BrokerStatus",
+    "ClusterControls",
     "ClusterSetting",
     "ConsumeControl",
-    "Controls",
     "GroupSetting",
     "Removal",
     "Setting",
@@ -313,7 +313,7 @@ def key_of(setting: Setting | Removal) -> tuple[str, str]:
     return kind, ""
 
 
-class Controls:
+class ClusterControls:
     """The settings in effect."""
 
     def __init__(self, settings: Iterable[Setting] = ()) -> None:

@@ -17,7 +17,8 @@ from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.steps.expressions import mark_failed_conditions
-from penstock.pipelines.steps.stages import Lookup, apply, into_window
+from penstock.pipelines.steps.graph import build_stream, window_input
+from penstock.pipelines.steps.lookups import Lookup, WithLookup
 
 SOURCE = (
     "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, "
@@ -39,6 +40,16 @@ def rows(spark: SparkSession, *values: bytes | None, ids: bool = True) -> DataFr
 
 def steps(*given: dict[str, Any]) -> list[Step]:
     return [Step.model_validate(step) for step in given]
+
+
+def nodes(made: list[Step]) -> list[PlanNode]:
+    """A chain: each step reads the previous one."""
+    before = ["source", *(step.name for step in made)]
+    return [PlanNode(step, (reads,)) for step, reads in zip(made, before, strict=False)]
+
+
+def apply(records: DataFrame, made: list[Step], with_lookup: WithLookup) -> DataFrame:
+    return build_stream(lambda _: records, nodes(made), made[-1].name, with_lookup)
 
 
 def no_lookup(_rows: DataFrame, _lookup: Lookup) -> DataFrame:
@@ -198,7 +209,9 @@ def test_a_window_leaves_out_what_it_cannot_count_and_says_why(spark: SparkSessi
         "share": "percentile_approx(flow, 0.5)",
     }
     window = windowed(aggregates=given)
-    marked = into_window(lambda _: rows(spark, *values), _nodes(parse, window), no_lookup).orderBy("_source.offset")
+    marked = window_input(lambda _: rows(spark, *values), nodes(steps(parse, window)), no_lookup).orderBy(
+        "_source.offset"
+    )
     dead = [row["_dead"] and tuple(row["_dead"])[:3] for row in marked.collect()]
     assert dead[:2] == [None, None]
     assert dead[2] == (
@@ -274,12 +287,6 @@ def test_names_with_marks_of_sql_are_names(spark: SparkSession) -> None:
     assert found == {"'; drop table x --", "b", "\n`"}
     counted = apply(rows(spark, *values), steps(parse, window), no_lookup).collect()
     assert {row["a;drop"]: row["n"] for row in counted} == {"'; drop table x --": 1, "b": 2, "\n`": 1}
-
-
-def _nodes(*given: dict[str, Any]) -> list[PlanNode]:
-    made = steps(*given)
-    before = ["source", *(step.name for step in made)]
-    return [PlanNode(step, (reads,)) for step, reads in zip(made, before, strict=False)]
 
 
 def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_reported(spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""The steps of the demo, from start to proof."""
+"""Run the demo: start the stack, send the telemetry, and prove the delivery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.statestore.client.client import StateStoreClient
 
-__all__ = ["DemoDisplay", "DemoResult", "Hops", "TelemetrySender", "chaos", "run_demo"]
+__all__ = ["DemoDisplay", "DemoResult", "HopCounts", "TelemetrySender", "chaos", "run_demo"]
 
 MAX_IN_FLIGHT = 20
 """Messages in flight: enough that a kill of the node interrupts some, few enough to keep the order."""
@@ -109,7 +109,7 @@ POLL_S = 0.1
 
 
 @dataclass(slots=True)
-class Hops:
+class HopCounts:
     """Messages per hop. ``batches`` has the latest counts of each batch of the pipeline."""
 
     total: int
@@ -164,7 +164,7 @@ class DemoDisplay(Protocol):
     def alarm(self, text: str) -> None:
         """Show an alarm."""
 
-    def show(self, hops: Hops, *, at_once: bool = False) -> None:
+    def show(self, hops: HopCounts, *, at_once: bool = False) -> None:
         """Show the progress, several times a second; ``at_once`` without rate limit."""
 
 
@@ -179,13 +179,13 @@ class DemoResult(NamedTuple):
     seconds: float
 
 
-class _Story:
+class _DemoRun:
     """State shared by the steps of one demo."""
 
     def __init__(self, options: DemoOptions, screen: DemoDisplay) -> None:
         self.readings = data.read(data.example("water-flow.csv"))
         self.limits = data.limits(self.readings)
-        self.hops = Hops(total=len(self.readings) + 2)
+        self.hops = HopCounts(total=len(self.readings) + 2)
         self.screen = screen
         self.stack = Stack(options, screen.say, self.hops.record_batch)
         self.ledger = Ledger(self.stack.state / "ledger")
@@ -194,7 +194,7 @@ class _Story:
         self.branch = Branch("main" if options.attach is None else f"demo-{self.run_id}")
         self.start: Offsets = {}
 
-    async def set_the_stage(self) -> None:
+    async def prepare(self) -> None:
         """Start the node, write the reference data, and start the pipeline."""
         options = self.stack.options
         if options.attach is None:
@@ -327,35 +327,35 @@ async def run_demo(options: DemoOptions, screen: DemoDisplay) -> DemoResult:
         PenstockError: something did not start, ended, or took too long; logs are in the directory.
     """
     began = time.monotonic()
-    story = _Story(options, screen)
+    demo = _DemoRun(options, screen)
     try:
-        await story.set_the_stage()
-        async with MqttClient.from_url(story.stack.addresses.broker, client_id=f"demo-meter-{story.run_id}") as client:
-            sender = TelemetrySender(client, story.branch.topic, CHAOS_RATE if options.chaos else RATE)
-            await _play(story, sender)
-        await story.stack.stop_driver()
-        await story.look(sender)
-        screen.show(story.hops, at_once=True)
+        await demo.prepare()
+        async with MqttClient.from_url(demo.stack.addresses.broker, client_id=f"demo-meter-{demo.run_id}") as client:
+            sender = TelemetrySender(client, demo.branch.topic, CHAOS_RATE if options.chaos else RATE)
+            await _play(demo, sender)
+        await demo.stack.stop_driver()
+        await demo.look(sender)
+        screen.show(demo.hops, at_once=True)
         screen.say("pipeline stopped; reading log, table, ledger and alarms")
-        evidence = await story.gather(sender)
+        evidence = await demo.gather(sender)
     finally:
-        await story.stack.close()
-    proof = story.prove(evidence)
+        await demo.stack.close()
+    proof = demo.prove(evidence)
     seconds = time.monotonic() - began
-    table = story.stack.lake / "readings"
-    return DemoResult(proof, list(evidence.segments), story.readings, story.limits, table, seconds)
+    table = demo.stack.lake / "readings"
+    return DemoResult(proof, list(evidence.segments), demo.readings, demo.limits, table, seconds)
 
 
-async def _play(story: _Story, sender: TelemetrySender) -> None:
+async def _play(demo: _DemoRun, sender: TelemetrySender) -> None:
     """Send all messages and wait until the pipeline has caught up, with monitoring tasks in parallel. The first failure
     ends all."""
     watching = asyncio.Event()
     background = [
-        asyncio.create_task(story.observe(watching), name="observe"),
-        asyncio.create_task(story.show(sender), name="show"),
-        asyncio.create_task(story.stack.watch(), name="watch"),
+        asyncio.create_task(demo.observe(watching), name="observe"),
+        asyncio.create_task(demo.show(sender), name="show"),
+        asyncio.create_task(demo.stack.watch(), name="watch"),
     ]
-    act = asyncio.create_task(_act(story, sender, watching), name="act")
+    act = asyncio.create_task(_act(demo, sender, watching), name="act")
     try:
         await asyncio.wait([act, *background], return_when=asyncio.FIRST_COMPLETED)
         for task in (*background, act):
@@ -367,18 +367,18 @@ async def _play(story: _Story, sender: TelemetrySender) -> None:
         await asyncio.gather(act, *background, return_exceptions=True)
 
 
-async def _act(story: _Story, sender: TelemetrySender, watching: asyncio.Event) -> None:
+async def _act(demo: _DemoRun, sender: TelemetrySender, watching: asyncio.Event) -> None:
     await watching.wait()
-    stack = story.stack
+    stack = demo.stack
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(story.send(sender), name="send")
+            group.create_task(demo.send(sender), name="send")
             if stack.options.chaos:
                 work = chaos(
                     sender,
-                    len(story.readings),
-                    reached=story.reached,
-                    batches=lambda: len(story.hops.batches),
+                    len(demo.readings),
+                    reached=demo.reached,
+                    batches=lambda: len(demo.hops.batches),
                     kill_driver=stack.kill_driver,
                     restart_driver=stack.start_driver,
                     kill_node=stack.kill_node,
@@ -387,7 +387,7 @@ async def _act(story: _Story, sender: TelemetrySender, watching: asyncio.Event) 
                 group.create_task(work, name="chaos")
     except BaseExceptionGroup as failures:
         raise _first(failures) from None
-    await story.caught_up()
+    await demo.caught_up()
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

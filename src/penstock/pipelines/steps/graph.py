@@ -1,0 +1,170 @@
+"""The streams of a query: its graph of steps, built from the sources to the sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import DataType, NumericType
+
+from penstock.errors import ConfigError
+from penstock.pipelines.rows import data_columns, internal_columns
+from penstock.pipelines.spec.pipeline import PlanNode
+from penstock.pipelines.spec.steps import Step
+from penstock.pipelines.spec.values import sink_letter
+from penstock.pipelines.steps.expressions import filter_step, map_step, shortened, sql_step
+from penstock.pipelines.steps.lookups import WithLookup, enrich_step
+from penstock.pipelines.steps.parsing import parse_step
+from penstock.pipelines.steps.windows import dedupe_step, mark_invalid_records, window_step
+
+__all__ = ["build_stream", "window_input"]
+
+
+def build_stream(
+    stream_of: Callable[[str], DataFrame],
+    nodes: Sequence[PlanNode],
+    reads: str,
+    with_lookup: WithLookup,
+    *,
+    sink: str | None = None,
+) -> DataFrame:
+    """Build the stream ``reads`` from the sources with the steps ``nodes``.
+
+    ``stream_of`` returns the rows of a source. ``sink`` is the sink of the query, whose redriven dead letters are not
+    duplicates.
+
+    Raises:
+        ConfigError: a step uses columns that do not exist, or SQL that Spark does not accept.
+    """
+    return _StreamBuilder(stream_of, nodes, with_lookup, sink).stream(reads)
+
+
+def window_input(
+    stream_of: Callable[[str], DataFrame], nodes: Sequence[PlanNode], with_lookup: WithLookup
+) -> DataFrame:
+    """Return the input of the window step among ``nodes``, with dead and filtered records marked.
+
+    Dedupes are omitted, since their state belongs to the stream.
+    """
+    kept = [node._replace(step=_without_dedupe(node.step)) for node in nodes]
+    step, reads = next((node.step, node.reads[0]) for node in nodes if node.step.window is not None)
+    assert step.window is not None
+    return mark_invalid_records(build_stream(stream_of, kept, reads, with_lookup), step.name, step.window)
+
+
+def _without_dedupe(step: Step) -> Step:
+    return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
+
+
+class _StreamBuilder:
+    """Builds the steps of one query."""
+
+    def __init__(
+        self,
+        stream_of: Callable[[str], DataFrame],
+        nodes: Sequence[PlanNode],
+        with_lookup: WithLookup,
+        sink: str | None,
+    ) -> None:
+        self._made: dict[str, DataFrame] = {}
+        self._stream_of = stream_of
+        self._nodes = {node.step.name: node for node in nodes}
+        self._with_lookup = with_lookup
+        self._sink = sink
+        self._window = next((node.step for node in nodes if node.step.window is not None), None)
+        self._timed = any(node.step.dedupe is not None for node in nodes)
+
+    def stream(self, name: str) -> DataFrame:
+        """Return the rows of the step or source ``name``."""
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> DataFrame:
+        node = self._nodes.get(name)
+        if node is None:
+            return self._stream_of(name)
+        inputs = [self.stream(read) for read in node.reads]
+        try:
+            return self._step(node, inputs)
+        except AnalysisException as error:
+            # Omit the plan that Spark appends: it does not help the author of the file.
+            said = (error.getMessage() or str(error)).split("\n\n")[0].split("\n'")[0].split(" SQLSTATE: ")[0].strip()
+            raise ConfigError(
+                f"step {name!r} cannot be built",
+                option=node.step.kind,
+                why=said,
+                do=f"correct its {node.step.kind}; existing columns: {_columns(inputs)}",
+            ) from error
+
+    def _step(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
+        step, rows = node.step, inputs[0]
+        if step.parse is not None:
+            return parse_step(rows, step.name, step.parse)
+        if step.sql is not None:
+            return sql_step(rows, step.name, step.sql, node.reads[0])
+        if step.map is not None:
+            return map_step(rows, step.name, step.map)
+        if step.filter is not None:
+            return filter_step(rows, step.name, step.filter)
+        if step.enrich is not None:
+            return enrich_step(rows, step.name, step.enrich, self._with_lookup)
+        if step.dedupe is not None:
+            return dedupe_step(rows, step.dedupe, self._window, self._after(step.name))
+        if step.window is not None:
+            return window_step(rows, step.name, step.window, timed=self._timed)
+        return self._concat(node, inputs)
+
+    def _concat(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
+        """Combine the rows of ``inputs``; ``_path`` distinguishes copies of a record that arrive on several paths."""
+        _refuse_other_types(node, inputs)
+        made: DataFrame | None = None
+        before: set[str] = set()
+        for source, rows in zip(node.reads, inputs, strict=True):
+            ways = [sf.col("_path")] if "_path" in rows.columns else []
+            tagged = rows.withColumn("_path", sf.concat_ws("+", *ways, sf.lit(source)))
+            steps = self._steps_to(source)
+            if shared := sorted(before & steps):
+                # A record that died in a shared step is reported by the first path only.
+                reported = sf.col("_dead").withField("again", sf.lit(True))
+                tagged = tagged.withColumn(
+                    "_dead", sf.when(sf.col("_dead.step").isin(*shared), reported).otherwise(sf.col("_dead"))
+                )
+            before |= steps
+            tagged = tagged.select(*internal_columns(tagged), *data_columns(tagged))
+            made = tagged if made is None else made.unionByName(tagged, allowMissingColumns=True)
+        assert made is not None
+        return made
+
+    def _after(self, name: str) -> list[str]:
+        """Return the step names of dead letters of this query that occur after the step ``name``."""
+        steps = [other for other in self._nodes if other != name and name in self._steps_to(other)]
+        return [*steps, *([] if self._sink is None else [sink_letter(self._sink)])]
+
+    def _steps_to(self, name: str) -> set[str]:
+        node = self._nodes.get(name)
+        return set() if node is None else {name}.union(*(self._steps_to(read) for read in node.reads))
+
+
+def _columns(inputs: Sequence[DataFrame]) -> str:
+    """Return the columns that a step can use, with their types, for an error."""
+    kinds = {column: rows.schema[column].dataType for rows in inputs for column in data_columns(rows)}
+    return shortened(", ".join(f"{column} {kind.simpleString()}" for column, kind in kinds.items()))
+
+
+def _refuse_other_types(node: PlanNode, inputs: list[DataFrame]) -> None:
+    kinds: dict[str, tuple[DataType, str]] = {}
+    for source, rows in zip(node.reads, inputs, strict=True):
+        for column in data_columns(rows):
+            kind = rows.schema[column].dataType
+            other, there = kinds.setdefault(column, (kind, source))
+            both_numbers = isinstance(kind, NumericType) and isinstance(other, NumericType)
+            if kind != other and not both_numbers:
+                raise ConfigError(
+                    f"step {node.step.name!r}: column {column!r} is {other.simpleString()} in {there!r} and "
+                    f"{kind.simpleString()} in {source!r}",
+                    option="concat",
+                    do="cast one of them in a map or sql step",
+                )

@@ -1,0 +1,126 @@
+"""Dedupe and window steps on rows: stateful, by arrival time or event time.
+
+A window cannot report single records, so ``mark_invalid_records`` marks records that it cannot aggregate: a record
+without a time, a record whose time is so far ahead that it would advance the watermark past all others, and a record
+on which an aggregate fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from penstock.pipelines.rows import alive, mark_dead
+from penstock.pipelines.spec.steps import Dedupe, Step, Window
+from penstock.pipelines.spec.values import duration_ms
+from penstock.pipelines.steps.expressions import FAILED, attempts, quoted_column, shortened, tried_windows
+
+__all__ = [
+    "AHEAD",
+    "NO_TIME",
+    "dedupe_step",
+    "late_from_ms",
+    "mark_invalid_records",
+    "mark_invalid_times",
+    "window_step",
+]
+
+NO_TIME, AHEAD = "event.no_time", "event.ahead"
+
+
+def mark_invalid_times(rows: DataFrame, name: str, window: Window) -> DataFrame:
+    """Mark rows without a valid time as dead in the window step ``name``."""
+    time = sf.col(window.time)
+    # Apache's brokers do not return the append time of a record.
+    arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
+    is_ahead = sf.unix_millis(time) > sf.unix_millis(arrived) + sf.lit(duration_ms(window.max_ahead))
+    far = sf.format_string(f"the event is dated %s, more than {window.max_ahead} after it arrived", time.cast("string"))
+    return mark_dead(
+        rows,
+        name,
+        [
+            (NO_TIME, sf.when(time.isNull(), sf.lit(f"column {window.time!r} is null, so it belongs to no window"))),
+            (AHEAD, sf.when(is_ahead, far)),
+        ],
+    )
+
+
+def mark_invalid_records(rows: DataFrame, name: str, window: Window) -> DataFrame:
+    """Mark rows as dead in the window step ``name`` without a valid time, or on which an aggregate fails."""
+    rows = mark_invalid_times(rows, name, window)
+    tried, texts = attempts(rows, rows.groupBy(*window.by).agg(*_aggregates(window)), "_attempt")
+    failures = [
+        (FAILED, sf.when(quoted_column(column).isNull(), sf.lit(f"aggregate {of!r} fails: {shortened(text)}")))
+        for column, (of, text) in texts.items()
+    ]
+    return mark_dead(tried, name, failures).drop(*texts)
+
+
+def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Sequence[str]) -> DataFrame:
+    """Drop duplicates; ``window`` is the window step that follows; ``after``: later steps, whose dead letters pass."""
+    # A redriven dead letter has the id of its record, but is not a duplicate of it.
+    again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_id"))
+    # The same for a record that passed this step and was rejected by a later one: the state contains its id.
+    first = ~sf.coalesce(sf.col("_redrive.step").isin(*after), sf.lit(False))
+    own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
+    if dedupe.key != "id":
+        # A row without the key, such as a dead row, is compared by its id.
+        key = sf.col(dedupe.key).cast("string")
+        own = sf.when(alive() & first & key.isNotNull(), sf.concat(sf.lit("key:"), key)).otherwise(own)
+    if "_path" in rows.columns:
+        # A record that was filtered on one path is not a duplicate of itself on another.
+        own = sf.when(sf.col("_filtered").isNotNull(), sf.concat_ws(":", sf.lit("left"), "_path", "_id")).otherwise(own)
+    keyed = rows.withColumn("_copy_of", own)
+    if dedupe.on == "arrival":
+        assert dedupe.within is not None
+        timed = keyed.withColumn("_arrived", sf.col("_source.timestamp")).withWatermark("_arrived", dedupe.within)
+    else:
+        assert window is not None
+        assert window.window is not None
+        placed = mark_invalid_times(keyed, window.name, window.window)
+        timed = placed.where(alive()).withWatermark(window.window.time, window.window.watermark)
+    # Test cases run as a batch, which has no watermark.
+    once = timed.dropDuplicatesWithinWatermark if rows.isStreaming else timed.dropDuplicates
+    return once(["_copy_of"]).drop("_copy_of", "_arrived")
+
+
+def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> DataFrame:
+    """Aggregate ``rows`` in windows; ``timed``: a dedupe has already set the watermark."""
+    rows = mark_invalid_records(rows, name, window).where(alive())
+    if not timed:
+        rows = rows.withWatermark(window.time, window.watermark)
+    if window.gap is not None:
+        spans = sf.session_window(window.time, window.gap).alias("window")
+    else:
+        assert window.duration is not None
+        spans = sf.window(window.time, window.duration, window.slide).alias("window")
+    counted = tried_windows(rows.groupBy(spans, *window.by).agg(*_aggregates(window)))
+    edges = [sf.col(f"window.{edge}").alias(f"window_{edge}") for edge in ("start", "end")]
+    # The id of the window in messages: its group, start and end. It is the same for each change.
+    parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
+    if window.by:
+        parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*window.by)), 256), sf.lit(32)))
+    return counted.select(*edges, *window.by, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
+
+
+def _aggregates(window: Window) -> list[Column]:
+    return [sf.expr(expression).alias(name) for name, expression in window.aggregates.items()]
+
+
+def late_from_ms(window: Window, *, deduped: bool) -> Column:
+    """Return the first watermark, in ms since 1970, at which an event is late.
+
+    After a dedupe by event time this is the event's own time, otherwise the end of the last window that contains it:
+    Spark drops windows that have ended, not events.
+    """
+    time = sf.unix_millis(window.time)
+    if deduped:
+        return time
+    if window.gap is not None:
+        return time + sf.lit(duration_ms(window.gap))
+    assert window.duration is not None
+    duration = duration_ms(window.duration)
+    slide = duration if window.slide is None else duration_ms(window.slide)
+    return time - sf.pmod(time, sf.lit(slide)) + sf.lit(duration)
