@@ -1,8 +1,10 @@
 """The data directory: used by one process at a time, with a format version.
 
-``lock`` is locked with flock while the process runs, so that a killed node leaves no stale lock; the process id in it
-is for information. ``format.json`` has the version of the layout, and the LMDB environments that were created: if one
-is missing later, the start fails instead of creating an empty one.
+``lock`` is locked while the process runs, so that a killed node leaves no stale lock; the process id in it is
+for information. It has two locks of the kernel: flock excludes other processes; the lock of the open file description
+(OFD) can be queried without being acquired, so that a query never refuses a node that starts at that moment.
+``format.json`` has the version of the layout, and the LMDB environments that were created: if one is missing later, the
+start fails instead of creating an empty one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,8 @@ class DataDirectory:
             ) from error
         except OSError as error:
             raise _cannot_write(self.path, error) from error
+        with contextlib.suppress(OSError):  # a file system without such locks, on which `running_node` finds no node
+            fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
         with contextlib.suppress(OSError):  # a full disk; the id is for information only
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
@@ -215,18 +220,18 @@ def running_node(path: Path) -> dict[str, Any] | None:
     starting."""
     try:
         with (path / "lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass  # another process has locked it
-    except OSError:
-        return None
-    else:
-        return None
-    try:
+            query = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_RDLCK))
+        if query[:2] == _whole_file(fcntl.F_UNLCK)[:2]:
+            return None
         found: Any = json.loads((path / ADDRESSES).read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _whole_file(kind: int) -> bytes:
+    """A ``struct flock`` of Linux: ``kind`` (a short) from 0 to the end."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:

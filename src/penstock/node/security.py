@@ -245,11 +245,13 @@ class NodeSecurity:
         return Rights(gate, gate.client(owner))
 
     def check_certificates(self) -> None:
-        """Read the certificate files of all listeners. Raises ConfigError if one cannot be used."""
+        """Read the certificate files of all listeners and bridges. Raises ConfigError if one cannot be used."""
         for name in self.listeners:
             Listener.read_tls(self.settings(name))
         for option in ("http", "tube_broker_http"):
             _web_tls(self.config, option)
+        for entry in self.config.bridges:
+            entry.check_files()
 
     def settings(self, name: str) -> ListenerSettings:
         """The transport of the listener with that name."""

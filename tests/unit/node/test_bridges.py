@@ -13,6 +13,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.node import load_config
 from penstock.node.node import Node
+from tests.certificates import Authority
 from tests.ports import free_port
 from tests.unit.node.test_node import config, http
 
@@ -78,6 +79,34 @@ def test_a_password_file_that_is_not_there(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="cannot be read"):
         entry.settings()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"ca": "none.pem"}, r"bridge 'cloud': tls\.ca '.*none\.pem' cannot be used"),
+        ({"certificate": "site.pem"}, r"tls\.certificate '.*site\.pem' cannot be used\n.*no private key"),
+        ({"certificate": "site.pem", "key": "other.key"}, r"tls\.key '.*other\.key' cannot be used\n.*not the key of"),
+        ({"key": "site.key"}, "bridge 'cloud': a key without a certificate"),
+    ],
+)
+async def test_certificate_files_are_checked_before_anything_starts(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    authority = Authority(tmp_path)
+    for name in ("site", "other"):
+        authority.issue(name)
+    bridge = {
+        "name": "cloud",
+        "url": "mqtts://h",
+        "topics": [{"filter": "x"}],
+        "tls": {option: tmp_path / name for option, name in files.items()},
+    }
+    node = Node(config(tmp_path / "data", bridges=[bridge]))
+    with pytest.raises(ConfigError, match=message):
+        await node.start()
+    await node.close()
+    assert not (tmp_path / "data").exists(), "nothing was started"
 
 
 async def test_a_node_with_a_bridge(tmp_path: Path) -> None:

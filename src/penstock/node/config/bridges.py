@@ -116,13 +116,28 @@ class BridgeEntry(Section):
         default=None, description="topic at the other broker with the retained state (1 or 0)"
     )
 
+    def check_files(self) -> None:
+        """Read the password and the certificates. Raises ConfigError if a file cannot be used."""
+        tls = self.settings().tls
+        if tls is None:
+            return
+        try:
+            tls.context()
+        except ConfigError as error:
+            option = {"ca_file": "ca", "cert_file": "certificate", "key_file": "key"}[error.option]
+            raise ConfigError(
+                f"bridge {self.name!r}: {error.what.removeprefix('tls: ').replace(error.option, f'tls.{option}', 1)}",
+                option=f"tls.{option}",
+                why=error.why,
+                do=error.do,
+            ) from error
+
     def settings(self) -> BridgeSettings:
         """Settings of the bridge.
 
         Raises:
             ConfigError: the password file cannot be read.
         """
-        tls = self.tls
         password = None
         if self.password_file is not None:
             password = read_password(self.password_file, f"bridge {self.name!r}: password_file")
@@ -133,7 +148,7 @@ class BridgeEntry(Section):
             client_id=self.client_id,
             username=self.username,
             password=password,
-            tls=None if tls is None else TlsOptions(tls.ca, tls.certificate, tls.key, server_name=tls.server_name),
+            tls=self._tls_options(),
             keep_alive_s=self.keep_alive_s,
             session_expiry_s=self.session_expiry_s,
             clean_start=self.clean_start,
@@ -142,3 +157,7 @@ class BridgeEntry(Section):
             status_topic=self.status_topic,
             remote_status_topic=self.remote_status_topic,
         )
+
+    def _tls_options(self) -> TlsOptions | None:
+        tls = self.tls
+        return None if tls is None else TlsOptions(tls.ca, tls.certificate, tls.key, server_name=tls.server_name)

@@ -222,7 +222,7 @@ _NAMES = ("brokerId", "brokerIp", "topicName", "groupName")
 MakeChange = Callable[[MasterEngine, Params, int], SettingChange]
 
 
-def batch(run: MakeChange, *names: str) -> Run:
+def batch(run: MakeChange, *names: str) -> MakeChange:
     """Return the batch form of ``run``, which runs for each object of the array in the parameter with one of
     ``names``."""
 
