@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import struct
 import threading
@@ -18,6 +19,7 @@ from penstock.errors import RefusedError
 from penstock.tube import producer
 from penstock.tube.codec.strings import Partition
 from penstock.tube.producer import SendResult
+from penstock.tube.reader import TopicUnavailableError
 from penstock.tube.record import Record
 from tests.unit.cli.conftest import Command
 
@@ -50,6 +52,7 @@ class Producer:
 
 @pytest.fixture
 def _producer(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    Producer.sent = []
     monkeypatch.setattr(producer, "Producer", Producer)
 
 
@@ -62,7 +65,7 @@ def test_produce_values_with_key_headers_and_partition(penstock: Command) -> Non
         ("water", Record(b"v1", b"k", headers, msg_type="flow"), 2),
         ("water", Record(b"v2", b"k", headers, msg_type="flow"), 2),
     ]
-    assert (Producer.masters, Producer.options) == ("127.0.0.1:8715", {"idempotent": False})
+    assert (Producer.masters, Producer.options["idempotent"]) == ("127.0.0.1:8715", False)
 
 
 @pytest.mark.usefixtures("_producer")
@@ -103,7 +106,7 @@ def test_produce_a_file(penstock: Command, tmp_path: Path) -> None:
         (None, b"no key"),
         (b"b", b"x=y"),
     ]
-    assert Producer.options == {"idempotent": True}
+    assert Producer.options["idempotent"] is True
     assert penstock("tube", "produce", "water", "v", "--file", str(file)).status == 2
 
 
@@ -239,7 +242,34 @@ def test_produce_reports_missing_acknowledgements_once(penstock: Command, monkey
 
 
 @pytest.mark.usefixtures("_producer")
-def test_produce_reports_that_it_waits_for_a_topic(penstock: Command) -> None:
+def test_an_unknown_topic_is_an_error_at_once(penstock: Command) -> None:
     done = penstock("tube", "produce", "nope", "v")
-    assert done.err.startswith("waiting up to 10 s for topic nope: ")
-    assert "penstock tube topic create" in done.err
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("penstock: topic 'nope' does not exist at the master")
+    assert "penstock tube topic create nope" in done.err
+    assert Producer.sent == []
+
+
+@pytest.mark.usefixtures("_producer")
+@pytest.mark.parametrize(("wait", "limit", "timeout_s"), [("30s", " up to 30 s", 30.0), ("forever", "", math.inf)])
+def test_produce_waits_for_an_unknown_topic_if_asked_to(
+    penstock: Command, wait: str, limit: str, timeout_s: float
+) -> None:
+    done = penstock("tube", "produce", "nope", "v", "--wait", wait)
+    assert done.err.startswith(f"waiting{limit} for topic nope: it does not exist (create it: penstock tube topic ")
+    assert (Producer.options["topic_timeout_s"], len(Producer.sent)) == (timeout_s, 1)
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_waits_for_the_brokers_of_a_topic(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starting(*_: object) -> None:
+        raise TopicUnavailableError("tube: not known yet", applied=False, why="broker 1 is not registered")
+
+    monkeypatch.setattr(tube_produce, "partitions", starting)
+    done = penstock("tube", "produce", "water", "v")
+    assert done == (
+        0,
+        "",
+        "waiting up to 10 s for topic water: broker 1 is not registered\n1 record produced to water\n",
+    )
+    assert Producer.options["topic_timeout_s"] == 10

@@ -5,25 +5,34 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Json
+from penstock.cli.options import Json, duration_option
 from penstock.cli.output import escape, note, print_json
 from penstock.cli.record_reader import LengthSplitter, LineSplitter, Splitter, chunks
-from penstock.cli.tube.access import Topic, TubeConnectionOptions, check_topic, connects, partitions, run_client
+from penstock.cli.tube.access import (
+    Topic,
+    TubeConnectionOptions,
+    check_topic,
+    connects,
+    no_topic,
+    partitions,
+    run_client,
+)
 from penstock.cli.tube.offset_spec import PartitionSpec, parse_part
 from penstock.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
     from asyncio import Future, Queue
 
-    from penstock.runtime.io.tls import ClientOptions
     from penstock.tube.codec.strings import Partition
     from penstock.tube.producer import Producer, SendResult
     from penstock.tube.record import Record
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["produce"]
 
 TOPIC_S = 10.0
-"""Default of the producer in seconds: the time for which it waits for a topic that the master does not know yet."""
+"""Seconds to wait for the brokers of a topic that exists."""
 SILENT_S = 5.0
 """Seconds without an acknowledgement after which the user is notified."""
 
@@ -92,6 +101,9 @@ def produce(
     idempotent: Annotated[
         bool, typer.Option("--idempotent", help="Write each record once in spite of retries (penstock's brokers).")
     ] = False,
+    wait: Annotated[
+        float, duration_option(text="Wait this long for a topic that does not exist yet, or forever.", default="0s")
+    ] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Append records to TOPIC, as they are read.
@@ -120,23 +132,35 @@ def produce(
     target = None if partition is None else _target(topic, parse_part(partition))
 
     client = tube.client()
+    from penstock.tube.producer import Producer
     from penstock.tube.reader import TopicUnavailableError
 
-    # The producer waits for a topic for some time: it may just have been created, or its broker may be starting.
+    # A topic whose broker is starting is waited for.
+    timeout_s, reason = max(wait, TOPIC_S), ""
     try:
-        waits = not partitions(tube.tube_master, topic, client)
-        if waits:
-            create = f"penstock tube topic create {topic}"
-            note(f"waiting up to {TOPIC_S:g} s for topic {topic}: it does not exist (create it: {create})")
+        if not partitions(tube.tube_master, topic, client):
+            if not wait:
+                raise no_topic(tube.tube_master, topic)
+            timeout_s, reason = wait, f"it does not exist (create it: penstock tube topic create {topic})"
     except TopicUnavailableError as error:
-        waits = True
-        note(f"waiting up to {TOPIC_S:g} s for topic {escape(topic)}: {error.why}")
+        reason = error.why or error.what
+    if reason:
+        limit = "" if math.isinf(timeout_s) else f" up to {timeout_s:g} s"
+        note(f"waiting{limit} for topic {topic}: {escape(reason)}")
 
     splitter = LengthSplitter() if form is InputFormat.LENGTH else LineSplitter()
     source = _values(values) if values else _read(file, splitter)
     show = _print_place if as_json else None
     count = run_client(
-        _produce(tube.tube_master, topic, source, record, target, client, show, idempotent=idempotent, noted=waits)
+        _produce(
+            partial(Producer, tube.tube_master, idempotent=idempotent, topic_timeout_s=timeout_s, **client),
+            topic,
+            source,
+            record,
+            target,
+            show,
+            noted=bool(reason),
+        )
     )
     if not as_json:
         note(f"{_records(count)} produced to {escape(topic)}")
@@ -259,15 +283,13 @@ async def _read(file: Path | None, splitter: Splitter) -> AsyncIterator[Iterator
 
 
 async def _produce(
-    masters: str,
+    connect: Callable[[], Producer],
     topic: str,
     source: AsyncIterator[Iterator[bytes]],
     record: Callable[[bytes], Record],
     partition: int | Partition | None,
-    client: ClientOptions,
     show: Callable[[str, SendResult], None] | None,
     *,
-    idempotent: bool,
     noted: bool,
 ) -> int:
     """Produce the records of ``source``; returns the number of acknowledged ones. After a failure, records that were
@@ -276,8 +298,6 @@ async def _produce(
     ``noted``: the user was already notified that the topic is not available yet.
     """
     import asyncio
-
-    from penstock.tube.producer import Producer
 
     sent: Queue[Future[SendResult] | None] = asyncio.Queue()
     stored = taken = 0
@@ -306,7 +326,7 @@ async def _produce(
                 show(topic, result)
 
     try:
-        async with Producer(masters, idempotent=idempotent, **client) as producer:
+        async with connect() as producer:
             sending = asyncio.create_task(_send(producer, topic, source, record, partition, sent))
             settling = asyncio.create_task(settle())
             try:
