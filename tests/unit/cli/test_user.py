@@ -32,6 +32,16 @@ def test_the_life_of_a_user(penstock: Command, tmp_path: Path) -> None:
     assert list(read_passwords(Path(file))) == ["bob"]
 
 
+def test_a_change_says_when_a_running_node_reads_it(penstock: Command, tmp_path: Path) -> None:
+    file = str(tmp_path / "passwords")
+    note = (
+        "a running node reads the file on SIGHUP: systemctl reload penstock, or kill -HUP $(cat penstock-data/lock)\n"
+    )
+    assert penstock("user", "create", file, "ann", stdin=b"secret\n") == (0, "", note)
+    assert penstock("user", "update", file, "ann", stdin=b"other\n") == (0, "", note)
+    assert penstock("user", "delete", file, "ann") == (0, "", note)
+
+
 def test_refusals(penstock: Command, tmp_path: Path) -> None:
     file = str(tmp_path / "passwords")
     assert penstock("user", "create", file, "ann", stdin=b"x\n").status == 0

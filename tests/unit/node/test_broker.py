@@ -215,7 +215,8 @@ async def test_sighup_reloads_users(tmp_path: Path) -> None:
                         return False
                 return True
 
-            assert (await get(web, "/metrics"))[0] == 401
+            status, text = await get(web, "/metrics")
+            assert (status, "or start with --tube-broker-http-anonymous allow" in text) == (401, True)
             assert [(await get(web, "/metrics", Authorization=basic(user)))[0] for user in ("ann", "bob")] == [200, 200]
             assert await reads("bob")
             put("ann")

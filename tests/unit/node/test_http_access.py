@@ -125,7 +125,12 @@ async def test_health_is_open_and_metrics_by_setting(tmp_path: Path, *, open_met
     async with running(config(tmp_path / "data", security=security, http=listener)) as ready:
         for path in ("/livez", "/readyz", "/"):
             assert (await ask(ready.http, path))[0] == 200
-        assert (await ask(ready.http, "/metrics"))[0] == (200 if open_metrics else 401)
+        status, _, body = await ask(ready.http, "/metrics")
+        assert status == (200 if open_metrics else 401)
+        if not open_metrics:
+            assert json.loads(body)["errMsg"] == (
+                "metrics need credentials: send a user (curl -u NAME), or start with http.anonymous_metrics: true"
+            )
         assert (await ask(ready.http, "/metrics", basic("ann", "password of ann")))[0] == 200
 
 
