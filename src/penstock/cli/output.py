@@ -33,6 +33,10 @@ __all__ = [
     "print_raw",
     "print_table",
     "shown",
+    "shown_bytes",
+    "shown_count",
+    "shown_duration",
+    "shown_rate",
     "unless_standard",
     "use_colour",
 ]
@@ -58,6 +62,43 @@ def shown(data: bytes) -> str:
         return escape(data.decode("utf-8"))
     except UnicodeDecodeError:
         return "".join(chr(b) if 0x20 <= b < 0x7F and b != 0x5C else f"\\x{b:02x}" for b in data)
+
+
+def shown_count(value: float | None) -> str:
+    """Format a count with one decimal below 100 unless it is whole; a dash if it is unknown."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def shown_rate(rate: float, unit: str) -> str:
+    """Format a rate per second, such as ``12.5 messages/s``."""
+    return f"{shown_count(rate)} {unit}/s"
+
+
+def shown_duration(seconds: float | None) -> str:
+    """Format a duration in the two largest units, such as ``3 h 5 min``; a dash if it is unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    for size, unit, smaller, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            whole, rest = divmod(int(seconds), size)
+            part = rest // smaller
+            return f"{whole} {unit}" + (f" {part} {small}" if part and whole < 10 else "")
+    return f"{seconds:.0f} s"
+
+
+def shown_bytes(count: float | None) -> str:
+    """Format a size with a binary unit, such as ``1.5 GiB``; a dash if it is unknown."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def unless_standard(path: Path | None) -> Path | None:

@@ -10,12 +10,21 @@ import typer
 
 from penstock.cli.node_api import NodeOptions, connects_to_node
 from penstock.cli.options import Commands, Json, Watch, repeat
-from penstock.cli.output import Cell, escape, print_json, print_table, use_colour
+from penstock.cli.output import (
+    Cell,
+    escape,
+    print_json,
+    print_table,
+    shown_bytes,
+    shown_duration,
+    shown_rate,
+    use_colour,
+)
 
 if TYPE_CHECKING:
     from penstock.console.snapshots import Hop, Overview, Reason
 
-__all__ = ["app", "shown_age", "shown_bytes", "shown_rate"]
+__all__ = ["app"]
 
 app = Commands()
 
@@ -61,8 +70,9 @@ def _print(found: Overview, address: str) -> None:
     colour = green if health.ready and not health.reasons else yellow if health.ready else red
     state = health.state if health.ready or health.state != "ready" else "not ready"
     out = sys.stdout.write
-    out(f"{bold}penstock {node.version}{plain}  {colour}{state}{plain}  pid {node.pid}, up {shown_age(node.uptime_s)}")
-    out(f", core {node.core}  {address}\n")
+    up = shown_duration(node.uptime_s)
+    out(f"{bold}penstock {node.version}{plain}  {colour}{state}{plain}  pid {node.pid}, up {up}, core {node.core}")
+    out(f"  {address}\n")
     for reason in health.reasons:
         _print_reason(reason, red if reason.severity == "problem" else yellow, plain)
     commits = ", ".join(f"{part} {seconds * 1000:.0f} ms" for part, seconds in load.commit_s.items())
@@ -95,9 +105,9 @@ def _print_reason(reason: Reason, colour: str, plain: str) -> None:
     out = sys.stdout.write
     out(f"\n{colour}{reason.severity}{plain} {reason.part}: {escape(reason.what)}\n")
     if reason.why:
-        out(f"  why:  {escape(reason.why)}\n")
+        out(f"  why: {escape(reason.why)}\n")
     if reason.hint:
-        out(f"  hint: {escape(reason.hint)}\n")
+        out(f"  do:  {escape(reason.hint)}\n")
 
 
 def _hop_row(hop: Hop) -> dict[str, Cell]:
@@ -107,7 +117,7 @@ def _hop_row(hop: Hop) -> dict[str, Cell]:
         "rate": shown_rate(hop.rate, hop.unit),
         "total": hop.total,
         "waiting": waiting,
-        "oldest": None if hop.lag_s is None or not hop.lag_records else shown_age(hop.lag_s),
+        "oldest": None if hop.lag_s is None or not hop.lag_records else shown_duration(hop.lag_s),
         "errors": hop.errors,
     }
 
@@ -126,34 +136,3 @@ def _advice(hops: Sequence[Hop]) -> list[str]:
     if subscribers is not None and subscribers.error_rate:
         found.append("messages for slow MQTT clients are dropped: penstock top, view 2, sorted by queue")
     return found
-
-
-def shown_age(seconds: float) -> str:
-    """Format a duration in the two largest units, such as ``3 h 5 min``."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    for size, unit, smaller, small in (
-        (86_400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if seconds >= size:
-            whole, rest = divmod(int(seconds), size)
-            part = rest // smaller
-            return f"{whole} {unit}" + (f" {part} {small}" if part and whole < 10 else "")
-    return f"{seconds:.0f} s"
-
-
-def shown_bytes(count: float) -> str:
-    """Format a size with a binary unit, such as ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def shown_rate(rate: float, unit: str) -> str:
-    """Format a rate per second, such as ``12.5 messages/s``."""
-    number = f"{rate:.0f}" if rate >= 100 or rate == 0 else f"{rate:.1f}"
-    return f"{number} {unit}/s"

@@ -19,8 +19,7 @@ import typer
 
 from penstock.cli.node_api import NodeApi, NodeOptions, connects_to_node
 from penstock.cli.options import Commands, duration_option
-from penstock.cli.output import escape
-from penstock.cli.status import shown_age, shown_bytes, shown_rate
+from penstock.cli.output import escape, shown_bytes, shown_count, shown_duration, shown_rate
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def _text(name: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _age(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "-" if row[name] is None else shown_age(row[name])
+    return lambda row: shown_duration(row[name])
 
 
 def _lag(row: Mapping[str, Any]) -> str:
@@ -58,7 +57,7 @@ def _lag(row: Mapping[str, Any]) -> str:
 
 
 def _oldest(row: Mapping[str, Any]) -> str:
-    return shown_age(row["lag_s"]) if row["lag_records"] and row["lag_s"] else "-"
+    return shown_duration(row["lag_s"]) if row["lag_records"] and row["lag_s"] else "-"
 
 
 def _hop(row: Mapping[str, Any]) -> str:
@@ -66,7 +65,7 @@ def _hop(row: Mapping[str, Any]) -> str:
 
 
 def _topic_rate(row: Mapping[str, Any]) -> str:
-    return "-" if row["rate"] is None else f"{row['rate']:.1f}"
+    return shown_count(row["rate"])
 
 
 class View(NamedTuple):
@@ -225,7 +224,7 @@ def draw(
         state = "ready" if health["ready"] else "NOT READY" if health["state"] == "ready" else health["state"]
         head.append(state, "green" if health["ready"] else "red")
         head.append(
-            f"  up {shown_age(node['uptime_s'])}  cpu {load['cpu']:.2f}  mem {shown_bytes(load['memory_bytes'])}"
+            f"  up {shown_duration(node['uptime_s'])}  cpu {load['cpu']:.2f}  mem {shown_bytes(load['memory_bytes'])}"
             f"  delay {load['loop_delay_s'] * 1000:.0f} ms"
         )
         if screen.paused:

@@ -116,3 +116,34 @@ def test_on_a_terminal_bytes_are_shown_and_do_nothing_to_it(
     monkeypatch.setattr(sys, "stdout", terminal)
     output.print_raw(data)
     assert terminal.getvalue() == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.05, "50 ms"),
+        (9.94, "9.9 s"),
+        (12.3, "12 s"),
+        (75, "1 min 15 s"),
+        (866.6, "14 min"),
+        (11_000, "3 h 3 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_durations_have_two_units_at_most(seconds: float | None, text: str) -> None:
+    assert output.shown_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "-"), (0, "0 B"), (2048, "2.0 KiB"), (300 << 20, "300 MiB"), (3 << 30, "3.0 GiB"), (2 << 40, "2.0 TiB")],
+)
+def test_sizes_have_binary_units(count: int | None, text: str) -> None:
+    assert output.shown_bytes(count) == text
+
+
+def test_counts_and_rates() -> None:
+    counts = (None, 0, 3.25, 120.5, 1_234_567)
+    assert [output.shown_count(count) for count in counts] == ["-", "0", "3.2", "120", "1,234,567"]
+    assert output.shown_rate(12.5, "messages") == "12.5 messages/s"

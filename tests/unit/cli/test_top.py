@@ -78,7 +78,7 @@ def test_every_view_fits_into_80_columns_and_24_lines(view: Any, count: int) -> 
 
 def test_hops_and_clients_show_what_waits() -> None:
     text = "\n".join(lines(Screen(), None))
-    for part in ("1234 messages/s", "≤46480", "3 h 3 min", "warning disk: 1 GB is left (+1 more: penstock status)"):
+    for part in ("1,234 messages/s", "≤46480", "3 h 3 min", "warning disk: 1 GB is left (+1 more: penstock status)"):
         assert part in text
     text = "\n".join(lines(pressed("2"), of(CLIENT)))
     for part in ("meter-\\x1b[31m1", "offline", "QUEUE▼", "10000", "page 1+, 800 rows"):

@@ -7,9 +7,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from penstock.cli.output import LiveTable, note, print_json, use_colour
+from penstock.cli.output import (
+    LiveTable,
+    note,
+    print_json,
+    shown_bytes,
+    shown_count,
+    shown_duration,
+    use_colour,
+)
 
-__all__ = ["LineRunDisplay", "LiveRunDisplay", "RunDisplay", "amount", "display", "duration", "size"]
+__all__ = ["LineRunDisplay", "LiveRunDisplay", "RunDisplay", "display"]
 
 Event = Mapping[str, Any]
 
@@ -142,48 +150,19 @@ def display(*, as_json: bool) -> Iterator[RunDisplay]:
         yield LineRunDisplay()
 
 
-def amount(value: float | None) -> str:
-    """Format a count or rate; a dash if it is unknown."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Format a duration: ``0.3 s``, ``12 s``, ``4 min 10 s``, ``3 h 20 min``; a dash if it is unknown."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7_200:
-        return f"{whole // 60} min {whole % 60} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def size(count: float | None) -> str:
-    """Format a size."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
 def _cells(sink: Mapping[str, Any]) -> list[str]:
-    state = "-" if sink["state_rows"] is None else f"{amount(sink['state_rows'])} rows, {size(sink['state_bytes'])}"
+    state = (
+        "-"
+        if sink["state_rows"] is None
+        else f"{shown_count(sink['state_rows'])} rows, {shown_bytes(sink['state_bytes'])}"
+    )
     return [
-        amount(sink["batch"]),
-        *(amount(sink[name]) for name in ("read", "out", "dead", "rows_per_s", "waiting_records")),
-        duration(sink["waiting_s"]),
-        amount(sink["in_batch_records"]),
-        duration(sink["in_batch_s"]),
-        duration(sink["batch_s"]),
+        shown_count(sink["batch"]),
+        *(shown_count(sink[name]) for name in ("read", "out", "dead", "rows_per_s", "waiting_records")),
+        shown_duration(sink["waiting_s"]),
+        shown_count(sink["in_batch_records"]),
+        shown_duration(sink["in_batch_s"]),
+        shown_duration(sink["batch_s"]),
         state,
     ]
 
@@ -192,28 +171,34 @@ def _batch(event: Event) -> str:
     left = ", ".join(f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name])
     return (
         f"{event['sink']} batch {event['batch']}: {event['read']} read, {event['out']} out"
-        f"{', ' + left if left else ''}; took {duration(event['took_s'])}"
+        f"{', ' + left if left else ''}; took {shown_duration(event['took_s'])}"
     )
 
 
 def _progress(name: str, sink: Mapping[str, Any]) -> str:
     """Progress of a sink as one line, without absent batch, backlog and state."""
-    parts = [f"{amount(sink['read'])} read, {amount(sink['out'])} out, {amount(sink['rows_per_s'])} rows/s"]
+    parts = [
+        f"{shown_count(sink['read'])} read, {shown_count(sink['out'])} out, {shown_count(sink['rows_per_s'])} rows/s"
+    ]
     if sink["waiting_records"] is None:
         parts.append("the backlog is unknown")
     elif sink["waiting_records"]:
-        parts.append(f"{amount(sink['waiting_records'])} waiting, the oldest for {duration(sink['waiting_s'])}")
+        parts.append(
+            f"{shown_count(sink['waiting_records'])} waiting, the oldest for {shown_duration(sink['waiting_s'])}"
+        )
     else:
         parts.append("nothing waiting")
     if sink["in_batch_s"]:
-        parts.append(f"{amount(sink['in_batch_records'])} in the active batch for {duration(sink['in_batch_s'])}")
+        parts.append(
+            f"{shown_count(sink['in_batch_records'])} in the active batch for {shown_duration(sink['in_batch_s'])}"
+        )
     if sink["batch_s"] is not None:
-        parts.append(f"last batch took {duration(sink['batch_s'])}")
+        parts.append(f"last batch took {shown_duration(sink['batch_s'])}")
     if sink["state_rows"]:
-        parts.append(f"state {amount(sink['state_rows'])} rows, {size(sink['state_bytes'])}")
+        parts.append(f"state {shown_count(sink['state_rows'])} rows, {shown_bytes(sink['state_bytes'])}")
     if sink["restarts"]:
         parts.append(
-            f"started again {amount(sink['restarts'])} times" if sink["restarts"] > 1 else "started again once"
+            f"started again {shown_count(sink['restarts'])} times" if sink["restarts"] > 1 else "started again once"
         )
     return f"{name}: {'; '.join(parts)}"
 
@@ -231,7 +216,7 @@ def _words(event: Event) -> Iterator[str]:
             )
             yield (
                 f"pipeline {event['pipeline']}: {event['text']} holds the lease{left}; "
-                f"waiting {'up to ' + duration(event['wait_s']) if event['wait_s'] < 1e7 else 'forever'}"
+                f"waiting {'up to ' + shown_duration(event['wait_s']) if event['wait_s'] < 1e7 else 'forever'}"
             )
         case "started":
             yield f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}"

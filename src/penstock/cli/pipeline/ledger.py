@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.options import Commands, DryRun, Json, Watch, Yes, confirmed, duration_option, input_bytes, repeat
-from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
-from penstock.cli.pipeline.display import duration
+from penstock.cli.output import bytes_fields, note, print_json, print_table, shown, shown_duration
 from penstock.cli.pipeline.options import File, Into, StateDir, run_of, state_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
@@ -111,9 +110,9 @@ def _print_status(found: PipelineStatus, state: Path) -> None:
     shown_rows = [
         {
             **row,
-            "lag": "-" if row["lag_records"] is None else f"{row['lag_records']} ({duration(row['lag_s'])})",
+            "lag": "-" if row["lag_records"] is None else f"{row['lag_records']} ({shown_duration(row['lag_s'])})",
             "rows/s": row["rows_per_s"],
-            "batch_time": duration(row["batch_s"]),
+            "batch_time": shown_duration(row["batch_s"]),
         }
         for row in found.rows
     ]
