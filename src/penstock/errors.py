@@ -48,6 +48,10 @@ class PenstockError(Exception):
         """The action to take, or None."""
         return self.do
 
+    def line(self) -> str:
+        """The message on one line, for logs and lists: ``what; why: cause; do: action``."""
+        return "; ".join(" ".join(line.split()) for line in str(self).splitlines())
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.why:

@@ -17,8 +17,7 @@ TEXTS = (
     ("runtime/io/commit_queue.py", "commit failed", "commit failed"),
     ("statestore/service/service.py", "statestore: the newest version (", "statestore: the newest version ("),
     ("node/tube_broker.py", "no master has accepted the broker yet", "no master has accepted the broker yet"),
-    ("node/node.py", "the last reload changed nothing: ", "the last reload changed nothing: "),
-    ("node/tube_broker.py", "the last reload changed nothing: ", "the last reload changed nothing: "),
+    ("node/security.py", "the last reload changed nothing: ", "the last reload changed nothing: "),
     ("node/security.py", " was added after the start: ", " was added after the start: "),
     ("node/security.py", " was changed after the start: ", " was changed after the start: "),
     ("node/security.py", "'ended' if end <= now else 'ends'", "`FILE: ends on …`, `FILE: ended on …`"),
@@ -44,8 +43,8 @@ def test_every_part_that_reports_is_on_the_page() -> None:
     assert sorted(parts) == ["mqtt sessions", "statestore", "tube"]
     for part in parts:
         assert f"`{part}: …" in PAGE
-    told = node.partition("def _told(self)")[2].partition("def health")[0]
-    assert sorted(set(re.findall(r'"(\w+)", text\)', told))) == [
+    told = node.partition("def _current_warnings(self)")[2].partition("def health")[0]
+    assert sorted(set(re.findall(r'"(\w+)", warning\)', told))) == [
         "certificate_expires",
         "late_batches",
         "queue_full",

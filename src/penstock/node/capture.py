@@ -233,15 +233,16 @@ class ChangeCapture:
             "oldest_age_seconds": age_ms / 1000,
         }
 
-    def warning(self) -> str | None:
+    def warning(self) -> PenstockError | None:
         """Warning without progress for some time, with the reason; None otherwise."""
         stuck_s = self._now() - self._moved_at
         if not self._busy or stuck_s < _STUCK_S:
             return None
         why = "it does not answer" if self._error is None else self._error.what
-        return (
+        return PenstockError(
             f"capture: topic '{self._topic}' has accepted no change of the state store for {stuck_s:.0f} s,"
-            f" {self.waiting} wait in the log of the store: {why}"
+            f" {self.waiting} wait in the log of the store",
+            why=why,
         )
 
     def rewind(self, version: Hlc) -> None:

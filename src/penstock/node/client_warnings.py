@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from penstock.errors import PenstockError
 from penstock.mqtt.engine.model.client_events import (
     OTHERS,
     PUBLISH_DENIED,
@@ -79,9 +80,9 @@ class TubeDenials:
 
 
 class ClientWarnings:
-    """Collects events of clients with ``collect``; ``limits`` are the current limits of the broker."""
+    """Collects events of clients with ``collect``; ``limits``: the current ones of the MQTT broker, if there is one."""
 
-    def __init__(self, collect: Callable[[], Sequence[ClientEvent]], limits: BrokerLimits) -> None:
+    def __init__(self, collect: Callable[[], Sequence[ClientEvent]], limits: BrokerLimits | None = None) -> None:
         self._collect = collect
         self._limits = limits
         self._incidents: dict[tuple[str, str], _Incident] = {}
@@ -112,13 +113,13 @@ class ClientWarnings:
                 incident.next_line = now + PERIOD_S
                 incident.logged = incident.total
                 level = logging.WARNING if incident.kind in _QUEUES else logging.INFO
-                _log.log(level, "%s", self._text(incident))
+                _log.log(level, "%s", self._report(incident).line())
             if now >= incident.last + PERIOD_S:
                 del self._incidents[key]
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[PenstockError]:
         """Warnings of ``/readyz`` about full queues."""
-        return [self._text(incident) for incident in self._incidents.values() if incident.kind in _QUEUES]
+        return [self._report(incident) for incident in self._incidents.values() if incident.kind in _QUEUES]
 
     def _incident(self, event: ClientEvent, now: float) -> _Incident:
         incident = self._incidents.get((event.kind, event.client_id))
@@ -132,7 +133,7 @@ class ClientWarnings:
             self._incidents[key] = _Incident(*key, now)
         return self._incidents[key]
 
-    def _text(self, incident: _Incident) -> str:
+    def _report(self, incident: _Incident) -> PenstockError:
         client = "further clients"
         if incident.client_id != OTHERS:
             client = f"client {incident.client_id!r}" + (f" ({_user(incident.owner)})" if incident.owner else "")
@@ -140,28 +141,30 @@ class ClientWarnings:
         since = f"since {time.strftime('%H:%M UTC', time.gmtime(incident.since))}"
         if incident.kind in _QUEUES:
             done = "dropped" if incident.kind == QUEUE_FULL else "refused"
-            return (
-                f"queue of {client} is full: {total} message{_s(total)} {done} {since}; do: find out why it reads "
-                "slowly or is offline, or raise mqtt.limits.max_queued_messages or max_queued_bytes"
+            return PenstockError(
+                f"queue of {client} is full: {total} message{_s(total)} {done} {since}",
+                do="find out why it reads slowly or is offline, or raise mqtt.limits.max_queued_messages or "
+                "max_queued_bytes",
             )
         if incident.kind == RATE_LIMITED:
+            assert self._limits is not None, "counted by an MQTT broker"
             action = _RATE_ACTIONS[self._limits.rate_limit_action]
-            return (
-                f"{client} publishes above max_publish_rate: {action} for {total} message{_s(total)} {since}; do: find "
-                "out why it sends so much, or raise the limit"
+            return PenstockError(
+                f"{client} publishes above max_publish_rate: {action} for {total} message{_s(total)} {since}",
+                do="find out why it sends so much, or raise the limit",
             )
         if incident.kind == TUBE_DENIED:
             user = "further users" if incident.client_id == OTHERS else incident.client_id
             grant = incident.detail or "the permission"
-            return (
-                f"{total} TubeMQ request{_s(total)} of {user} denied by the policies {since}; do: if needed, grant "
-                f"{grant} to {user} in the policy file, then SIGHUP"
+            return PenstockError(
+                f"{total} TubeMQ request{_s(total)} of {user} denied by the policies {since}",
+                do=f"if needed, grant {grant} to {user} in the policy file, then SIGHUP",
             )
         what, permission = _DENIALS[incident.kind]
         topic = f", last for {incident.detail!r}" if incident.detail else ""
-        return (
-            f"{total} {what}{_s(total)} of {client} denied by the policies {since}{topic}; do: if it needs them, grant "
-            f"{permission} on the topic in the policy file, then SIGHUP"
+        return PenstockError(
+            f"{total} {what}{_s(total)} of {client} denied by the policies {since}{topic}",
+            do=f"if it needs them, grant {permission} on the topic in the policy file, then SIGHUP",
         )
 
 

@@ -34,7 +34,7 @@ from penstock.node.data_dir import DataDirectory
 from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.rules import Identities, RuleService
-from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
+from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, reload_failed
 from penstock.node.tube_broker import late_batches
 from penstock.node.web import WebConsole
 from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
@@ -118,7 +118,7 @@ class Node:
         self._stalls = 0
         self._started = time.time()
         self._failures: dict[str, Callable[[], PenstockError | None]] = {}
-        self._warnings: list[tuple[str, Callable[[], str | None]]] = []
+        self._warnings: list[tuple[str, Callable[[], PenstockError | None]]] = []
         """Names of parts, and functions that return their warnings."""
         self._since: dict[tuple[str, str], int] = {}
         """Start time (ms since 1970) of each reason of the health, by part and code."""
@@ -143,28 +143,28 @@ class Node:
             return [self._state]
         failures = [(part, tell()) for part, tell in self._failures.items()]
         ahead = None if self._store is None else self._store.clock_problem()
-        return [f"{part}: {_in_a_line(failure)}" for part, failure in failures if failure is not None] + (
-            [] if ahead is None else [ahead]
+        return [f"{part}: {failure.line()}" for part, failure in failures if failure is not None] + (
+            [] if ahead is None else [ahead.line()]
         )
 
     def warnings(self) -> Sequence[str]:
         """Warnings about parts that work, but not as configured; empty if there are none."""
-        return [text for _, _, text in self._told()]
+        return [warning.line() for _, _, warning in self._current_warnings()]
 
-    def _told(self) -> list[tuple[str, str, str]]:
-        """Return the warnings as part, code and text."""
-        found: list[tuple[str, str, str]] = []
+    def _current_warnings(self) -> list[tuple[str, str, PenstockError]]:
+        """Return the warnings as part, code and error."""
+        found: list[tuple[str, str, PenstockError]] = []
         if self.security.failure is not None:
-            found.append(("security", "reload_failed", f"the last reload changed nothing: {self.security.failure}"))
-        found += [("security", "restart_needed", text) for text in self.security.waiting_for_restart]
-        found += [("security", "certificate_expires", text) for text in self.security.expiring(time.time())]
+            found.append(("security", "reload_failed", reload_failed(self.security.failure)))
+        found += [("security", "restart_needed", warning) for warning in self.security.waiting_for_restart]
+        found += [("security", "certificate_expires", warning) for warning in self.security.expiring(time.time())]
         if self._tube_broker is not None:
-            found += [("tube", "late_batches", text) for text in late_batches(self._tube_broker)]
-        for part, tell in (("clock", self.clock.problem), *self._warnings):
-            if (text := tell()) is not None:
-                found.append((part, _WARNING_CODES.get(part, "warning"), text))
+            found += [("tube", "late_batches", warning) for warning in late_batches(self._tube_broker)]
+        for part, current in (("clock", self.clock.problem), *self._warnings):
+            if (warning := current()) is not None:
+                found.append((part, _WARNING_CODES.get(part, "warning"), warning))
         if self._clients is not None:
-            found += [("mqtt", "queue_full", text) for text in self._clients.warnings()]
+            found += [("mqtt", "queue_full", warning) for warning in self._clients.warnings()]
         return found
 
     def health(self) -> Health:
@@ -174,12 +174,10 @@ class Node:
             for part, tell in self._failures.items():
                 if (failure := tell()) is not None:
                     code = "out_of_space" if isinstance(failure, OutOfSpaceError) else "storage_failed"
-                    reasons.append(
-                        Reason(Severity.PROBLEM, part, code, failure.what, failure.why, failure.hint or _RESTART)
-                    )
+                    reasons.append(_reason(Severity.PROBLEM, part, code, failure, _RESTART))
             if self._store is not None and (ahead := self._store.clock_problem()) is not None:
                 reasons.append(_reason(Severity.PROBLEM, "statestore", "versions_ahead", ahead))
-        reasons += [_reason(Severity.WARNING, part, code, text) for part, code, text in self._told()]
+        reasons += [_reason(Severity.WARNING, part, code, warning) for part, code, warning in self._current_warnings()]
         now, since = wall_clock_ms(), self._since
         self._since = {(each.part, each.code): since.get((each.part, each.code), now) for each in reasons}
         dated = tuple(replace(each, since_at=self._since[each.part, each.code]) for each in reasons)
@@ -236,7 +234,7 @@ class Node:
         names = names_of(config.http.bind, config.http.advertise)
         trail = AuditTrail(directory.audit)
         add_metrics(self.metrics, "audit", trail.metric_values)
-        self._warnings.append(("audit", trail.warning))
+        self._warnings.append(("audit", lambda: trail.failure))
         administer = audited(master.webapi, "master", trail, token, master_admin.is_protected)
         web = WebConsole()
         pages = master_app(
@@ -605,11 +603,6 @@ def _listener_option(name: str) -> str:
     return name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
 
 
-def _in_a_line(error: PenstockError) -> str:
-    """The error with its cause and hint, as one line."""
-    return "; ".join(" ".join(line.split()) for line in str(error).splitlines())
-
-
 _RESTART = "correct the cause, then restart the node: it recovers what is on the disk"
 _WARNING_CODES = {
     "clock": "clock_stepped",
@@ -620,10 +613,9 @@ _WARNING_CODES = {
 """Codes of warnings, by part, for programs."""
 
 
-def _reason(severity: Severity, part: str, code: str, text: str) -> Reason:
-    """Split the text of a problem, one line, into what and hint."""
-    what, _, hint = text.partition("; do: ")
-    return Reason(severity, part, code, what, None, hint or None)
+def _reason(severity: Severity, part: str, code: str, error: PenstockError, do: str | None = None) -> Reason:
+    """Return a reason of the health; ``do``: action of an error without one."""
+    return Reason(severity, part, code, error.what, error.why, error.do or do)
 
 
 def _rule(service: RuleService) -> Rule:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from starlette.applications import Starlette
 
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.mqtt.bridge import bridge_client_id
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from penstock.mqtt.engine.model.access import Access as MqttAccess
@@ -75,6 +75,7 @@ __all__ = [
     "expiring",
     "expiry_metrics",
     "may_administer",
+    "reload_failed",
     "rights_of",
     "signing_keys",
 ]
@@ -90,6 +91,7 @@ cannot publish to them."""
 SOURCES_KEPT: Final = 1_000
 """Limit of cached permissions of publishers of retained messages. Each has up to 1 MB of cached decisions."""
 
+_RESTART: Final = "restart the node"
 _READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "max_turn_work", "queue_overflow")
 """Limits that the engine reads at the start only."""
 
@@ -113,9 +115,9 @@ class NodeSecurity:
             ConfigError: a file cannot be used.
         """
         self.config = config
-        self.failure: str | None = None
+        self.failure: PenstockError | None = None
         """Error of the last reload; None if it succeeded, or before the first one."""
-        self.waiting_for_restart: list[str] = []
+        self.waiting_for_restart: list[ConfigError] = []
         """Warnings about changes that the last reload read and that need a restart."""
         self.reloads = 0
         self.failed_reloads = 0
@@ -262,7 +264,7 @@ class NodeSecurity:
         """The listeners of the configuration; the default one comes first."""
         return _entries(self.config)
 
-    def expiring(self, now: float) -> list[str]:
+    def expiring(self, now: float) -> list[ConfigError]:
         """Warnings about the listeners' certificates and revocation lists that expired by ``now`` (seconds since 1970)
         or expire soon, beginning with the file."""
         ends = {
@@ -277,8 +279,8 @@ class NodeSecurity:
 
     def warn_of_expiry(self) -> None:
         """Log the warnings of :meth:`expiring`."""
-        for words in self.expiring(time.time()):
-            _log.warning("%s", words)
+        for warning in self.expiring(time.time()):
+            _log.warning("%s", warning.line())
 
     def show(self, metrics: Metrics) -> None:
         """Add the metrics of access control and of each listener."""
@@ -312,19 +314,19 @@ class NodeSecurity:
                 (server, _web_tls(config, option)) for option, server in self._web.items() if server.tls is not None
             ]
         except PenstockError as error:
-            self.failure = str(error)
+            self.failure = error
             self.failed_reloads += 1
             _log.error("reload failed, the previous settings remain: %s", error)
             return False
         self.waiting_for_restart = [
             *_late_files(self._started_with.security, config.security),
             *(
-                f"{option} was changed after the start: the previous setting applies; do: restart the node"
+                ConfigError(f"{option} was changed after the start: the previous setting applies", do=_RESTART)
                 for option in _needs_restart(self._started_with, config)
             ),
         ]
         for warning in self.waiting_for_restart:
-            _log.warning("%s", warning)
+            _log.warning("%s", warning.line())
         self.access_rules = access_rules
         _warn_of_readers(config.security)
         for name, listener_access in self._listener_access.items():
@@ -498,14 +500,19 @@ def expiry_metrics(tls: ServerTls | None) -> dict[str, int | float]:
     return {name: tls.expiry[path] for name, path in files if path is not None and path in tls.expiry}
 
 
-def expiring(ends: Mapping[Path, float], now: float) -> list[str]:
+def expiring(ends: Mapping[Path, float], now: float) -> list[ConfigError]:
     """Warnings about files that expired by ``now`` or expire soon; times in seconds since 1970."""
-    return [_expiry_words(path, end, now) for path, end in ends.items() if end < now + EXPIRY_WARNING_S]
+    return [_expiry(path, end, now) for path, end in ends.items() if end < now + EXPIRY_WARNING_S]
 
 
-def _expiry_words(path: Path, end: float, now: float) -> str:
+def _expiry(path: Path, end: float, now: float) -> ConfigError:
     day = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"{path}: {'ended' if end <= now else 'ends'} on {day}; replace it and send SIGHUP"
+    return ConfigError(f"{path}: {'ended' if end <= now else 'ends'} on {day}", do="replace it and send SIGHUP")
+
+
+def reload_failed(failure: PenstockError) -> ConfigError:
+    """The warning after a reload with an invalid file."""
+    return ConfigError(f"the last reload changed nothing: {failure.what}", why=failure.why, do=failure.do)
 
 
 def _entries(config: NodeConfig) -> dict[str, MqttListenerEntry]:
@@ -589,7 +596,7 @@ def _at_start(section: object) -> object:
     return section.model_copy(update={"tls": tls.model_dump(exclude={"certificate", "key", "client_ca", "revoked"})})
 
 
-def _late_files(start: Security, now: Security) -> list[str]:
+def _late_files(start: Security, now: Security) -> list[ConfigError]:
     """Warnings about files that were added after the start, so that some parts do not use them."""
     added = [name for name in ("passwords", "tokens", "policies") if getattr(start, name) is None]
     added = [name for name in added if getattr(now, name) is not None]
@@ -599,13 +606,15 @@ def _late_files(start: Security, now: Security) -> list[str]:
     else:
         clients = "clients"
     return [
-        f"security.{name} was added after the start: "
-        + (
-            f"{clients} still have all permissions"
-            if name == "policies"
-            else f"{clients} without credentials are still accepted"
+        ConfigError(
+            f"security.{name} was added after the start: "
+            + (
+                f"{clients} still have all permissions"
+                if name == "policies"
+                else f"{clients} without credentials are still accepted"
+            ),
+            do=_RESTART,
         )
-        + "; do: restart the node"
         for name in added
     ]
 

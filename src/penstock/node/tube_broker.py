@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
-from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.listener_access import PasswordChecks
 from penstock.node.client_warnings import ClientWarnings, TubeDenials
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeCertificates, TubeTls
 from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
-from penstock.node.security import expiring, expiry_metrics, may_administer, rights_of, signing_keys
+from penstock.node.security import (
+    expiring,
+    expiry_metrics,
+    may_administer,
+    reload_failed,
+    rights_of,
+    signing_keys,
+)
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.loop import freeze_memory, install_signal_handlers, run, run_until, tune_process
@@ -150,7 +156,7 @@ class _Security:
     def __init__(self, settings: BrokerSettings) -> None:
         """Read the files. Raises ConfigError: one cannot be used."""
         self._settings = settings
-        self.failure: str | None = None
+        self.failure: PenstockError | None = None
         self.changed: Callable[[], None] = lambda: None
         """Callback after a reload."""
         self.certificates = TubeCertificates(settings.tls)
@@ -166,7 +172,7 @@ class _Security:
         try:
             self._read()
         except PenstockError as error:
-            self.failure = str(error)
+            self.failure = error
             _log.error("reload failed, the previous settings remain: %s", error)
             return
         self.failure = None
@@ -213,7 +219,7 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
 async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExitStack) -> ReadyBroker:
     """Start the parts that ``parts`` closes, and wait for the registration at a master."""
     told = settings.advertise
-    clients = ClientWarnings(security.denials.collect, BrokerLimits())
+    clients = ClientWarnings(security.denials.collect)
     clients.start()
     parts.callback(clients.close)
     idle_release = IdleRelease()
@@ -236,15 +242,15 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         if not broker.registered.is_set():
             return ["no master has accepted the broker yet"]
         failure = broker.failure or broker.stalled
-        return [] if failure is None else [f"tube: {' '.join(str(failure).split())}"]
+        return [] if failure is None else [f"tube: {failure.line()}"]
 
     def warnings() -> list[str]:
-        reload = security.failure
-        found = [] if reload is None else [f"the last reload changed nothing: {reload}"]
-        used = security.certificates.used
+        used, failure = security.certificates.used, security.failure
+        found: list[PenstockError | None] = [None if failure is None else reload_failed(failure)]
         found += [] if used is None else expiring(used.expiry, time.time())
         found += late_batches(broker) if started.is_set() else []
-        return found + [warning for warning in (space.warning(), trail.warning()) if warning is not None]
+        found += [space.warning(), trail.failure]
+        return [warning.line() for warning in found if warning is not None]
 
     # Started before the broker, which reports the address of its administration to the master.
     token = settings.admin_token or load_or_create_token(settings.data_dir / "tube" / "admin-token")
@@ -307,10 +313,13 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     )
 
 
-def late_batches(broker: TubeBroker) -> list[str]:
+def late_batches(broker: TubeBroker) -> list[PenstockError]:
     """Warnings about prepared batches that were neither committed nor aborted in time."""
     return [
-        f"tube: batch {item.batch} of query {item.query} is prepared, neither committed nor aborted"
+        PenstockError(
+            f"tube: batch {item.batch} of query {item.query} is prepared, neither committed nor aborted",
+            do=f"start the query again, or: penstock tube staged resolve {item.query}",
+        )
         for item in broker.maintenance.undecided.late
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.mqtt.client import MqttClient
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import RuleSection, TopicSection, Tube
@@ -329,7 +329,7 @@ async def test_health_has_cause_action_and_time_of_each_reason(tmp_path: Path) -
     ready = await node.start()
     try:
         node._failures["tube"] = lambda: StorageError("the log cannot be written", why="input/output error")
-        node._warnings.append(("disk", lambda: "out of space: 1 MB is left; do: delete files"))
+        node._warnings.append(("disk", lambda: OutOfSpaceError("1 MB is left", do="delete files")))
         health = await Api(ready, "").get("/health")
         assert (health["ready"], [reason["code"] for reason in health["reasons"]]) == (
             False,
@@ -338,7 +338,7 @@ async def test_health_has_cause_action_and_time_of_each_reason(tmp_path: Path) -
         problem, warning = health["reasons"]
         assert (problem["what"], problem["why"]) == ("the log cannot be written", "input/output error")
         assert "restart" in problem["hint"]
-        assert (warning["what"], warning["hint"]) == ("out of space: 1 MB is left", "delete files")
+        assert (warning["what"], warning["hint"]) == ("1 MB is left", "delete files")
         assert problem["since_at"] > 0
         again = await Api(ready, "").get("/health")
         assert again == health

@@ -36,7 +36,7 @@ def test_a_slow_client_is_named_once_a_minute_with_its_total(
     assert first.startswith("queue of client 'slow-reader' (user ann) is full: 2 messages dropped since ")
     assert second.startswith("queue of client 'slow-reader' (user ann) is full: 122 messages dropped since ")
     assert "; do: " in second
-    assert [text.split(" since ")[0] for text in watch.warnings()] == [
+    assert [warning.what.split(" since ")[0] for warning in watch.warnings()] == [
         "queue of client 'slow-reader' (user ann) is full: 180 messages dropped"
     ]
     watch.look(120.0)

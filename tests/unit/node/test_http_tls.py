@@ -152,7 +152,7 @@ async def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None
     try:
         assert not node.warnings()
         ending = node.security.expiring(1e12)
-        assert [words for words in ending if "server.pem" in words]
+        assert [warning for warning in ending if "server.pem" in warning.what]
         reader, writer = await asyncio.open_connection(
             *parse_address(ready.http), ssl=files.client(), server_hostname="127.0.0.1"
         )
@@ -176,7 +176,7 @@ async def test_certificates_of_the_tubemq_listeners_are_read_again_by_a_reload(t
     try:
         before = files.client(certificate=True)
         files.renew()
-        assert [words for words in node.security.expiring(1e12) if "server.pem" in words]
+        assert [warning for warning in node.security.expiring(1e12) if "server.pem" in warning.what]
         assert node.reload(lambda: wanted)
         assert node.warnings() == [], "certificates need no restart"
         for address in addresses:

@@ -115,7 +115,7 @@ async def test_a_list_that_cannot_be_used_changes_nothing(tmp_path: Path) -> Non
         site.list.write_text("-----BEGIN X509 CRL-----\n")
         assert not security.reload(lambda: security.config)
         assert security.failure is not None
-        assert str(site.list) in security.failure
+        assert str(site.list) in str(security.failure)
         async with site.client(bound["secure"], "press-7"):
             pass
 
@@ -133,12 +133,12 @@ async def test_certificates_and_revocation_lists_that_end_soon_are_reported(
     site = Site(tmp_path, ends=now + timedelta(days=3))
     site.authority.revoke(site.list, lasts=timedelta(days=40))
     async with serving(mqtt=site.mqtt()) as (security, bound):
-        (words,) = security.expiring(time.time())
-        assert words.startswith(f"{site.certificate}: ends on {now + timedelta(days=3):%Y-%m-%d}")
+        (warning,) = security.expiring(time.time())
+        assert warning.what.startswith(f"{site.certificate}: ends on {now + timedelta(days=3):%Y-%m-%d}")
         assert not security.expiring(time.time() - 12 * 86_400)
         late = security.expiring(time.time() + 30 * 86_400)
-        assert [" ended on " in each for each in late] == [True, False]
-        assert str(site.list) in late[1]
+        assert [" ended on " in each.what for each in late] == [True, False]
+        assert str(site.list) in late[1].what
         metrics = Metrics()
         security.show(metrics)
         lines = metrics.render().decode().splitlines()

@@ -46,7 +46,7 @@ def test_a_failure_is_reported_until_a_row_is_written(tmp_path: Path) -> None:
     trail = AuditTrail(tmp_path / "audit")
     with pytest.raises(StorageError, match="cannot be written"):
         trail.append({})
-    assert "cannot be written" in (trail.warning() or "")
+    assert "cannot be written" in str(trail.failure)
     (tmp_path / "audit").unlink()
     trail.append({})
-    assert (trail.warning(), trail.metric_values()) == (None, {"rows": 1, "refused_requests": 0, "failed_writes": 1})
+    assert (trail.failure, trail.metric_values()) == (None, {"rows": 1, "refused_requests": 0, "failed_writes": 1})

@@ -65,7 +65,7 @@ async def test_beyond_the_limit_writes_are_refused_until_files_were_deleted(tmp_
     file.write_bytes(bytes(1 << 20))
     await space.check()
     assert part.told[-1] == REFUSAL
-    assert f"data directory {tmp_path} has {space.used_bytes} bytes, disk.max_bytes is 1048576" in space.reason
+    assert f"data directory {tmp_path} has {space.used_bytes} bytes, disk.max_bytes is 1048576" in str(space.warning())
     assert space.metric_values()["used_bytes"] >= 1 << 20
     late = Part()
     space.add(late.writer())
@@ -82,12 +82,12 @@ async def test_a_part_that_has_free_pages_may_write(tmp_path: Path) -> None:
         space.add(part.writer())
     await space.check()
     assert (few.told[-1], enough.told[-1], none.told[-1]) == (REFUSAL, "", REFUSAL)
-    assert "is 1000: messages and sends are refused; do: " in (space.warning() or "")
+    assert "is 1000: messages and sends are refused\n  do: " in str(space.warning())
     # Room that deletes made: the warning names the parts that still refuse.
     few.reusable = none.reusable = REUSABLE
     await space.check()
     assert (few.told[-1], none.told[-1]) == ("", "")
-    assert "nothing is refused while the files have free pages" in (space.warning() or "")
+    assert "nothing is refused while the files have free pages" in str(space.warning())
 
 
 async def test_the_check_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.errors import PenstockError
+
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
@@ -190,7 +192,7 @@ class SteppedClock:
             held = self._step = step, elapsed
             self.steps += 1
             if self._hold_ns:
-                _log.warning("system clock stepped and is not followed yet: %s", self.problem())
+                _log.warning("system clock stepped and is not followed yet: %s", self._problem(*held).line())
         is_set = wall >= CLOCK_IS_SET_MS * 1_000_000
         was_set = now >= CLOCK_IS_SET_MS * 1_000_000
         if not self._hold_ns or (is_set and (not was_set or elapsed - held[1] >= self._hold_ns)):
@@ -200,11 +202,11 @@ class SteppedClock:
             for tell in self.on_followed:
                 tell()
 
-    def problem(self) -> str | None:
+    def problem(self) -> PenstockError | None:
         """Warning about a held step, with the action; None if there is none."""
-        if self._step is None:
-            return None
-        size, noticed = self._step
+        return None if self._step is None else self._problem(*self._step)
+
+    def _problem(self, size: int, noticed: int) -> PenstockError:
         ahead = "ahead" if size > 0 else "back"
         now_ms = self()
         wall_ms = self._wall() // 1_000_000
@@ -215,7 +217,8 @@ class SteppedClock:
             then = (
                 f"if it is wrong, correct it; if it is correct, wait {left_s} s (clock_step_hold_s) or restart the node"
             )
-        return (
+        return PenstockError(
             f"clock: the system clock was set {ahead} by {abs(size) // 1_000_000_000} s to {utc(wall_ms)};"
-            f" versions and deadlines still follow {utc(now_ms)}: {then}"
+            f" versions and deadlines still follow {utc(now_ms)}",
+            do=then,
         )

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.errors import OutOfSpaceError
+
 __all__ = ["REFUSAL", "REUSABLE", "DiskSpace", "FileSystem", "Writer", "default_floor", "file_system_of"]
 
 _log = logging.getLogger("penstock.runtime")
@@ -83,8 +85,8 @@ class DiskSpace:
         *,
         file_system: Callable[[Path], FileSystem] = file_system_of,
     ) -> None:
-        self.reason = ""
-        """Reason why requests that need space are rejected, with the action; "" if they are accepted."""
+        self._shortage: OutOfSpaceError | None = None
+        """Reason why requests that need space are rejected, with the action; None if they are accepted."""
         self.used_bytes = 0
         self.free_bytes = 0
         self._path = path
@@ -98,7 +100,7 @@ class DiskSpace:
     def add(self, writer: Writer) -> None:
         """Register ``writer`` to be notified."""
         self._writers.append(writer)
-        writer.refuse(REFUSAL if self.reason else "")
+        writer.refuse("" if self._shortage is None else REFUSAL)
 
     async def start(self) -> None:
         """Check once, then once a second until :meth:`close`."""
@@ -117,25 +119,25 @@ class DiskSpace:
         return {
             "used_bytes": self.used_bytes,
             "free_bytes": self.free_bytes,
-            "out_of_space": int(bool(self.reason)),
+            "out_of_space": int(self._shortage is not None),
         }
 
-    def warning(self) -> str | None:
+    def warning(self) -> OutOfSpaceError | None:
         """The reason, for ``/readyz``; None if there is none."""
-        return self.reason or None
+        return self._shortage
 
     async def check(self) -> None:
         """Measure, and notify the writers."""
         cause, hint, reusable = await asyncio.to_thread(self._measure)
         measured = list(zip(self._writers, reusable, strict=False))
         refused = [writer.writes for writer, room in measured if room < REUSABLE]
-        reason = f"{cause}: {_refused(refused, measured)}; do: {hint}" if cause else ""
-        if bool(reason) != bool(self.reason):
-            if reason:
-                _log.error(reason)
-            else:
-                _log.warning("disk space: sufficient again, all requests are accepted path=%s", self._path)
-        self.reason = reason
+        before, self._shortage = self._shortage, None
+        if cause:
+            self._shortage = OutOfSpaceError(f"{cause}: {_refused(refused, measured)}", path=str(self._path), do=hint)
+            if before is None:
+                _log.error("%s", self._shortage.line())
+        elif before is not None:
+            _log.warning("disk space: sufficient again, all requests are accepted path=%s", self._path)
         for writer, room in measured:
             writer.refuse(REFUSAL if cause and room < REUSABLE else "")
 
@@ -160,13 +162,13 @@ class DiskSpace:
 
     def _cause(self, floor: int) -> tuple[str, str]:
         limit, path = self._max_bytes, self._path
-        if limit and self.used_bytes >= (limit - limit // 20 if self.reason else limit):
+        if limit and self.used_bytes >= (limit if self._shortage is None else limit - limit // 20):
             cause = f"disk space: data directory {path} has {self.used_bytes} bytes, disk.max_bytes is {limit}"
             return cause, (
                 "shorten the retention or raise disk.max_bytes; deleted keys and messages make room inside their file,"
                 " which does not shrink"
             )
-        if self.free_bytes < (floor + floor // 10 if self.reason else floor):
+        if self.free_bytes < (floor if self._shortage is None else floor + floor // 10):
             free = f"the file system of {path} has {self.free_bytes} bytes free, disk.min_free_bytes is {floor}"
             return f"disk space: {free}", "free space on the file system, or lower disk.min_free_bytes"
         return "", ""

@@ -65,10 +65,6 @@ class AuditTrail:
         """Counters for ``/metrics``."""
         return {"rows": self.rows, "refused_requests": self.refused, "failed_writes": self.failures}
 
-    def warning(self) -> str | None:
-        """Reason why entries are missing; None if they are written."""
-        return None if self.failure is None else self.failure.what
-
     def _append(self, line: bytes) -> None:
         directory = self._path.parent
         DirectFiles().make_dir(directory)

@@ -254,18 +254,19 @@ class StateStoreService(Service):
         """Lead of the newest version over the clock; 0 if it is behind."""
         return max(0, self._engine.clock.wall_ms - self._clock())
 
-    def clock_problem(self) -> str | None:
-        """Problem and remedy if versions are so far ahead of the clock that clients reject them; otherwise None."""
+    def clock_problem(self) -> StorageError | None:
+        """The error if versions are so far ahead of the clock that clients reject them; otherwise None."""
         lead_ms = self.version_lead_ms
         if lead_ms <= MAX_DRIFT_MS:
             return None
         newest, now = utc(self._engine.clock.wall_ms), utc(self._clock())
         wait_s = (lead_ms - MAX_DRIFT_MS) // 1000 + 1
-        return (
-            f"statestore: the newest version ({newest}) is {lead_ms // 1000} s ahead of the clock ({now}); clients"
-            f" reject answers and the store rejects fencing tokens that are more than {MAX_DRIFT_MS // 1000} s ahead:"
-            f" if the clock is wrong, set it; if it is right, wait {wait_s} s, or stop the node and run"
-            " `penstock statestore repair`"
+        return StorageError(
+            f"statestore: the newest version ({newest}) is {lead_ms // 1000} s ahead of the clock ({now})",
+            why="clients reject answers and the store rejects fencing tokens that are more than "
+            f"{MAX_DRIFT_MS // 1000} s ahead",
+            do=f"if the clock is wrong, set it; if it is right, wait {wait_s} s, or stop the node and run"
+            " `penstock statestore repair`",
         )
 
     def refuse_growth(self, reason: str) -> None:
@@ -310,7 +311,7 @@ class StateStoreService(Service):
         self.wake()
         problem = self.clock_problem()
         if problem is not None:
-            _log.warning("%s", problem)
+            _log.warning("%s", problem.line())
 
     def policies_changed(self) -> None:
         """Reevaluate whether any client may observe requests."""
