@@ -49,8 +49,61 @@ def commands_below(command: Any, name: str, parent: Any) -> Iterator[tuple[Any, 
         yield from commands_below(child, child_name, context)
 
 
+CLI_EXAMPLE = """\
+`penstock NOUN VERB [NAME] [OPTIONS]`, for example with a node on this machine:
+
+<!-- test: background -->
+```console
+$ penstock up
+```
+
+```console
+$ penstock status                                     # whether the node is ready, and what to do otherwise
+...
+$ penstock kv set line-3/limit 42                     # state store: set a key
+...
+$ penstock kv get line-3/limit                        # the result is on standard output, all else on standard error
+42
+$ penstock tube topic create readings --partitions 1  # TubeMQ: create a topic
+...
+$ echo 61.5 | penstock tube produce readings          # one record for each line of standard input
+...
+$ penstock tube consume readings --json               # --json: an object per line, for programs
+{"topic": "readings", "broker_id": 1...
+$ penstock mqtt pub line-3/state on --retain          # MQTT: publish a retained message
+...
+$ penstock kv get line-3/other || echo "status $?"    # exit status 1: failed or refused; 2: wrong usage
+...
+```
+"""
+
+METRICS_EXAMPLE = """\
+<!-- test: background -->
+```console
+$ penstock up
+```
+
+```console
+$ curl -s http://$PENSTOCK_HTTP/metrics | grep ^penstock_node_ready # 1: every part works
+penstock_node_ready 1.0
+```
+
+A configuration of Prometheus that scrapes a node with users, with the credentials of one of them:
+
+```yaml
+# prometheus.yml
+scrape_configs:
+  - job_name: penstock
+    scheme: https                       # http without `http.tls`
+    basic_auth: {username: prometheus, password_file: /etc/prometheus/penstock.password}
+    static_configs:
+      - targets: ["edge-7.example:8080"]  # `http.bind`; each broker of its own has its own listener
+```
+"""
+
+
 def cli() -> str:
-    lines = ["# Command line", "", NOTE, ""]
+    lines = ["# Command line", "", NOTE, "", CLI_EXAMPLE]
     root = typer.main.get_command(app)
     context = root.make_context("penstock", [], resilient_parsing=True)
     found = [(root, context)]
@@ -369,6 +422,7 @@ def metrics() -> str:
         ),
         "",
     ]
+    lines += [METRICS_EXAMPLE]
     for source, entries in METRICS.items():
         lines += [f"## {SOURCES[source]}", "", "| metric | type | meaning |", "| --- | --- | --- |"]
         for attribute, metric in entries.items():

@@ -96,6 +96,13 @@ def check_covered(block: Block, where: str) -> None:
     assert word in path.read_text(encoding="utf-8"), f"{where}: {path} does not run it"
 
 
+def test_nothing_says_that_penstock_is_on_pypi() -> None:
+    """An installation names a clone (``./penstock``) until a version is published."""
+    texts = [*page_paths(), *(ROOT / "src").rglob("*.py"), *ROOT.glob("*.md"), ROOT / "Makefile"]
+    from_pypi = re.compile(r"pip3? install (?:-\S+ )*[\"']?penstock\b")
+    assert not [text for text in texts if from_pypi.search(text.read_text(encoding="utf-8"))]
+
+
 def pages() -> list[ParameterSet]:
     """Every page; one that says so at its top is followed every night only, as it starts Spark several times."""
     return [
