@@ -74,9 +74,9 @@ def load_tokens(path: Path) -> dict[bytes, Token]:
     return load(path, TokenFile).table()
 
 
-def parse_tokens(text: str, name: str = "tokens") -> dict[bytes, Token]:
+def parse_tokens(text: str) -> dict[bytes, Token]:
     """Parse a token file that is already in memory."""
-    return parse(text, TokenFile, name=name).table()
+    return parse(text, TokenFile, name="tokens").table()
 
 
 def token_digest(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.tube.arrow import TARGET_BYTES, Headers, JoinedBatches, join
+from penstock.spark.tube.arrow import Headers, JoinedBatches, join
 from penstock.statestore import hlc
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.hlc import Hlc
@@ -93,9 +93,7 @@ def key_batch(rows: Sequence[KeyRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
-def change_batches(
-    topic: str, batches: Iterable[MessageBatch], keys: str, target_bytes: int = TARGET_BYTES
-) -> Iterator[pa.RecordBatch]:
+def change_batches(topic: str, batches: Iterable[MessageBatch], keys: str) -> Iterator[pa.RecordBatch]:
     """Yield the changes in ``batches`` whose key matches the glob ``keys``, in order; no record batch is empty.
 
     Raises:
@@ -103,7 +101,7 @@ def change_batches(
     """
     pattern = Glob(keys.encode())
     layouts: dict[tuple[str, ...], _ChangeLayout | None] = {}
-    for joined in join(batches, target_bytes):
+    for joined in join(batches):
         rows = [row for row in _rows(topic, joined, layouts) if pattern.matches(row[0])]
         if rows:
             found = list(zip(*rows, strict=True))

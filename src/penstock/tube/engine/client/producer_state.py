@@ -293,10 +293,6 @@ class PartitionQueue(Generic[T]):
         """True if every message has an outcome."""
         return not (self._waiting or self._flight or self._failed)
 
-    def is_pending(self, number: int) -> bool:
-        """Return True if the request of that number has no outcome yet."""
-        return number in self._flight
-
     @property
     def oldest_sequence(self) -> int:
         """Return the lowest sequence number without a response."""
