@@ -1,30 +1,29 @@
 """The data directory: used by one process at a time, with a format version.
 
-``lock`` is locked while the process runs, so that a killed node leaves no stale lock; the process id in it is
-for information. It has two locks of the kernel: flock excludes other processes; the lock of the open file description
-(OFD) can be queried without being acquired, so that a query never refuses a node that starts at that moment.
-``format.json`` has the version of the layout, and the LMDB environments that were created: if one is missing later, the
-start fails instead of creating an empty one.
+The directory is locked while the process runs (`runtime.io.directory_lock`). ``format.json`` has the version of the
+layout, and the LMDB environments that were created: if one is missing later, the start fails instead of creating an
+empty one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StorageError, UnavailableError
+from penstock.errors import StorageError
+from penstock.runtime.io.directory_lock import DirectoryLock, is_locked, unusable
 from penstock.runtime.io.files import DirectFiles
 
 __all__ = ["ADDRESSES", "FORMAT", "DataDirectory", "running_node"]
 
 _log = logging.getLogger("penstock.node")
+
+_NAME = "data directory"
 
 ADDRESSES = "addresses.json"
 """File with the addresses of the running node, as in the line of ``penstock up --json``."""
@@ -48,17 +47,12 @@ class DataDirectory:
         """
         self.path = path.absolute()
         self._format = self.path / "format.json"
+        self._lock = DirectoryLock(self.path, _NAME)
         try:
-            DirectFiles().make_dir(self.path)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-        try:
-            self._take()
             self._kept = self._read_format()
             self._check_kept()
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     @property
@@ -115,39 +109,17 @@ class DataDirectory:
             _log.warning("commands on this machine cannot find the node", extra={"fields": {"error": str(error)}})
 
     def close(self) -> None:
-        """Release the lock. The file is not deleted, which would race with the next process."""
-        if self._lock >= 0:
+        """Release the lock. Can be called twice."""
+        if self._lock.held:
             with contextlib.suppress(OSError):
                 (self.path / ADDRESSES).unlink(missing_ok=True)
-                os.ftruncate(self._lock, 0)
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.close()
 
     def __enter__(self) -> DataDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _take(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip()
-            who = f"process {holder}" if holder.isdigit() else "another process"
-            raise UnavailableError(
-                f"data directory {self.path} is in use by {who}",
-                applied=False,
-                why="a data directory can be used by one node only",
-                do=f"end {who} (SIGTERM drains it), or choose another directory: --data-dir PATH",
-            ) from error
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-        with contextlib.suppress(OSError):  # a file system without such locks, on which `running_node` finds no node
-            fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
-        with contextlib.suppress(OSError):  # a full disk; the id is for information only
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def _read_format(self) -> list[str]:
         """Check the format, or write it to a new directory; returns the recorded environments."""
@@ -158,7 +130,7 @@ class DataDirectory:
             self._write_format([])
             return []
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise unusable(self.path, error, _NAME) from error
         try:
             content: dict[str, Any] = json.loads(text)
             found = content["format"]
@@ -212,34 +184,16 @@ class DataDirectory:
             new.replace(self._format)
             DirectFiles().sync_dir(self.path)
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise unusable(self.path, error, _NAME) from error
 
 
 def running_node(path: Path) -> dict[str, Any] | None:
     """Return the addresses of the node that uses the data directory ``path``; None if no node runs, or it is
     starting."""
     try:
-        with (path / "lock").open("rb") as lock:
-            query = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_RDLCK))
-        if query[:2] == _whole_file(fcntl.F_UNLCK)[:2]:
+        if not is_locked(path):
             return None
         found: Any = json.loads((path / ADDRESSES).read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _whole_file(kind: int) -> bytes:
-    """A ``struct flock`` of Linux: ``kind`` (a short) from 0 to the end."""
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
-
-
-def _cannot_write(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"data directory {path} cannot be used",
-        path=str(path),
-        why=f"{error.filename or path} is a file"
-        if isinstance(error, FileExistsError)
-        else f"{error.filename or path}: {error.strerror}",
-        do="choose a directory that this user may write: --data-dir PATH",
-    )

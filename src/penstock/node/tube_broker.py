@@ -29,8 +29,9 @@ from penstock.node.security import (
     rights_of,
     signing_keys,
 )
+from penstock.runtime.io.directory_lock import DirectoryLock
 from penstock.runtime.io.disk_space import DiskSpace, Writer
-from penstock.runtime.io.files import DirectFiles, Durability
+from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import freeze_memory, install_signal_handlers, run, run_until, tune_process
 from penstock.runtime.io.memory import IdleRelease
 from penstock.runtime.io.network import Address, bind_error
@@ -47,7 +48,6 @@ from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import load_or_create_token
-from penstock.tube.storage.lock import DirectoryLock
 
 __all__ = ["BrokerSettings", "ReadyBroker", "late_batches", "run_broker", "serve_broker"]
 
@@ -138,15 +138,6 @@ def _check_directory(path: Path) -> None:
     )
 
 
-def _lock(path: Path) -> DirectoryLock:
-    """Lock the data directory, which a node locks as well. Raises StorageError if another process uses it."""
-    try:
-        DirectFiles().make_dir(path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be created: {error.strerror}", path=str(path)) from error
-    return DirectoryLock(path)
-
-
 class _Security:
     """Users and permissions of the broker's clients, from the files of its settings.
 
@@ -206,7 +197,7 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
     security = _Security(settings)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
     async with AsyncExitStack() as parts:
-        parts.callback(_lock(settings.data_dir).close)
+        parts.callback(DirectoryLock(settings.data_dir, "data directory").close)
         ready = await run_until(stop, _start(settings, security, parts))
         if ready is not None:
             freeze_memory()

@@ -68,7 +68,7 @@ async def test_the_data_directory_of_a_running_node_or_broker_is_refused(tmp_pat
     settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO)
     with DataDirectory(tmp_path) as directory:
         directory.tube.mkdir()
-        with pytest.raises(StorageError, match="is in use by another process"):
+        with pytest.raises(UnavailableError, match="is in use by process"):
             await serve_broker(settings, lambda _: None)
     running = asyncio.create_task(serve_broker(settings, lambda _: None))
     async with asyncio.timeout(20):

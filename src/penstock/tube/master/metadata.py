@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
-from penstock.runtime.io.files import DirectFiles, Durability
+from penstock.runtime.io.directory_lock import DirectoryLock
+from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import DELETE, PUT, Operation
@@ -29,7 +30,6 @@ from penstock.tube.engine.master.settings import (
     TopicSetting,
     key_of,
 )
-from penstock.tube.storage.lock import DirectoryLock
 
 __all__ = ["SettingStore"]
 
@@ -68,14 +68,6 @@ class SettingStore:
         self.path = path
         self._lock: DirectoryLock | None = None
         if environment is None:
-            try:
-                DirectFiles().make_dir(path)
-            except OSError as error:
-                raise StorageError(
-                    f"tube: {path} cannot be used: {error.strerror}",
-                    path=str(path),
-                    do="set a data directory that this user can write to",
-                ) from None
             # Two masters with one directory would announce different topics to their brokers.
             self._lock = DirectoryLock(path)
             tables = LmdbEnvironment(

@@ -15,8 +15,8 @@ from typing import Any
 
 from penstock.errors import StorageError
 from penstock.runtime.io.clock import boot_id
+from penstock.runtime.io.directory_lock import DirectoryLock
 from penstock.runtime.io.files import DirectFiles, Files
-from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
@@ -84,7 +84,7 @@ class BrokerStorage:
         without_meta: bool = False,
         open_meta: Callable[[Path], MetaStore] | None = None,
     ) -> None:
-        """Open the directory. Raises StorageError if it is in use, cannot be used, or lost its ``meta``.
+        """Open the directory. Raises UnavailableError if it is in use, StorageError if unusable or without ``meta``.
 
         ``on_loss`` is called with every loss when it is found. ``without_meta``: continue without ``meta``.
         ``open_meta``: ``files`` and ``meta`` are not on the disk of this machine, so no directory is created or locked.
@@ -103,11 +103,6 @@ class BrokerStorage:
         self._ran = False
         self._lock: DirectoryLock | None = None
         if open_meta is None:
-            try:
-                DirectFiles().make_dir(directory)
-            except OSError as error:
-                what = f"tube: {directory} cannot be used: {error.strerror}"
-                raise StorageError(what, path=str(directory)) from error
             self._lock = DirectoryLock(directory)
         noted = open_meta is not None or (directory / "meta").is_dir()
         try:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import StorageError
+from penstock.runtime.io.directory_lock import DirectoryLock
 from penstock.tube.storage.broker_storage import RUNNING, BrokerStorage
 from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES, as_array
-from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import MetaStore
 from penstock.tube.storage.record import scan
 
@@ -59,7 +59,8 @@ def check(directory: Path) -> Report:
     """Read everything in a broker's ``directory`` (with ``log`` and ``meta``), without changes.
 
     Raises:
-        StorageError: a process uses the directory, or it is not a broker's.
+        UnavailableError: a process uses the directory.
+        StorageError: it is not a broker's directory, or cannot be read.
     """
     if not (directory / "log").is_dir() and not (directory / "meta").is_dir():
         inside = sorted(str(path) for path in directory.glob("tube/broker-*"))
@@ -88,7 +89,7 @@ def check(directory: Path) -> Report:
 def repair(directory: Path) -> Report:
     """Recover every segment as a broker does at its start; damaged bytes are moved to ``.bad`` files.
 
-    Raises StorageError if a process uses the directory or the disk fails.
+    Raises UnavailableError if a process uses the directory, StorageError if the disk fails.
     """
     before = check(directory)
     disk = BrokerStorage(directory, without_meta=True)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.errors import PenstockError, RefusedError, StorageError
+from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.envelope import Request, encode_request
@@ -139,7 +139,7 @@ async def test_a_broken_frame_closes_and_an_unknown_method_does_not(tmp_path: Pa
 
 async def test_two_brokers_cannot_share_a_directory(tmp_path: Path) -> None:
     async with running(tmp_path):
-        with pytest.raises(StorageError, match="in use"):
+        with pytest.raises(UnavailableError, match="in use"):
             await TubeBroker(tmp_path).start("127.0.0.1", 0)
 
 

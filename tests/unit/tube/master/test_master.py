@@ -42,7 +42,7 @@ async def test_topics_survive_a_restart(tmp_path: Path) -> None:
 async def test_a_directory_has_one_master(tmp_path: Path) -> None:
     master = TubeMaster(tmp_path)
     await master.start("127.0.0.1", 0)
-    with pytest.raises(StorageError, match="in use by another process"):
+    with pytest.raises(UnavailableError, match="in use by process"):
         await TubeMaster(tmp_path).start("127.0.0.1", 0)
     await master.close()
     await master.start("127.0.0.1", 0)

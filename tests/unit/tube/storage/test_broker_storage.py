@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import StorageError, UnavailableError
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import Store
@@ -52,7 +52,7 @@ def test_a_store_that_only_let_segments_go_does_not_hide_what_another_turn_wrote
 
 def test_a_second_broker_is_refused(tmp_path: Path) -> None:
     disk = BrokerStorage(tmp_path)
-    with pytest.raises(StorageError, match="in use"):
+    with pytest.raises(UnavailableError, match="in use"):
         BrokerStorage(tmp_path)
     disk.close(clean=True)
     BrokerStorage(tmp_path).close(clean=True)

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import StorageError, UnavailableError
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.fsck import check, repair
 from penstock.tube.storage.meta import GroupOffset
@@ -144,7 +144,7 @@ def test_a_torn_tail_after_an_abrupt_end_is_no_damage(directory: Path) -> None:
 
 def test_a_directory_in_use_or_of_another_kind_is_refused(directory: Path, tmp_path: Path) -> None:
     disk = BrokerStorage(directory)
-    with pytest.raises(StorageError, match="in use"):
+    with pytest.raises(UnavailableError, match="in use"):
         check(directory)
     disk.close(clean=True)
     with pytest.raises(StorageError, match="not a broker's directory"):
