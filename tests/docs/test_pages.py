@@ -103,6 +103,18 @@ def test_nothing_says_that_penstock_is_on_pypi() -> None:
     assert not [text for text in texts if from_pypi.search(text.read_text(encoding="utf-8"))]
 
 
+def test_the_index_has_every_decision_with_status_and_reason() -> None:
+    folder = ROOT / "docs" / "decisions"
+    records = {
+        path.name: path.read_text(encoding="utf-8").removeprefix("# ").partition(".")[0]
+        for path in sorted(folder.glob("0*.md"))
+    }
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(.+?)\]\((.+?)\) \| (\S.*?) \| (\S.*?) \|$", index, re.MULTILINE)
+    assert {name: title.partition(".")[0] for title, name, _, _ in rows} == records
+    assert len(rows) == len(records) >= 30
+
+
 def pages() -> list[ParameterSet]:
     """Every page; one that says so at its top is followed every night only, as it starts Spark several times."""
     return [

@@ -29,6 +29,7 @@ QUERIES = {
     "backup": "Backup and restore",
     "docker": "Deploy with systemd or Docker",
     "durability": "Durability",
+    "own process": "Run TubeMQ in its own process",
     "kafka": "Migrate a Spark job from Kafka",
     "mosquitto": "Migrate from Mosquitto",
     "websocket": "Connect from a browser over WebSocket",
