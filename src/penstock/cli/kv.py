@@ -588,7 +588,7 @@ async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options:
 
     count = 0
     async with options.store() as store:
-        tells = await _tells_expiry(store)
+        tells = await _supports_expiry(store)
         if not tells:
             note(
                 "note: the store does not report expiry, so imported keys never expire: enable the extension ttl,"
@@ -614,7 +614,7 @@ async def _keys(store: StateStoreClient, pattern: str, keys: list[bytes] | None)
             yield key
 
 
-async def _tells_expiry(store: StateStoreClient) -> bool:
+async def _supports_expiry(store: StateStoreClient) -> bool:
     from penstock.statestore.errors import StateStoreError
 
     try:

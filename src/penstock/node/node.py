@@ -523,7 +523,7 @@ class Node:
         topic = self.config.statestore.capture_topic
         if topic is None:
             return None
-        newest = broker.newest(topic, CAPTURE_PARTITION)
+        newest = broker.newest_message(topic, CAPTURE_PARTITION)
         last = None if newest is None else version_of(*newest)
         later = asyncio.get_running_loop().call_later
         capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Catalyst", "analyzed", "each", "is_delta_table", "kind", "make_thread_safe", "shape"]
+__all__ = ["Catalyst", "analyzed", "class_name", "is_delta_table", "make_thread_safe", "root_and_child", "scala_items"]
 
 _SAFE_MAP = "java.util.concurrent.ConcurrentHashMap"
 
@@ -82,7 +82,7 @@ def analyzed(rows: DataFrame) -> Any:
     return rows._jdf.queryExecution().analyzed()
 
 
-def shape(rows: DataFrame) -> tuple[str, str]:
+def root_and_child(rows: DataFrame) -> tuple[str, str]:
     """Return the class names of the plan's root and of its child; the root's name twice if it has no child."""
     plan = analyzed(rows)
     top = str(plan.nodeName())
@@ -90,12 +90,12 @@ def shape(rows: DataFrame) -> tuple[str, str]:
     return top, top if below.isEmpty() else str(below.head().nodeName())
 
 
-def kind(expression: Any) -> str:
+def class_name(expression: Any) -> str:
     """Return the class name of ``expression``."""
     return str(expression.getClass().getSimpleName())
 
 
-def each(sequence: Any) -> Iterator[Any]:
+def scala_items(sequence: Any) -> Iterator[Any]:
     """Yield the elements of a Scala sequence."""
     return _all(sequence.iterator())
 

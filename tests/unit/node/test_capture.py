@@ -372,7 +372,7 @@ class Node:
         self.broker = TubeBroker(self.path)
         await self.broker.start("127.0.0.1", 0)
         self.broker.create_topic("changes", 1)
-        newest = self.broker.newest("changes", 0)
+        newest = self.broker.newest_message("changes", 0)
         loop = asyncio.get_running_loop()
         self.capture = ChangeCapture(
             "changes",
@@ -502,9 +502,9 @@ async def test_a_tube_that_takes_nothing_for_a_while_gets_everything_then(
 async def test_the_newest_message_of_a_partition(tmp_path: Path) -> None:
     broker = TubeBroker(tmp_path)
     await broker.start("127.0.0.1", 0)
-    assert broker.newest("nothing", 0) is None
+    assert broker.newest_message("nothing", 0) is None
     broker.create_topic("demo", 2)
-    assert broker.newest("demo", 1) is None
+    assert broker.newest_message("demo", 1) is None
     done: asyncio.Future[tuple[int, PenstockError | None]] = asyncio.get_running_loop().create_future()
     messages = [(b"a", 0, None), (b"b", 0, "type"), (b"", 0, None), (b"c", 0, None)]
     broker.append_run("demo", 1, messages, lambda count, error: done.set_result((count, error)))
@@ -512,6 +512,6 @@ async def test_the_newest_message_of_a_partition(tmp_path: Path) -> None:
     count, error = await done
     assert count == 2
     assert isinstance(error, RefusedError)
-    assert broker.newest("demo", 1) == (b"b", 0)
-    assert broker.newest("demo", 0) is None
+    assert broker.newest_message("demo", 1) == (b"b", 0)
+    assert broker.newest_message("demo", 0) is None
     await broker.close()

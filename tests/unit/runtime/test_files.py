@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.io.files import SECTOR, DirectFiles, DiskFullError, room
+from penstock.runtime.io.files import SECTOR, DirectFiles, DiskFullError, free_space_text
 
 
 def test_positions_growth_and_truncation(tmp_path: Path) -> None:
@@ -126,8 +126,11 @@ def test_names_rename_remove(tmp_path: Path) -> None:
 
 
 def test_free_space_is_described(tmp_path: Path) -> None:
-    assert re.fullmatch(r"\d+ KiB are free on its file system", room(tmp_path))
-    assert room(tmp_path / "gone") == "its file system does not report its free space: No such file or directory"
+    assert re.fullmatch(r"\d+ KiB are free on its file system", free_space_text(tmp_path))
+    assert (
+        free_space_text(tmp_path / "gone")
+        == "its file system does not report its free space: No such file or directory"
+    )
 
 
 def fails_with(number: int) -> Any:

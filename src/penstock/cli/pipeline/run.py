@@ -217,11 +217,11 @@ def stop(
         pipeline, _, name = run_of(Path(which), None, into)
         broker = pipeline.statestore.broker
 
-    def told(holder: lease.LeaseHolder) -> None:
+    def show_request(holder: lease.LeaseHolder) -> None:
         if not as_json:
             note(f"pipeline {name}: asked {holder} to stop")
 
-    stopped = lease.stop_run(broker, name, timeout_s=timeout, answer_s=_ANSWER_S, on_requested=told)
+    stopped = lease.stop_run(broker, name, timeout_s=timeout, answer_s=_ANSWER_S, on_requested=show_request)
     if as_json:
         print_json({"pipeline": name, "run": stopped.run, "stopped": stopped.clean, "why": stopped.why})
     elif stopped.run is None:

@@ -316,7 +316,7 @@ async def _produce(
                     "out of disk space: see /readyz of the node"
                 )
 
-    async def settle() -> None:
+    async def collect_results() -> None:
         nonlocal stored, taken
         while (future := await sent.get()) is not None:
             taken += 1
@@ -328,19 +328,19 @@ async def _produce(
     try:
         async with connect() as producer:
             sending = asyncio.create_task(_send(producer, topic, source, record, partition, sent))
-            settling = asyncio.create_task(settle())
+            collecting = asyncio.create_task(collect_results())
             try:
-                await one_ended(sending, settling)
+                await one_ended(sending, collecting)
                 if sending.done():
-                    await one_ended(settling)
-                    await settling  # get the results of all sent records, then raise the error that ended the sending
+                    await one_ended(collecting)
+                    await collecting  # get the results of all sent records, then raise the error that ended the sending
                     await sending
                 else:
-                    settling.result()  # raises the error: only a failed record ends it before the sending ends
+                    collecting.result()  # raises the error: only a failed record ends it before the sending ends
             finally:
                 sending.cancel()
-                settling.cancel()
-                await asyncio.gather(sending, settling, return_exceptions=True)
+                collecting.cancel()
+                await asyncio.gather(sending, collecting, return_exceptions=True)
                 while not sent.empty():
                     if (future := sent.get_nowait()) is not None:
                         future.cancel()

@@ -29,18 +29,18 @@ __all__ = [
     "UNAVAILABLE",
     "ErrorText",
     "RetryPolicy",
-    "cause",
-    "ended",
     "error_text",
-    "has_ended",
+    "full_text",
+    "innermost_cause",
     "is_incompatible_state",
+    "is_jvm_exit",
     "is_spark_condition",
+    "java_stacks",
+    "jvm_exit_error",
     "pipeline_session",
     "retry_policy",
     "shield_signals",
-    "stacks",
     "suppress_client_logs",
-    "whole",
 ]
 
 CAUSES_SHOWN = 10
@@ -61,7 +61,7 @@ _CAUSED_BY = "Caused by: "
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
-def cause(text: str) -> tuple[str, str]:
+def innermost_cause(text: str) -> tuple[str, str]:
     """Extract the class name and the text of the error that ended a query from Spark's tracebacks.
 
     Errors of penstock pass through Python workers and the JVM as text; the last one is the one that was raised. The
@@ -109,7 +109,7 @@ def _cause_in_java(text: str) -> str:
     return found or "a call of Spark failed without a message"
 
 
-def whole(error: BaseException) -> str:
+def full_text(error: BaseException) -> str:
     """Return the text of a Spark error with those of its causes in the JVM, which Spark's text omits."""
     texts = [str(error)]
     # Only this attribute has the causes of a query's error.
@@ -121,7 +121,7 @@ def whole(error: BaseException) -> str:
     return "\n".join(texts)
 
 
-def stacks(error: BaseException) -> str:
+def java_stacks(error: BaseException) -> str:
     """Return the text of a Spark error and the Java stack of each of its causes, for developers."""
     parts = [str(error)]
     found: BaseException | None = error
@@ -244,7 +244,7 @@ def _is_not_of_a_lease(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("lease lost")
 
 
-def has_ended(error: BaseException) -> bool:
+def is_jvm_exit(error: BaseException) -> bool:
     """Return True if ``error``, one of ``BROKEN``, means that Spark's Java process has ended."""
     # If the process ends during a call, the call fails without a Java stack trace.
     return isinstance(error, (Py4JNetworkError, ConnectionError)) or (
@@ -252,7 +252,7 @@ def has_ended(error: BaseException) -> bool:
     )
 
 
-def ended() -> UnavailableError:
+def jvm_exit_error() -> UnavailableError:
     """Return the error to show when Spark's Java process has ended."""
     return UnavailableError(
         "Spark's Java process has ended",

@@ -24,17 +24,17 @@ from penstock.pipelines.run.errors import (
     BROKEN,
     DRAIN_S,
     FULL,
-    cause,
-    ended,
     error_text,
-    has_ended,
+    full_text,
+    innermost_cause,
     is_incompatible_state,
+    is_jvm_exit,
     is_spark_condition,
+    java_stacks,
+    jvm_exit_error,
     pipeline_session,
     retry_policy,
-    stacks,
     suppress_client_logs,
-    whole,
 )
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
 from penstock.pipelines.run.progress import ProgressMonitor, now_text, serve
@@ -256,14 +256,14 @@ class _PipelineRun:
             why = str(error)
             raise
         except BROKEN as error:
-            if not has_ended(error):
-                _, words = cause(whole(error))
+            if not is_jvm_exit(error):
+                _, words = innermost_cause(full_text(error))
                 failed = PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", do=FIX_AND_RESTART)
                 why = str(failed)
                 raise failed from error
             self._queries = {}
             if not self._stop_requested():
-                gone = ended()
+                gone = jvm_exit_error()
                 why = str(gone)
                 raise gone from error
             # The signal that stopped this run has also ended Java. No data is lost.
@@ -328,7 +328,7 @@ class _PipelineRun:
             running.ended = True
             return
         self._keep_stack(running, error)
-        self._failed(running, whole(error))
+        self._failed(running, full_text(error))
 
     def _start(self, running: RunningQuery) -> None:
         if running.rebuild:
@@ -336,7 +336,7 @@ class _PipelineRun:
                 running.built.rebuild()
             except PySparkException as error:
                 self._keep_stack(running, error)
-                self._failed(running, whole(error))
+                self._failed(running, full_text(error))
                 return
             running.rebuild = False
         running.query = running.built.start(
@@ -345,7 +345,7 @@ class _PipelineRun:
 
     def _keep_stack(self, running: RunningQuery, error: BaseException) -> None:
         """Store the whole error for developers: events and error messages have its cause only."""
-        path, text = layout.failure(self._state, running.built.name), stacks(error)
+        path, text = layout.failure(self._state, running.built.name), java_stacks(error)
         # The failure is reported even if the disk is full.
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
@@ -355,7 +355,7 @@ class _PipelineRun:
 
     def _failed(self, running: RunningQuery, text: str) -> None:
         """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run."""
-        kind, words = cause(text)
+        kind, words = innermost_cause(text)
         name = running.built.name
         if is_incompatible_state(words):
             raise ConfigError(

@@ -37,7 +37,7 @@ from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
-from penstock.pipelines.steps.expressions import condition, conditions, mark_failed_conditions, quoted_column
+from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, mark_filtered, quoted_column
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import KeyWrite
 from penstock.spark.tube.options import SinkOptions
@@ -438,7 +438,7 @@ def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyWrite]:
     if sink.order_by is not None:
         rows = rows.orderBy(sink.order_by)
     values = [entry_value(rows, entry) for entry in sink.entries]
-    rows = conditions(rows, {f"_when{index}": entry.when for index, entry in enumerate(sink.entries)})
+    rows = add_conditions(rows, {f"_when{index}": entry.when for index, entry in enumerate(sink.entries)})
     made: list[Column] = []
     for index, (entry, value) in enumerate(zip(sink.entries, values, strict=True)):
         holds = sf.coalesce(sf.col(f"_when{index}"), sf.expr("false"))
@@ -481,7 +481,7 @@ def _mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:
         values = [entry_value(rows, entry) for entry in target.entries]
         sizes = (sf.when(sf.col(when), sf.octet_length(value)) for when, value in zip(whens, values, strict=True))
         reasons += [("sink.size", too_large(size, target.max_bytes)) for size in sizes]
-        rows = conditions(rows, whens)
+        rows = add_conditions(rows, whens)
     return mark_failed_conditions(mark_dead(rows, name, reasons).drop(*whens), name, list(whens.values()))
 
 
@@ -489,7 +489,7 @@ def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
     assert sink.messages is not None
     name = sink_letter(sink.name)
     if sink.messages.when != "true":
-        rows = condition(rows, name, name, sink.messages.when)
+        rows = mark_filtered(rows, name, sink.messages.when)
     return mark_dead(rows, name, message_failures(rows, sink, sink.messages))
 
 

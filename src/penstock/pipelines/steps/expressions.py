@@ -19,18 +19,17 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
-from penstock.pipelines.catalyst import Catalyst, analyzed, each, kind, shape
+from penstock.pipelines.catalyst import Catalyst, analyzed, class_name, root_and_child, scala_items
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Map
 
 __all__ = [
     "FAILED",
-    "attempts",
-    "condition",
-    "conditions",
+    "add_conditions",
     "filter_step",
     "map_step",
     "mark_failed_conditions",
+    "mark_filtered",
     "packed_columns",
     "quoted",
     "quoted_column",
@@ -38,8 +37,8 @@ __all__ = [
     "sql_step",
     "tried_columns",
     "tried_windows",
+    "try_arguments",
     "value_of",
-    "where",
 ]
 
 FAILED = "expression.failed"
@@ -74,15 +73,15 @@ def _capture_errors(rows: DataFrame, names: Sequence[str], *, packed: bool) -> t
     projected = plan.projectList()
     attempt = _Attempts(rows.sparkSession)
     texts: dict[str, str] = {}
-    for position, named in enumerate(each(projected)):
-        if named.name() in names and kind(named) == "Alias" and attempt.may_fail(named.child()):
+    for position, named in enumerate(scala_items(projected)):
+        if named.name() in names and class_name(named) == "Alias" and attempt.may_fail(named.child()):
             made = attempt.packed(named.child()) if packed else attempt.tried(named.child())
             projected = projected.updated(position, attempt.put_into(named, made))
             texts[named.name()] = named.child().sql()
     return (attempt.rows(rows, attempt.with_argument(plan, 0, projected)), texts) if texts else (rows, {})
 
 
-def attempts(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFrame, dict[str, tuple[str, str]]]:
+def try_arguments(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFrame, dict[str, tuple[str, str]]]:
     """Add a packed column to ``rows`` for each argument of an aggregate in ``windows`` that may fail.
 
     Returns also a map from column (``<prefix>0``, ...) to the name of the aggregate and the text of the argument.
@@ -90,7 +89,7 @@ def attempts(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFram
     attempt = _Attempts(rows.sparkSession)
     found = [
         (named.name(), argument)
-        for named in each(analyzed(windows).aggregateExpressions())
+        for named in scala_items(analyzed(windows).aggregateExpressions())
         for argument in _arguments(named)
         if attempt.may_fail(argument)
     ]
@@ -113,9 +112,13 @@ def tried_windows(windows: DataFrame) -> DataFrame:
     attempt = _Attempts(windows.sparkSession)
     plan = analyzed(windows)
     expressions = plan.aggregateExpressions()
-    for position, named in enumerate(each(expressions)):
+    for position, named in enumerate(scala_items(expressions)):
         made = attempt.without_overflow(named)
-        if kind(made) == "Alias" and kind(made.child()) != "AggregateExpression" and attempt.may_fail(made.child()):
+        if (
+            class_name(made) == "Alias"
+            and class_name(made.child()) != "AggregateExpression"
+            and attempt.may_fail(made.child())
+        ):
             made = attempt.put_into(made, attempt.tried(made.child()))
         expressions = expressions.updated(position, made)
     return attempt.rows(windows, attempt.with_argument(plan, 1, expressions))
@@ -156,13 +159,13 @@ class _Attempts(Catalyst):
 
     def may_fail(self, expression: Any) -> bool:
         """Return True if ``expression`` may fail on a row."""
-        name = kind(expression)
+        name = class_name(expression)
         if name == "Cast":
             if not self.widens(expression):
                 return True
         elif name not in _SAFE:
             return name != "AggregateExpression"
-        return any(self.may_fail(child) for child in each(expression.children()))
+        return any(self.may_fail(child) for child in scala_items(expression.children()))
 
     def packed(self, expression: Any) -> Any:
         """Return ``expression`` as a struct with the field ``v``; null if it fails."""
@@ -175,26 +178,26 @@ class _Attempts(Catalyst):
 
     def without_overflow(self, expression: Any) -> Any:
         """Return ``expression`` with sums that become null on overflow."""
-        children = [self.without_overflow(child) for child in each(expression.children())]
+        children = [self.without_overflow(child) for child in scala_items(expression.children())]
         made = self.with_children(expression, children) if children else expression
-        if kind(made) not in _SUMS:
+        if class_name(made) not in _SUMS:
             return made
-        like = self._session.range(1).select(sf.call_function(_SUMS[kind(made)], sf.col("id")))
-        mode = next(each(analyzed(like).aggregateExpressions())).child().aggregateFunction().productElement(1)
+        like = self._session.range(1).select(sf.call_function(_SUMS[class_name(made)], sf.col("id")))
+        mode = next(scala_items(analyzed(like).aggregateExpressions())).child().aggregateFunction().productElement(1)
         return self.rebuilt(made, [made.child(), mode])
 
 
 def _arguments(expression: Any) -> Iterator[Any]:
     """Yield the arguments of the aggregates in ``expression``, including their filters."""
-    children = list(each(expression.children()))
-    if kind(expression) != "AggregateExpression":
+    children = list(scala_items(expression.children()))
+    if class_name(expression) != "AggregateExpression":
         for child in children:
             yield from _arguments(child)
         return
     function, *conditions = children
     yield from conditions
     # Literals, such as the share of a percentile, are the same for every row.
-    yield from (child for child in each(function.children()) if not child.foldable())
+    yield from (child for child in scala_items(function.children()) if not child.foldable())
 
 
 _SELECT = re.compile(r"\s*select\b", re.IGNORECASE)
@@ -243,26 +246,24 @@ def map_step(rows: DataFrame, name: str, given: Map) -> DataFrame:
 def filter_step(rows: DataFrame, name: str, text: str) -> DataFrame:
     """Mark rows for which ``text`` is not true as filtered; windows are removed instead."""
     if "_dead" not in rows.columns:
-        return where(rows, text)
-    return condition(rows, name, name, text)
+        return _rows_where(rows, text)
+    return mark_filtered(rows, name, text)
 
 
-def condition(rows: DataFrame, step: str, filtered_by: str, text: str) -> DataFrame:
-    """Mark rows for which ``text`` is not true as filtered by ``filtered_by``, and as dead in ``step`` if it fails."""
+def mark_filtered(rows: DataFrame, name: str, text: str) -> DataFrame:
+    """Mark rows for which ``text`` is not true as filtered by ``name``, and as dead in ``name`` if it fails."""
     tried, texts = _tried(_with_conditions(rows, {"_holds": text}), ["_holds"])
-    marked = mark_dead(tried, step, _failures(texts, {"_holds": None}))
+    marked = mark_dead(tried, name, _failures(texts, {"_holds": None}))
     left_out = alive() & ~sf.coalesce(value_of("_holds", texts), sf.lit(False))
-    return marked.withColumn("_filtered", sf.when(left_out, sf.lit(filtered_by)).otherwise(sf.col("_filtered"))).drop(
-        "_holds"
-    )
+    return marked.withColumn("_filtered", sf.when(left_out, sf.lit(name)).otherwise(sf.col("_filtered"))).drop("_holds")
 
 
-def where(rows: DataFrame, text: str) -> DataFrame:
+def _rows_where(rows: DataFrame, text: str) -> DataFrame:
     """Return the ``rows`` (such as windows) for which ``text`` is true and does not fail."""
     return tried_columns(_with_conditions(rows, {"_holds": text}), ["_holds"]).where("_holds").drop("_holds")
 
 
-def conditions(rows: DataFrame, texts: dict[str, str]) -> DataFrame:
+def add_conditions(rows: DataFrame, texts: dict[str, str]) -> DataFrame:
     """Add a column for each condition in ``texts`` (name to condition); null if the condition fails."""
     return tried_columns(_with_conditions(rows, texts), list(texts))
 
@@ -304,7 +305,7 @@ def _marked(rows: DataFrame, name: str, texts: dict[str, str]) -> DataFrame:
 
 
 def _refuse_more_than_projection(name: str, result: DataFrame) -> None:
-    top, below = shape(result)
+    top, below = root_and_child(result)
     if (top, below) != ("Project", "SubqueryAlias"):
         raise ConfigError(
             f"step {name!r}: the statement does more than compute columns ({top}, {below})",

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from penstock.pipelines.rows import alive, mark_dead
 from penstock.pipelines.spec.steps import Dedupe, Step, Window
 from penstock.pipelines.spec.values import duration_ms
-from penstock.pipelines.steps.expressions import FAILED, attempts, quoted_column, shortened, tried_windows
+from penstock.pipelines.steps.expressions import FAILED, quoted_column, shortened, tried_windows, try_arguments
 
 __all__ = [
     "AHEAD",
@@ -50,7 +50,7 @@ def mark_invalid_times(rows: DataFrame, name: str, window: Window) -> DataFrame:
 def mark_invalid_records(rows: DataFrame, name: str, window: Window) -> DataFrame:
     """Mark rows as dead in the window step ``name`` without a valid time, or on which an aggregate fails."""
     rows = mark_invalid_times(rows, name, window)
-    tried, texts = attempts(rows, rows.groupBy(*window.by).agg(*_aggregates(window)), "_attempt")
+    tried, texts = try_arguments(rows, rows.groupBy(*window.by).agg(*_aggregates(window)), "_attempt")
     failures = [
         (FAILED, sf.when(quoted_column(column).isNull(), sf.lit(f"aggregate {of!r} fails: {shortened(text)}")))
         for column, (of, text) in texts.items()

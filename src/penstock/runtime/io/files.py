@@ -16,7 +16,17 @@ from typing import Final, Protocol
 
 from mypy_extensions import mypyc_attr
 
-__all__ = ["NO_SPACE", "SECTOR", "DirectFile", "DirectFiles", "DiskFullError", "Durability", "File", "Files", "room"]
+__all__ = [
+    "NO_SPACE",
+    "SECTOR",
+    "DirectFile",
+    "DirectFiles",
+    "DiskFullError",
+    "Durability",
+    "File",
+    "Files",
+    "free_space_text",
+]
 
 
 class Durability(StrEnum):
@@ -250,7 +260,7 @@ def _named(error: OSError, path: str | None) -> OSError:
     return kind(error.errno, error.strerror, error.filename or path)
 
 
-def room(path: Path) -> str:
+def free_space_text(path: Path) -> str:
     """Free space of the file system of ``path`` as a phrase for errors."""
     try:
         found = os.statvfs(path)

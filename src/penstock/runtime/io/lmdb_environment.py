@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import lmdb
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.io.files import DirectFiles, Durability, room
+from penstock.runtime.io.files import DirectFiles, Durability, free_space_text
 
 __all__ = ["INITIAL_MAP_BYTES", "LmdbEnvironment", "release_pages"]
 
@@ -180,7 +180,7 @@ class LmdbEnvironment:
                 path=str(self.path),
                 # LMDB reports a write truncated by a full disk as an input/output error.
                 why="the operating system refused a write or an fsync; no part of the transaction is committed; "
-                + room(self.path),
+                + free_space_text(self.path),
                 do="check the disk (space, health), then restart: acknowledged commits are kept",
             ) from error
 
@@ -188,7 +188,7 @@ class LmdbEnvironment:
         return OutOfSpaceError(
             f"{self._name}: {what} waits for disk space",
             path=str(self.path / "data.mdb"),
-            why=f"{'the disk is full' if error is None else error}; {room(self.path)}",
+            why=f"{'the disk is full' if error is None else error}; {free_space_text(self.path)}",
             do="free space on the file system: it continues by itself",
         )
 

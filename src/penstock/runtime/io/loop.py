@@ -336,7 +336,7 @@ def install_signal_handlers() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _tell, number, stop)
+        loop.add_signal_handler(number, _on_signal, number, stop)
     return stop
 
 
@@ -353,7 +353,7 @@ async def run_until(stop: asyncio.Event, starting: Coroutine[Any, Any, T]) -> T 
     return None if task.cancelled() else task.result()
 
 
-def _tell(number: int, stop: asyncio.Event) -> None:
+def _on_signal(number: int, stop: asyncio.Event) -> None:
     name = signal.Signals(number).name
     if stop.is_set():
         _node_log.warning("second signal, stopping immediately", extra={"fields": {"signal": name}})

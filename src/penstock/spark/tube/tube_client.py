@@ -37,7 +37,15 @@ from penstock.tube.codec.message import HAS_ATTRIBUTES, MSG_TYPE
 if TYPE_CHECKING:
     from penstock.tube.reader import BrokerReader, MessageBatch, PartitionInfo
 
-__all__ = ["ALL_MESSAGES", "BrokerAddress", "ServerAccess", "TubeClient", "count_rows", "explain_missing_topic", "only"]
+__all__ = [
+    "ALL_MESSAGES",
+    "BrokerAddress",
+    "ServerAccess",
+    "TubeClient",
+    "count_rows",
+    "explain_missing_topic",
+    "filter_by_type",
+]
 
 ALL_MESSAGES = 2**31 - 1
 """Maximum of one plan request (int32 on the wire)."""
@@ -364,9 +372,8 @@ class TubeClient:
     def _filter(self) -> Callable[[MessageBatch], MessageBatch] | None:
         if not self._types:
             return None
-        from penstock.spark.tube.tube_client import only
 
-        return only(self._types)
+        return filter_by_type(self._types)
 
     def commit_offset(self, partition: TopicPartition, group: str, offset: int) -> None:
         """Store ``offset`` as the offset of ``group`` in ``partition``, without retries.
@@ -582,7 +589,7 @@ def _has_ranges(ranges: BrokerReader, partition: TopicPartition) -> bool:
 _TYPE = MSG_TYPE.encode() + b"="
 
 
-def only(types: Collection[str]) -> Callable[[MessageBatch], MessageBatch]:
+def filter_by_type(types: Collection[str]) -> Callable[[MessageBatch], MessageBatch]:
     """Return a function that filters batches by message type; messages without a type are dropped."""
     from penstock.tube.record import encode_msg_type
 

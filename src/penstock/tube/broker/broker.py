@@ -25,7 +25,7 @@ from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.request import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits
-from penstock.tube.broker.maintenance import Maintenance, OpenedLogs, TopicDurability, newest, open_logs
+from penstock.tube.broker.maintenance import Maintenance, OpenedLogs, TopicDurability, newest_message, open_logs
 from penstock.tube.broker.master_connection import MasterCommands, MasterConnection
 from penstock.tube.broker.timers import BrokerTimers
 from penstock.tube.codec import exceptions
@@ -371,9 +371,9 @@ class TubeBroker:
         if stored:
             self.commits.changed()
 
-    def newest(self, topic: str, partition: int) -> tuple[bytes, int] | None:
+    def newest_message(self, topic: str, partition: int) -> tuple[bytes, int] | None:
         """Return data and flag of the last durable message of a partition; None if there is none."""
-        return newest(self.engine.topics, topic, partition)
+        return newest_message(self.engine.topics, topic, partition)
 
     async def committed(self) -> None:
         """Wait until all changes so far are durable. Raises StorageError after a failed commit."""

@@ -43,7 +43,7 @@ from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention, parse_policy
 from penstock.tube.storage.store import Store, StoreLimits
 
-__all__ = ["Maintenance", "OpenedLogs", "TopicDurability", "newest", "open_logs"]
+__all__ = ["Maintenance", "OpenedLogs", "TopicDurability", "newest_message", "open_logs"]
 
 _log = logging.getLogger("penstock.tube.broker.broker")
 
@@ -78,7 +78,7 @@ class OpenedLogs:
     staging: Staging
 
 
-def newest(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | None:
+def newest_message(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | None:
     """Return data and flag of the last durable message of a partition; None if there is none. Raises StorageError."""
     served = topics.by_name.get(topic)
     if served is None or not served.has(partition):

@@ -18,7 +18,7 @@ from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES
 from penstock.tube.storage.recovery import Loss, Recovery, check_segment
 from penstock.tube.storage.segment import PartitionPart, Segment
 
-__all__ = ["LogReads", "MessageSelection", "StoredMessages", "choose"]
+__all__ = ["LogReads", "MessageSelection", "StoredMessages", "select_messages"]
 
 
 class MessageSelection:
@@ -35,7 +35,7 @@ class MessageSelection:
         return len(self.places)
 
 
-def choose(
+def select_messages(
     part: PartitionPart,
     first: int,
     stop: int,
@@ -190,7 +190,9 @@ class LogReads(LogStore):
             last = bisect_left(part.ordinals, (min(limit, segment.end) - segment.start) // INDEX_RECORD_BYTES)
             while first < last:
                 stop = last if keys is None else min(last, first + _FILTER_WINDOW)
-                chosen, taken = choose(part, first, stop, keys, room, max_messages - read.count, read.count > 0)
+                chosen, taken = select_messages(
+                    part, first, stop, keys, room, max_messages - read.count, read.count > 0
+                )
                 if chosen:
                     self._gather(segment, part, chosen, read)
                 room -= taken
@@ -217,7 +219,7 @@ class LogReads(LogStore):
         last = min(last, part.wire_from)
         if first >= last:
             return None
-        chosen, _ = choose(part, first, last, None, max_bytes, max_messages, started=False)
+        chosen, _ = select_messages(part, first, last, None, max_bytes, max_messages, started=False)
         ordinals = _ordinals(part, chosen.places)
         behind = first + len(ordinals)
         following = part.ordinals[behind] if behind < len(part.ordinals) else segment.count

@@ -70,7 +70,7 @@ def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
     ],
 )
 def test_a_lost_process_is_distinguished_from_a_failed_call(error: Exception, gone: bool) -> None:
-    assert errors.has_ended(error) is gone
+    assert errors.is_jvm_exit(error) is gone
 
 
 def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:

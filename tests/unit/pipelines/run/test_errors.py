@@ -7,11 +7,11 @@ import pytest
 from penstock.pipelines.run.errors import (
     BUSY,
     UNAVAILABLE,
-    cause,
+    full_text,
+    innermost_cause,
     is_incompatible_state,
     is_spark_condition,
     retry_policy,
-    whole,
 )
 
 THROUGH_PYTHON = """\
@@ -59,7 +59,7 @@ Caused by: java.util.ConcurrentModificationException
     ],
 )
 def test_the_last_error_of_ours_or_sparks_first_line_and_deepest_cause(text: str, kind: str, words: str) -> None:
-    assert cause(text) == (kind, words)
+    assert innermost_cause(text) == (kind, words)
 
 
 class OfSpark(Exception):
@@ -72,7 +72,7 @@ class OfSpark(Exception):
 def test_causes_in_the_jvm_are_reported() -> None:
     deepest = OfSpark("object not serializable (class: a.B)", "java.io.NotSerializableException: a.B\n\tat c")
     error = OfSpark("Task not serializable", cause=OfSpark("Job aborted", "org.apache.Spark", deepest))
-    assert cause(whole(error)) == (
+    assert innermost_cause(full_text(error)) == (
         "",
         "Task not serializable / Caused by: java.io.NotSerializableException: object not serializable (class: a.B)",
     )
@@ -85,7 +85,7 @@ def test_error_conditions_of_spark_are_distinguished() -> None:
 
 def test_start_timeouts_of_a_busy_machine_are_recognized() -> None:
     late = "org.apache.spark.SparkException: Python worker failed to connect back.\nCaused by: Timed out while waiting"
-    assert retry_policy(*cause(late), late) is BUSY
+    assert retry_policy(*innermost_cause(late), late) is BUSY
     words = '[CANNOT_OPEN_SOCKET] Can not open socket: ["tried to connect"]'
     assert retry_policy("", words, words) is BUSY
     assert retry_policy("", COLUMN, COLUMN) is None
@@ -100,7 +100,7 @@ def test_the_cause_of_a_failed_call_is_reported() -> None:
         "Caused by: java.io.IOException: error=13, Permission denied\n"
     )
     first = 'java.io.IOException: Cannot run program "python3": error=13'
-    assert cause(text) == ("", f"{first} / Caused by: java.io.IOException: error=13, Permission denied")
+    assert innermost_cause(text) == ("", f"{first} / Caused by: java.io.IOException: error=13, Permission denied")
 
 
 @pytest.mark.parametrize("part", ["KEY", "VALUE"])
@@ -131,7 +131,9 @@ Caused by: py4j.Py4JException: An exception was raised by the Python Proxy.
 
 def test_the_innermost_java_exception_of_a_failed_call_is_the_cause() -> None:
     words = "java.io.IOException: Mkdirs failed to create file:/a/b (exists=false, cwd=file:/)"
-    assert cause(FAILED_CALL) == ("", words)
-    assert cause(FAILED_CALL.partition("Caused by")[0])[1].startswith("org.apache.spark.SparkException: Job aborted")
+    assert innermost_cause(FAILED_CALL) == ("", words)
+    assert innermost_cause(FAILED_CALL.partition("Caused by")[0])[1].startswith(
+        "org.apache.spark.SparkException: Job aborted"
+    )
     bare = "Traceback:\npy4j.protocol.Py4JJavaError: An error occurred while calling o1.parquet.\n"
-    assert cause(bare) == ("", "a call of Spark failed without a message")
+    assert innermost_cause(bare) == ("", "a call of Spark failed without a message")
