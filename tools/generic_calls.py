@@ -49,7 +49,7 @@ HOT = (
     "inflight___Inflight___assign",
     "inflight___Inflight___pop",
     "inflight___Inflight___free_id",
-    "output___Outbound___end_read",
+    "output___BrokerOutput___end_read",
     "connection_state___PendingAck___settle",
     "connection_state___PendingAck___record",
     "connection_state___ConnectionState___answer_settled",
