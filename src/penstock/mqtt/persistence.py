@@ -34,6 +34,8 @@ _INLINE_CHANGES: Final = 16
 share a commit, and many of them are reverted before it."""
 _WRITE_BEHIND_CHANGES: Final = 50_000
 """Maximum number of write-behind changes before a commit starts, so that transactions stay short."""
+_ROUNDING_MS: Final = 2
+"""Each of two offsets between clocks is the difference of two times that were rounded down."""
 
 
 class Persistence(CommitClient[Batch]):
@@ -93,7 +95,8 @@ class Persistence(CommitClient[Batch]):
         """
         self._is_open = True
         self._wall_offset = wall_offset
-        recovered = await asyncio.to_thread(self._store.open, wall_offset())
+        # Offsets are differences of rounded times: with this one and that of the commit, no deadline comes early.
+        recovered = await asyncio.to_thread(self._store.open, wall_offset() - _ROUNDING_MS)
         self.journal.start_at(recovered.next_number)
         self.recovered = len(recovered.sessions)
         self.quarantined = len(recovered.quarantined)

@@ -211,13 +211,13 @@ def test_an_expired_message_is_given_up_and_says_what_is_known() -> None:
     engine.publish(Publish("a", b"", 1), "lasting", 0)
     engine.take_output()
     engine.lost()
-    assert engine.next_deadline() == 4_000, "also without a connection"
+    assert engine.next_deadline() == 4_001, "also without a connection"
     engine.begin(1_000)
-    assert engine.tick(3_999) == []
-    (unseen,) = engine.tick(4_000)
-    assert engine.next_deadline() == 5_000
+    assert engine.tick(4_000) == []
+    (unseen,) = engine.tick(4_001)
+    assert engine.next_deadline() == 5_001
     engine.take_output()
-    events = engine.receive(encode(ConnAck()), 5_000)
+    events = engine.receive(encode(ConnAck()), 5_001)
     (seen,) = [e for e in events if isinstance(e, OperationDone)]
     for answer, token, applied in ((unseen, "unseen", False), (seen, "seen", None)):
         assert isinstance(answer, OperationDone)

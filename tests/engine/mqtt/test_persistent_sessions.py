@@ -170,7 +170,7 @@ def test_retained_messages_come_back_and_deleted_ones_do_not(bench: PersistentBe
     expiring = Properties(message_expiry_interval=10, user_properties=[("k", "v")])
     writer.send(Publish("d", b"5", 1, retain=True, packet_id=1, properties=expiring))
     assert writer.only() == PubAck(1)
-    bench.crash(down_ms=4_000)
+    bench.crash(down_ms=4_500)
     got = {}
     peer = bench.connect("c")
     peer.subscribe("#")
@@ -210,7 +210,7 @@ def test_message_expiry_runs_on_while_the_broker_is_down(bench: PersistentBench)
         expiry = Properties(message_expiry_interval=seconds)
         writer.send(Publish("t", b"%d" % n, 1, packet_id=n, properties=expiry))
     bench.flush()
-    bench.crash(down_ms=20_000)
+    bench.crash(down_ms=20_500)
     assert bench.broker.stats.dropped_expired == 1
     (publish,) = back(bench)
     assert isinstance(publish, Publish)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode
@@ -40,9 +42,29 @@ def test_expiry_counts_down_in_whole_seconds() -> None:
     message = message_of(Publish("a", b"", properties=Properties(message_expiry_interval=10)), 5_000)
     assert message.expires_at == 15_000
     block = identifier_block([7])
-    sent = [as_sent(message, block, now).properties for now in (5_000, 5_999, 6_000, 14_999)]
+    sent = [as_sent(message, block, now).properties for now in (5_000, 6_000, 6_001, 15_000)]
     left = [properties.message_expiry_interval for properties in sent]
     assert left == [10, 10, 9, 1]
+
+
+@given(
+    start_us=st.integers(0, 999),
+    interval=st.integers(0, 3),
+    waited_us=st.integers(0, 4_000_000) | st.sampled_from([999, 1_000, 999_999, 1_000_000, 1_000_999, 2_000_000]),
+)
+def test_no_message_expires_early_here_or_at_its_receiver(start_us: int, interval: int, waited_us: int) -> None:
+    properties = Properties(message_expiry_interval=interval)
+    message = message_of(Publish("a", b"", properties=properties), 5_000)  # at 5,000.000 to 5,000.999 ms
+    now = 5_000 + (start_us + waited_us) // 1_000
+    if waited_us <= interval * 1_000_000:
+        assert not message.expired(now)
+    if waited_us > interval * 1_000_000 + 1_000:
+        assert message.expired(now)
+    if not message.expired(now):
+        left = as_sent(message, b"", now).properties.message_expiry_interval
+        assert left is not None
+        assert left * 1_000_000 >= interval * 1_000_000 - waited_us
+        assert left or not interval, "0 would expire at once"
 
 
 def test_properties_of_the_publishers_connection_are_not_forwarded() -> None:

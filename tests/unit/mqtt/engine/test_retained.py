@@ -56,11 +56,11 @@ def test_expired_ones_make_room() -> None:
     retained = Retained(2, 10_000)
     retained.store("a", message("a", expiry=1))
     retained.store("b", message("b", expiry=60))
-    late = [message_of(Publish(topic, b"x"), now) for topic, now in (("c", 999), ("d", 1_000), ("e", 2_000))]
+    late = [message_of(Publish(topic, b"x"), now) for topic, now in (("c", 1_000), ("d", 1_001), ("e", 2_001))]
     assert not retained.store("c", late[0])
     assert retained.store("d", late[1]), "nobody had asked for a"
     assert not retained.store("e", late[2]), "not before b expires"
-    assert [m.topic for m in match(retained, "#", 2_000)] == ["b", "d"]
+    assert [m.topic for m in match(retained, "#", 2_001)] == ["b", "d"]
 
 
 def test_messages_that_expire_one_by_one_do_not_cost_a_walk_each() -> None:
@@ -71,10 +71,10 @@ def test_messages_that_expire_one_by_one_do_not_cost_a_walk_each() -> None:
     def keep(topic: str, now: int) -> bool:
         return retained.store(topic, message_of(Publish(topic, b"x"), now))
 
-    assert keep("d", 1_000), "a is gone"
-    assert not keep("e", 1_100), "b is, and nobody has looked since"
-    assert not keep("e", 1_999)
-    assert keep("e", 2_000)
+    assert keep("d", 1_001), "a is gone"
+    assert not keep("e", 1_101), "b is, and nobody has looked since"
+    assert not keep("e", 2_000)
+    assert keep("e", 2_001)
 
 
 def test_a_deep_topic_counts_with_its_levels() -> None:
@@ -88,8 +88,8 @@ def test_a_deep_topic_counts_with_its_levels() -> None:
 def test_expired_ones_go_when_met() -> None:
     retained = Retained(10, 10_000)
     retained.store("a", message("a", expiry=1))
-    assert len(match(retained, "a", 999)) == 1
-    assert match(retained, "a", 1000) == []
+    assert len(match(retained, "a", 1000)) == 1
+    assert match(retained, "a", 1001) == []
     assert retained.count == 0
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.mqtt.engine.model.timers import DeadlineOwner, Timers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.mqtt.engine.model.timers import DeadlineOwner, Timers, after_s
 
 
 class Owner(DeadlineOwner):
@@ -79,3 +82,13 @@ def test_it_says_when_an_entry_comes_before_all_others() -> None:
     assert not timers.sooner, "the shell's timer is early enough"
     timers.arm(owners[2], 50)
     assert timers.sooner
+
+
+@given(start_us=st.integers(0, 10**9), seconds=st.integers(0, 3), late_us=st.integers(-2_000, 2_000))
+def test_a_time_in_seconds_never_ends_early(start_us: int, seconds: int, late_us: int) -> None:
+    due_ms = after_s(start_us // 1_000, seconds)
+    now_us = start_us + seconds * 1_000_000 + late_us
+    if late_us < 0 and seconds:
+        assert now_us // 1_000 < due_ms
+    if late_us >= 1_000:
+        assert now_us // 1_000 >= due_ms

@@ -71,7 +71,7 @@ class Outgoing:
         self.subscriptions: dict[str, tuple[Subscription, list[int]]] = {}
         """Granted subscriptions with their identifiers; created again when the server lost the session."""
         self.next_expiry = 0
-        """Instant at which a message that waits for a connection expires, 0 for never; not updated while connected."""
+        """Instant at which a message that waits for a connection is given up, 0 for never; fixed while connected."""
         self._outbox = outbox
         self._events = events
         self._online = False
@@ -165,7 +165,7 @@ class Outgoing:
         if given is not None and given.message_expiry_interval is not None:
             expires_at = since + given.message_expiry_interval * 1000
             if not self.next_expiry or expires_at < self.next_expiry:
-                self.next_expiry = expires_at
+                self.next_expiry = expires_at + 1
         self._waiting.append(_Operation(publish, token, expires_at))
         self.pump(now)
 
@@ -279,7 +279,7 @@ class Outgoing:
 
     def give_up_expired(self, now: int) -> None:
         """Fail messages that expired without a connection."""
-        expired = [op for op in self._waiting if op.expires_at and op.expires_at <= now and not _bound(op)]
+        expired = [op for op in self._waiting if 0 < op.expires_at < now and not _bound(op)]
         for operation in expired:
             self._waiting.remove(operation)
             assert isinstance(operation.packet, Publish)
@@ -318,7 +318,7 @@ class Outgoing:
         """Update the expiry of a message before it is sent; return False if it expired and failed."""
         if _bound(operation):
             return True
-        left = -((now - operation.expires_at) // 1000)
+        left = -((now - 1 - operation.expires_at) // 1000)  # times are rounded down
         if left < 0 or (left == 0 and publish.properties.message_expiry_interval):
             self._give_up(operation, _expired(publish, operation))
             return False
@@ -329,7 +329,8 @@ class Outgoing:
         return True
 
     def _find_next_expiry(self) -> None:
-        self.next_expiry = min((op.expires_at for op in self._waiting if op.expires_at and not _bound(op)), default=0)
+        expiring = (op.expires_at + 1 for op in self._waiting if op.expires_at and not _bound(op))
+        self.next_expiry = min(expiring, default=0)
 
     def _encode(self, publish: Publish) -> bytes:
         """Encode the message, with a topic alias if possible.

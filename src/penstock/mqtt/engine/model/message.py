@@ -148,15 +148,16 @@ class Message:
         return len(self.topic_wire) + len(self.properties_wire) + len(self.payload)
 
     def expired(self, now: int) -> bool:
-        """Return True if the message has expired; never at the instant of its arrival [MQTT-3.3.2-5]."""
-        return self.expires_at != 0 and self.expires_at <= now and self.accepted_at != now
+        """Return True if the message has expired [MQTT-3.3.2-5]. Times are rounded down: not before the next ms."""
+        return 0 < self.expires_at < now
 
     def properties_for(self, identifiers: bytes, now: int) -> bytes:
         """Encode the properties for a receiver: remaining expiry, and its :func:`identifier_block`."""
         wire = self.properties_wire
-        if self.expires_at and now - self.accepted_at >= 1000:
+        waited_ms = now - self.accepted_at - 1  # at least, since both times are rounded down
+        if self.expires_at and waited_ms >= 1000:
             properties = self.properties.copy()
-            left = max(0, (properties.message_expiry_interval or 0) - (now - self.accepted_at) // 1000)
+            left = max(0, (properties.message_expiry_interval or 0) - waited_ms // 1000)
             properties.message_expiry_interval = left  # [MQTT-3.3.2-6]
             wire = encode_properties(properties, _CONTEXT)
         if identifiers:

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-__all__ = ["DeadlineOwner", "Timers"]
+__all__ = ["DeadlineOwner", "Timers", "after_s"]
+
+
+def after_s(now: int, seconds: int) -> int:
+    """Return the first ms that is not before the end of ``seconds`` from ``now``, which is rounded down."""
+    return now + seconds * 1000 + 1 if seconds else now
 
 
 class DeadlineOwner:

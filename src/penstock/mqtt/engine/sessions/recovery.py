@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.mqtt.codec.packets import Subscription
 from penstock.mqtt.engine.model.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
 from penstock.mqtt.engine.model.message import RELEASED, Delivery, Message
+from penstock.mqtt.engine.model.timers import after_s
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import LARGE, NEVER, Session
@@ -50,9 +51,9 @@ def _session(broker: BrokerCore, row: SessionRow, now: int) -> Session:
     session.will_at, session.ends_at = row.will_at, row.ends_at
     if row.will is not None and not session.will_at:
         delay_s = min(row.will.properties.will_delay_interval or 0, row.expiry_s)
-        session.will_at = now + delay_s * 1000
+        session.will_at = after_s(now, delay_s)
     if not session.ends_at and row.expiry_s != NEVER:
-        session.ends_at = now + row.expiry_s * 1000
+        session.ends_at = after_s(now, row.expiry_s)
     broker.sessions[row.client_id] = session
     waiting = [at for at in (session.will_at, session.ends_at) if at]
     if waiting:

@@ -100,7 +100,7 @@ class Retained:
             self._record(topic, message)  # even if none is stored: an earlier deletion may be uncommitted
             return True
         if not self._has_room(topic, message):
-            if not self._expiry or message.accepted_at < max(self._expiry, self._sweep_at):
+            if not self._expiry or message.accepted_at < max(self._expiry + 1, self._sweep_at):
                 return False
             self._sweep(message.accepted_at)
             if not self._has_room(topic, message):
@@ -157,7 +157,7 @@ class Retained:
 
     def delete_expired(self, message: Message, now: int) -> bool:
         """Delete a stored message if it has expired; return whether it has."""
-        if not message.expires_at or message.expires_at > now:
+        if not message.expired(now):
             return False
         self._expire(message.topic)
         return True
@@ -190,7 +190,7 @@ class Retained:
             message = level.message
             if message is None or not message.expires_at:
                 continue
-            if message.expires_at <= now:
+            if message.expired(now):
                 expired.append(message.topic)
             elif not self._expiry or message.expires_at < self._expiry:
                 self._expiry = message.expires_at

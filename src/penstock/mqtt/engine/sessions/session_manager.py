@@ -11,6 +11,7 @@ from penstock.mqtt.codec.packets import Connect, Publish, Will
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from penstock.mqtt.engine.model.journal import PERSISTENCE_PROPERTY
+from penstock.mqtt.engine.model.timers import after_s
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import NEVER, Session, SessionConnection
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
@@ -107,7 +108,7 @@ class SessionManager:
         if will is not None:
             delay_s = min(will.properties.will_delay_interval or 0, session.expiry_s)
             if delay_s and session.expiry_s:
-                session.will_at = now + delay_s * 1000
+                session.will_at = after_s(now, delay_s)
                 self.broker.timers.arm(session, session.will_at)
             else:
                 self._publish_will(session, now)
@@ -115,7 +116,7 @@ class SessionManager:
             self._discard(session, now)
             return
         if session.expiry_s != NEVER:
-            session.ends_at = now + session.expiry_s * 1000
+            session.ends_at = after_s(now, session.expiry_s)
             self.broker.timers.arm(session, session.ends_at)
         session.save_state()
 
