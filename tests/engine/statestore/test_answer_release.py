@@ -169,7 +169,7 @@ async def test_keys_expire_for_readers_after_a_failure_too(held: Held) -> None:
     held.queue.finish()
     held.a.send("SET other v")
     held.queue.fail()
-    held.clock.now_ms += 100
+    held.clock.now_ms += 101
     held.service.wake()
     held.outlet.taken()
     assert held.b.ask("GET k").payload == b"$-1\r\n"
@@ -188,7 +188,7 @@ async def test_the_expiry_of_a_key_is_notified_after_its_commit(held: Held) -> N
     held.a.send("SET k v PX 100")
     held.queue.finish()
     held.outlet.taken()
-    held.clock.now_ms += 100
+    held.clock.now_ms += 101
     held.service.wake()
     assert held.answers() == []
     held.queue.finish()

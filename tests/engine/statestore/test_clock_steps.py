@@ -168,6 +168,26 @@ async def test_keys_live_as_long_as_they_were_set_for(
     await service.close()
 
 
+@pytest.mark.parametrize("step_s", [20, -20, 1])
+async def test_a_small_step_neither_ends_nor_extends_a_key_over_a_reboot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    """A time server corrects the clock after the start; it is followed at once, and the clock of expiry is not."""
+    machine = Machine(monkeypatch, error_s=-step_s)
+    service, peer = await machine.store(tmp_path)
+    machine.error_s = 0
+    machine.passes(1)
+    assert ask(peer, "SET k v PX 600000") == b"+OK\r\n"
+    await service.close()
+    machine.reboot(590)
+    service, peer = await machine.store(tmp_path)
+    machine.passes(9)
+    assert ask(peer, "GET k") == b"$1\r\nv\r\n"
+    machine.passes(2)
+    assert ask(peer, "GET k") == b"$-1\r\n"
+    await service.close()
+
+
 async def test_a_store_that_is_closed_does_not_write_when_the_clock_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

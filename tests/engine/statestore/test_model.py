@@ -96,7 +96,7 @@ class Model:
     def expire(self, now: int) -> None:
         due = sorted((kept.deadline, key) for key, kept in self.keys.items() if kept.deadline is not None)
         for deadline, key in due:
-            if deadline <= now:
+            if deadline < now:
                 del self.keys[key]
                 self.changed(key, None)
 
@@ -537,7 +537,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.told.clear()
         deadline = self.engine.next_deadline()
         deadlines = [kept.deadline for kept in self.model.keys.values() if kept.deadline is not None]
-        assert deadline == min(deadlines, default=None)
+        assert deadline == (min(deadlines) + 1 if deadlines else None)
         self.model.expire(self.steady)
         self.check_changes(self.engine.tick(self.wall, self.steady))
         assert self.told() == self.model.told

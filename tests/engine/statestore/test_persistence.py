@@ -261,7 +261,7 @@ async def test_histories_over_restarts_against_a_model(tmp_path: Path, mode: Per
     newest = Hlc(0, 0, "")
 
     async def compare() -> None:
-        for key in [key for key, (_, deadline, _) in model.items() if 0 < deadline <= clock.now_ms]:
+        for key in [key for key, (_, deadline, _) in model.items() if 0 < deadline < clock.now_ms]:
             del model[key]
         for key in keys:
             value = model[key][0] if key in model else None

@@ -85,6 +85,9 @@ CLOCK_IS_SET_MS: Final = 1_735_689_600_000
 
 _CHECK_S: Final = 1.0
 
+_SMALL_STEP_NS: Final = 100_000_000
+"""Smaller differences are jitter of the two readings, or the clock's adjustment."""
+
 
 def utc(ms: int) -> str:
     """Format ms since 1970 as a UTC time; times after the year 9999 as a number."""
@@ -118,10 +121,10 @@ class SteppedClock:
         self._wall = wall or time.time_ns
         self._elapsed: Callable[[], int] = elapsed or partial(_read_clock, _BOOT_CLOCK)
         self._is_system = elapsed is None
-        self._read_at: i64 = -1
-        """Millisecond of the monotonic clock in which ``_elapsed`` was read last for :meth:`now`."""
         self._read_ns = 0
-        """The value that was read then."""
+        """The result of the last reading of ``_elapsed`` for :meth:`now`."""
+        self._read_until: i64 = 0
+        """Instant of the monotonic clock until which it is in the same millisecond."""
         self._hold_ns = int(hold_s * 1e9)
         self._offset = self._wall() - self._elapsed()
         self._step: tuple[int, int] | None = None
@@ -130,7 +133,7 @@ class SteppedClock:
         self.steps = 0
         """Number of steps that were not followed immediately."""
         self.on_followed: list[Callable[[], None]] = []
-        """Called after a held step was followed."""
+        """Called after a step was followed."""
 
     def __call__(self) -> int:
         """Current time in ms since 1970."""
@@ -146,17 +149,18 @@ class SteppedClock:
         return (elapsed + self._offset) // 1_000_000, elapsed // 1_000_000
 
     def _read(self) -> int:
-        """The elapsed time in ns, read once in a millisecond.
+        """The elapsed time in ns, read once in each of its milliseconds.
 
         The monotonic clock shows whether it is still the same millisecond: reading it costs a fifth of reading the
         clock that includes suspended time.
         """
         if not self._is_system:
             return self._elapsed()
-        millisecond: i64 = _monotonic_ns() // 1_000_000
-        if millisecond != self._read_at:
-            self._read_at = millisecond
-            self._read_ns = self._elapsed()
+        monotonic: i64 = _monotonic_ns()
+        if monotonic >= self._read_until:
+            elapsed: i64 = self._elapsed()
+            self._read_ns = elapsed
+            self._read_until = monotonic + 1_000_000 - elapsed % 1_000_000
         return self._read_ns
 
     @property
@@ -186,6 +190,8 @@ class SteppedClock:
             if self._step is not None:
                 self._step = None
                 _log.warning("system clock step was reverted: now=%s", utc(wall // 1_000_000))
+            if abs(step) >= _SMALL_STEP_NS:
+                self._notify()
             return
         held = self._step
         if held is None or abs(step - held[0]) > MAX_STEP_MS * 1_000_000:
@@ -199,8 +205,11 @@ class SteppedClock:
             self._offset += step
             self._step = None
             _log.warning("following the system clock: step_s=%d now=%s", step // 10**9, utc(wall // 1_000_000))
-            for tell in self.on_followed:
-                tell()
+            self._notify()
+
+    def _notify(self) -> None:
+        for followed in self.on_followed:
+            followed()
 
     def problem(self) -> PenstockError | None:
         """Warning about a held step, with the action; None if there is none."""

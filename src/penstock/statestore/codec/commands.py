@@ -590,10 +590,11 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             needs_timestamp=True,
             checks_fence=True,
             text="""
-            Without `PX` the key does not expire, and an earlier expiry is removed. `NX` sets the key only if it does
-            not exist; `NEX` also if the key has this value, or the value that follows `NEX`. Condition and `PX` may be
-            in either order; `PX` is 1 to 31,536,000,000,000 milliseconds (1,000 years) in plain decimal. A refused SET
-            changes neither value, expiry nor fence. With `security.strict_read`, NX and NEX also require Read.
+            Without `PX` the key does not expire, and an earlier expiry is removed. With `PX` it expires at most 1
+            millisecond after that time, never before it. `NX` sets the key only if it does not exist; `NEX` also if the
+            key has this value, or the value that follows `NEX`. Condition and `PX` may be in either order; `PX` is 1 to
+            31,536,000,000,000 milliseconds (1,000 years) in plain decimal. A refused SET changes neither value, expiry
+            nor fence. With `security.strict_read`, NX and NEX also require Read.
 
             The version is greater than the time stamp of the request and than every earlier version. With a fencing
             token the key is fenced: later SET, DEL and VDEL requests need the same or a greater token, and a greater

@@ -39,7 +39,7 @@ class Expiries:
         self._expiring -= 1
 
     def next(self) -> tuple[int, bytes] | None:
-        """Return the next expiry time and its key; None if no key expires."""
+        """Return the last ms of the next key that expires, and the key; None if no key expires."""
         heap = self._heap
         while heap:
             record = self._records.get(heap[0][1])

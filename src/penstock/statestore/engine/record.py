@@ -49,8 +49,8 @@ Observer = tuple[str, "Dialect"]
 class Record:
     """The state of one key; immutable, so that it can be written later.
 
-    ``fence`` protects the key against lower tokens; ``expires_at`` is a time in ms since the epoch, 0 = never;
-    ``owner`` is the principal that created the key, for quotas; "" = an anonymous client.
+    ``fence`` protects the key against lower tokens; ``expires_at`` is the last ms in which the key exists, counted from
+    the epoch, 0 = forever; ``owner`` is the principal that created the key, for quotas; "" = an anonymous client.
     """
 
     __slots__ = ("expires_at", "fence", "key", "owner", "value", "version")

@@ -6,7 +6,8 @@ answer. There are two times:
 
 * ``now_ms``, the wall clock, for versions and the check of clock skew;
 * ``steady_ms``, a time in ms since the epoch that never jumps (wall clock at the start of the process plus monotonic
-  time since), for expiry: a step of the wall clock must not end or extend a lease.
+  time since), for expiry: a step of the wall clock must not end or extend a lease. It is rounded down, so a key exists
+  up to and including the ms ``expires_at``: never for less than its PX, and for at most 1 ms longer.
 
 The caller reads :meth:`Engine.next_deadline`, arms one timer and calls :meth:`Engine.tick` when it fires.
 
@@ -240,7 +241,7 @@ class Engine:
         token = context.token
         record = self._records.get(command.key)
         expired = _UNCHANGED
-        if record is not None and record.expires_at and record.expires_at <= steady_ms:
+        if record is not None and 0 < record.expires_at < steady_ms:
             expired = [self._expire(record, now_ms)]
             record = None
         if command.spec.checks_fence:
@@ -274,12 +275,12 @@ class Engine:
     def next_deadline(self) -> int | None:
         """Return the ``steady_ms`` at which the next key expires; None if no key expires."""
         due = self._expiries.next()
-        return None if due is None else due[0]
+        return None if due is None else due[0] + 1
 
     def tick(self, now_ms: int, steady_ms: int, *, limit: int = 0) -> list[Change]:
         """Remove expired keys in the order of their expiry; at most ``limit`` keys (0 = all)."""
         changes: list[Change] = []
-        while (due := self._expiries.next()) is not None and due[0] <= steady_ms:
+        while (due := self._expiries.next()) is not None and due[0] < steady_ms:
             changes.append(self._expire(self._records[due[1]], now_ms))
             if len(changes) == limit:
                 break
@@ -355,7 +356,7 @@ class Engine:
     def _present(self, key: bytes, steady_ms: int) -> Record | None:
         """Return the record of ``key``; None if it has expired, even if the timer has not removed it yet."""
         record = self._records.get(key)
-        return None if record is None or 0 < record.expires_at <= steady_ms else record
+        return None if record is None or 0 < record.expires_at < steady_ms else record
 
     def _set(
         self,

@@ -61,7 +61,7 @@ _log = logging.getLogger("penstock.statestore")
 _EXPIRE_AT_ONCE: Final = 1000
 """Number of keys that are removed at once, about 2 ms, so that a million keys with one expiry do not block the loop."""
 
-_LAG_KEPT_MS: Final = 1000
+_LAG_KEPT_MS: Final = 100
 """Minimum change of the steady clock's lag that is stored."""
 
 DEFAULTS: Final = StoreOptions()
@@ -329,7 +329,7 @@ class StateStoreService(Service):
         if recovered.steady is not None and recovered.steady[0] == boot:
             offset = recovered.steady[1]
         else:
-            offset = self._clock() + recovered.lag - boot_ms()
+            offset = self._clock() + recovered.lag - boot_ms() - 1  # the difference of rounded times: not ahead
             self._storage.note_steady(boot, offset)
         self._boot_offset = offset
         self._steady = self._since_boot

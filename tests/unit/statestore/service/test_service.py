@@ -37,7 +37,7 @@ async def test_a_restart_keeps_keys_fences_and_expiries_and_never_turns_the_cloc
     assert b"fencing token is required" in peer.ask("DEL fenced").payload
     # Greater than the delete's version, which left no key behind.
     assert (peer.ask("SET gone v").version or Hlc(0, 0, "")) > deleted
-    clock.now_ms = NOW + 1000
+    clock.now_ms = NOW + 1001
     service.wake()
     assert peer.ask("GET long").payload == b"$-1\r\n"
     await service.close()
@@ -105,7 +105,7 @@ async def test_a_jump_of_the_wall_clock_does_not_end_a_lease(tmp_path: Path) -> 
     wall.now_ms += 3_600_000
     service.wake()
     assert peer.ask("GET lock").payload == b"$2\r\nme\r\n"
-    steady.now_ms += 1000
+    steady.now_ms += 1001
     service.wake()
     assert peer.ask("GET lock").payload == b"$-1\r\n"
     await service.close()
@@ -131,7 +131,7 @@ async def test_many_keys_with_one_deadline_do_not_stop_the_loop(
     peer = Peer(service, outlet, clock)
     for n in range(8):
         peer.ask(f"SET k{n} v PX 10")
-    clock.now_ms += 10
+    clock.now_ms += 11
     service.wake()
     assert service.expired == 3
     # A key that was not reached yet is gone for readers all the same.
