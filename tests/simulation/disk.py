@@ -56,6 +56,11 @@ class SimulatedDisk(RecordedDisk):
         self._random = random
         self._base = dict(files or {})
 
+    @property
+    def was_at_fault(self) -> bool:
+        """Whether an operation has failed, or found no space."""
+        return any(fault and self.operations >= fault.start for fault in (self.full, self.failing))
+
     def before(self, kind: str) -> None:
         self.operations += 1
         number = self.operations

@@ -1,4 +1,4 @@
-"""An event loop with virtual time: when nothing is ready, the time of the next timer has come."""
+"""An event loop with virtual time: an iteration takes little, and when nothing is ready, the next timer is due."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ class Deadlock(BaseException):
     """Nothing is ready and no timer is armed, so that nothing will ever happen."""
 
 
+TURN_S = 0.00002
+"""Time of an iteration, so that other bytes may arrive while a connection waits for its next share."""
+
+
 class _Clock:
     """In the place of a selector: waiting for input takes no time but lets it pass."""
 
     def __init__(self, start_s: float) -> None:
         self.now_s = start_s
+        self.on_turn: Callable[[], None] = lambda: None
 
     def select(self, timeout_s: float | None) -> list[Any]:
+        self.on_turn()
         if timeout_s is None:
             raise Deadlock
-        self.now_s += max(0.0, timeout_s)
+        self.now_s += max(TURN_S, timeout_s)
         return []
 
     def close(self) -> None: ...
@@ -91,6 +97,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def true_ms(self) -> int:
         """The time that histories are measured on, in ms; the clock of all clients."""
         return WALL_MS + int(self.time() * 1000)
+
+    def on_turn(self, call: Callable[[], None]) -> None:
+        """Call after each iteration."""
+        self._selector.on_turn = call
 
     def pause(self, seconds: float) -> None:
         """Let nothing run for a time: every timer that becomes due meanwhile is late."""

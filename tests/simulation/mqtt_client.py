@@ -49,12 +49,20 @@ CLIENTS = len(EXPIRY_S)
 FIRST_SHARING = 3
 WINDOW = 8
 """Messages of a client without acknowledgement."""
+FLOOD = 300
+"""Messages of QoS 0 without a receiver, in one write: more than a share of a loop turn."""
 PING_S = 30.0
 KEEP_ALIVE_S = 60
 NOTICED_S = 65.0
 """Time in which a node notices that a connection was cut; pauses are not counted."""
 
-ALLOWED = {0x83: "the disk failed", 0x88: "unavailable", 0x89: "the log failed", 0x8E: "taken over"}
+ALLOWED = {
+    0x83: "the disk failed",
+    0x88: "unavailable",
+    0x89: "the log failed",
+    0x8E: "taken over",
+    0x98: "an administrator",
+}
 """Reason codes with which a broker may end a connection of these clients."""
 
 
@@ -76,8 +84,8 @@ class MqttStep(NamedTuple):
 def mqtt_step(random: Random) -> MqttStep:
     """A random operation of a random client."""
     client = random.randrange(CLIENTS)
-    kinds = ("publish", "subscribe", "unsubscribe", "disconnect", "cut", "silence", "take over")
-    kind = random.choices(kinds, (86, 5, 3, 1.5, 2, 1, 1.5))[0]
+    kinds = ("publish", "subscribe", "unsubscribe", "flood", "disconnect", "cut", "silence", "take over")
+    kind = random.choices(kinds, (85, 5, 3, 1, 1.5, 2, 1, 1.5))[0]
     if kind == "publish":
         retain = random.random() < 0.15
         return MqttStep(
@@ -96,7 +104,7 @@ def mqtt_step(random: Random) -> MqttStep:
         if client < FIRST_SHARING and random.random() < 0.4:
             return MqttStep(client, kind, f"$share/g/{topic}", random.choice((1, 2)))
         return MqttStep(client, kind, topic, random.choice((0, 1, 2)))
-    if kind == "unsubscribe":
+    if kind in {"unsubscribe", "flood"}:
         return MqttStep(client, kind)
     clean = (shares or EXPIRY_S[client] < 1000) and random.random() < 0.3
     return MqttStep(client, kind, away_s=random.choice((0.01, 0.5, 3.0, 15.0, 25.0, 90.0)), clean=clean)
@@ -131,13 +139,20 @@ class _Attachment:
         """DISCONNECT was sent."""
         self.was_told = False
         """DISCONNECT was received."""
+        self.unwanted_ms: int | None = None
+        """When an administrator disconnected it: the broker may have ended it while its output waits for a commit."""
         self.will: Message | None = None
         self.delay_s = 0
         self.connection = connection(self)
 
+    @property
+    def ended_ms(self) -> int | None:
+        """When the connection has ended at the earliest; None: it exists."""
+        return self.unwanted_ms or self.connection.ended_ms
+
     def will_due_ms(self) -> int | None:
         """When the will may be published at the earliest; None while the connection exists."""
-        ended_ms = self.connection.ended_ms
+        ended_ms = self.ended_ms
         return None if ended_ms is None else ended_ms + min(self.delay_s, self.client.expiry_s) * 1000
 
     def send(self, packet: Packet) -> None:
@@ -199,6 +214,14 @@ class MqttClient:
         """Whether it is connected, with nothing to do."""
         is_ready = self.attachment is not None and self.attachment.is_ready
         return is_ready and not (self.steps or self._outgoing or self._asked or self._again)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether its connection is accepted and open, as far as both ends know."""
+        attachment = self.attachment
+        if attachment is None or not attachment.is_ready or attachment.disconnects:
+            return False
+        return attachment.ended_ms is None
 
     # Connections
 
@@ -447,6 +470,8 @@ class MqttClient:
         elif step.kind == "subscribe":
             if step.topic not in self._wanted:
                 self._subscribe(attachment, step.topic, step.qos)
+        elif step.kind == "flood":
+            attachment.connection.send(encode(Publish("flood", b"")) * FLOOD)
         elif step.kind == "unsubscribe":
             if self._wanted:
                 wanted = next(iter(self._wanted.values()))

@@ -9,20 +9,27 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock import compiled
+from penstock.console.mqtt import MqttViews
 from penstock.errors import StorageError
 from penstock.mqtt import storage as mqtt_storage
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
+from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.link import ServerLink
 from penstock.node.rules import RuleService
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import PUT
+from penstock.runtime.observability.metrics import Metrics
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine import requests, store
 from penstock.statestore.hlc import Hlc, StoreClock
@@ -32,13 +39,14 @@ from penstock.tube.broker.commits import Commits
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.registrations import Registrations
+from penstock.tube.master.master import TubeMaster
 from tests.simulation import node
 from tests.simulation.history import Violation
 from tests.simulation.node import SimulatedCommitQueue, SimulatedLog, SimulatedNode
-from tests.simulation.run import LOG_EVERY, simulate
+from tests.simulation.run import simulate
 from tests.unit.runtime.recorded_disk import MemoryFile
 
-__all__ = ["ANY_FORM", "ENGINE", "LOG", "MOST_SEEDS", "seeds_needed"]
+__all__ = ["ANY_FORM", "ENGINE", "HTTP", "LOG", "MOST_SEEDS", "seeds_needed"]
 
 MOST_SEEDS = 20
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -375,6 +383,30 @@ def handled_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServerLink, "receive_early", lambda self, data: receive(self, data + data))
 
 
+def whole_read_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A connection handles all that it has received in one turn."""
+    receive = BrokerConnection.receive
+
+    def all_of_it(self: BrokerConnection, data: bytes, now: int, wall_ms: int) -> None:
+        receive(self, data, now, wall_ms)
+        while self.unread:
+            self.proceed(now, wall_ms)
+
+    patch.setattr(BrokerConnection, "receive", all_of_it)
+
+
+def share_without_debt(patch: pytest.MonkeyPatch) -> None:
+    """Connections that wait for another share get all of them in one turn."""
+    take_turn = MqttServer._take_turn
+
+    def all_of_them(self: MqttServer, link: ServerLink) -> bool:
+        while take_turn(self, link):
+            pass
+        return False
+
+    patch.setattr(MqttServer, "_take_turn", all_of_them)
+
+
 def version_compared_wrongly(patch: pytest.MonkeyPatch) -> None:
     """A version is the time, also if the last one is not older."""
 
@@ -383,6 +415,67 @@ def version_compared_wrongly(patch: pytest.MonkeyPatch) -> None:
         return Hlc(now_ms, 1, self.node)
 
     patch.setattr(StoreClock, "next", next_version)
+
+
+# In HTTP, the console and the master: in either form
+
+
+def administered_early(patch: pytest.MonkeyPatch) -> None:
+    """Changes of topics are answered, and shown, before their commit."""
+
+    async def at_once(self: TubeMaster, settings: Any) -> None:
+        for setting in settings:
+            self.engine.stored(setting, self._clock())
+
+        async def store() -> None:
+            await asyncio.sleep(0.05)
+            await persist(self, settings)
+
+        store_task = asyncio.ensure_future(store())
+        tasks.append(store_task)
+
+    tasks: list[Any] = []
+    persist = TubeMaster._persist
+    patch.setattr(TubeMaster, "_persist", at_once)
+
+
+def client_not_listed(patch: pytest.MonkeyPatch) -> None:
+    """A page of clients leaves out the first one after the cursor."""
+    page = MqttViews.clients
+
+    async def shorter(self: MqttViews, query: Any, state: str) -> Any:
+        found = await page(self, query, state)
+        return replace(found, rows=found.rows[1:]) if query.after is not None else found
+
+    patch.setattr(MqttViews, "clients", shorter)
+
+
+def not_disconnected(patch: pytest.MonkeyPatch) -> None:
+    """An administrator's request does not end the connection of a client."""
+    disconnect = Broker.disconnect
+
+    def unless_asked(self: Broker, client_id: str, reason_code: int, *args: Any) -> None:
+        if reason_code != ReasonCode.ADMINISTRATIVE_ACTION:
+            disconnect(self, client_id, reason_code, *args)
+
+    patch.setattr(Broker, "disconnect", unless_asked)
+
+
+def always_ready(patch: pytest.MonkeyPatch) -> None:
+    """``/readyz`` does not look at the parts of the node."""
+    patch.setattr(SimulatedNode, "_problems", lambda _self: [])
+
+
+def counter_falls(patch: pytest.MonkeyPatch) -> None:
+    """A scrape resets the counters."""
+    collect = Metrics.collect
+
+    def once(self: Metrics) -> Any:
+        families = list(collect(self))
+        self._sources = [(name, dict, meanings, labels) for name, _, meanings, labels in self._sources]
+        return families
+
+    patch.setattr(Metrics, "collect", once)
 
 
 ANY_FORM: list[Plant] = [
@@ -406,6 +499,8 @@ ANY_FORM: list[Plant] = [
     deliveries_swapped,
     lost_will,
 ]
+HTTP: list[Plant] = [administered_early, client_not_listed, always_ready, counter_falls]
+"""In HTTP and administration, in either form."""
 LOG: list[Plant] = [
     log_without_fsync,
     sent_before_commit,
@@ -416,7 +511,7 @@ LOG: list[Plant] = [
     captured_early,
     captured_twice,
 ]
-"""In TubeMQ and rules, in either form; only seeds with TubeMQ are tried."""
+"""In TubeMQ and rules, in either form."""
 ENGINE: list[Plant] = [
     will_without_delay,
     session_expired_early,
@@ -426,15 +521,17 @@ ENGINE: list[Plant] = [
     fence_not_checked,
     version_compared_wrongly,
     handled_twice,
+    whole_read_at_once,
+    share_without_debt,
+    not_disconnected,
 ]
 
 
 def seeds_needed(plant: Plant, most: int = MOST_SEEDS) -> tuple[int, str]:
     """The number of seeds, from 0 on, until one finds the bug, and the rule that was broken; 0: none did."""
-    step = LOG_EVERY if plant in LOG else 1
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        for count, seed in enumerate(range(0, most * step, step), 1):
+        for count, seed in enumerate(range(most), 1):
             try:
                 simulate(seed)
             except Violation as violation:
@@ -444,7 +541,7 @@ def seeds_needed(plant: Plant, most: int = MOST_SEEDS) -> tuple[int, str]:
 
 def main() -> int:
     """Print the table."""
-    plants = ANY_FORM + LOG + (ENGINE if compiled.form() == "interpreted" else [])
+    plants = ANY_FORM + HTTP + LOG + (ENGINE if compiled.form() == "interpreted" else [])
     print("| planted bug | seeds | found by |\n| --- | --- | --- |")
     missed = 0
     for plant in plants:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-__all__ = ["Address", "NetworkEnd", "VirtualNetwork"]
+__all__ = ["Address", "NetworkEnd", "Peer", "VirtualNetwork"]
 
 Address = tuple[str, int]
 
@@ -96,9 +96,9 @@ class NetworkEnd(asyncio.Transport):
     # asyncio.Transport
 
     def write(self, data: Any) -> None:
-        if self._is_closing or not data:
-            return
         network, other, rest = self._network, self.other, bytes(data)
+        if self._is_closing or not data or network.loop.is_closed():
+            return
         pieces = [rest]
         if len(rest) > 1 and network.random.random() < 0.1:
             at = network.random.randrange(1, len(rest))
@@ -110,9 +110,9 @@ class NetworkEnd(asyncio.Transport):
             network.loop.call_at(other._arrival_s, other._arrived, piece)
 
     def close(self) -> None:
-        if not self._is_closing:
+        loop = self._network.loop
+        if not self._is_closing and not loop.is_closed():
             self._is_closing = True
-            loop = self._network.loop
             loop.call_at(max(self.other._arrival_s, loop.time()) + 0.001, self.abort)
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""A broker with sessions and state store in a virtual loop, on a simulated disk, and the network to its clients.
+"""A node in a virtual loop, on a simulated disk, and the network to its MQTT clients.
 
 The listener accepts real sockets and writes to their descriptors, which no loop can replace. The network therefore
 begins one layer above: a connection is a ``ServerLink`` with a transport in memory, and without a descriptor, so that
@@ -14,6 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from starlette.applications import Starlette
+from uvicorn.server import ServerState
+
+from penstock.console.console import Console
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
@@ -22,15 +26,23 @@ from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
+from penstock.node.api import api_routes
 from penstock.node.config.node import RuleSection
+from penstock.node.http import HttpAccess, HttpConnection, audited, master_app, server_config
+from penstock.node.metric_help import add_metrics
+from penstock.node.node import _store_metrics
 from penstock.node.rules import Identities, RuleService
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.observability.audit import AuditTrail
+from penstock.runtime.observability.metrics import Metrics, counters_of
+from penstock.runtime.turns import TURN_SHARES
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import SCHEMA, Storage
+from penstock.tube.admin.master import is_protected
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.limits import TubeLimits
@@ -42,10 +54,12 @@ from penstock.tube.storage.meta import SCHEMA as META_SCHEMA
 from penstock.tube.storage.meta import TABLES as META_TABLES
 from penstock.tube.storage.meta import MetaStore
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
+from tests.simulation.history import Violation
 from tests.simulation.loop import MachineClock, VirtualLoop
+from tests.simulation.network import Peer
 from tests.simulation.tube_client import BROKER, CAPTURED, CAPTURED_TOPICS, MASTER, PARTITIONS
 
-__all__ = ["Connection", "NetworkClient", "SimulatedNode"]
+__all__ = ["HTTP", "TOKEN", "Connection", "NetworkClient", "SimulatedNode"]
 
 PATH = Path("/simulated/statestore")
 MQTT_PATH = Path("/simulated/mqtt")
@@ -56,6 +70,12 @@ SEGMENT_BYTES = 16 << 10
 
 LOG_SEGMENT_BYTES = 64 << 10
 """Of the TubeMQ log."""
+LARGEST_WORK = 80
+"""Work of the largest packet: a CONNECT counts 64 units, a message one for every eight receivers."""
+WAITING_SHARES = 2 * TURN_SHARES
+"""Shares of an iteration for connections that wait: those with unread packets, and those with queued messages."""
+HTTP = (MASTER[0], 8080)
+TOKEN = "token of the administration"
 
 
 class NetworkClient(Protocol):
@@ -69,12 +89,8 @@ class NetworkClient(Protocol):
 class SimulatedNode:
     """One life of a node. It ends with the loop: nothing of it is closed, as when power is lost."""
 
-    def __init__(
-        self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock, *, has_log: bool, limits: BrokerLimits
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock, *, limits: BrokerLimits) -> None:
         self.loop = loop
-        self.has_log = has_log
-        """Whether it starts TubeMQ's master and broker."""
         self.disk = disk
         self.machine = machine
         self.clock = SteppedClock(wall=machine.wall_ns, elapsed=machine.elapsed_ns)
@@ -91,7 +107,12 @@ class SimulatedNode:
         persistence._queue = SimulatedCommitQueue(loop, disk, "mqtt", persistence)
         self.server = MqttServer(services=[self.service], limits=limits, clock=self.clock)
         self.broker, self.master = self._tube(loop, disk)
+        self._pages = server_config(self._http())
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
+        self.reads = 0
+        """Reads of MQTT connections in this iteration of the loop."""
+        self._work = 0
+        loop.on_turn(self._check_shares)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
         self._stalls = runtime_loop._watches[loop] = runtime_loop.StallWatch(loop, loop.time)
@@ -121,10 +142,41 @@ class SimulatedNode:
             commit_queue=commit_queue,
         )
         master = TubeMaster(
-            TUBE_PATH / "master", clock=self.steady_ms, open_settings=settings, commit_queue=commit_queue
+            TUBE_PATH / "master",
+            admin_token=TOKEN,
+            clock=self.steady_ms,
+            open_settings=settings,
+            commit_queue=commit_queue,
         )
         master.on_change = broker.heartbeat_now
         return broker, master
+
+    def _http(self) -> Starlette:
+        """The pages of the HTTP listener."""
+        server, service, broker = self.server, self.service, self.broker
+        metrics = Metrics()
+        add_metrics(metrics, "mqtt", lambda: counters_of(server.stats))
+        add_metrics(metrics, "statestore", lambda: _store_metrics(service))
+        add_metrics(metrics, "tube", lambda: broker.stats)
+        console = Console(node=_not_simulated, health=_not_simulated, listeners=tuple, rules=tuple, disk=_not_simulated)
+        console.show_mqtt(server, lambda: 0.0)
+        console.show_statestore(service)
+        trail, identify = AuditList(), HttpAccess(TOKEN)
+        return master_app(
+            self._problems,
+            metrics,
+            audited(self.master.webapi, "master", trail, TOKEN, is_protected),
+            identify=identify,
+            more=api_routes(console, server, identify, trail, ()),
+        )
+
+    def _problems(self) -> list[str]:
+        """Why the node is not ready."""
+        parts = (self.service, self.persistence, self.broker)
+        return [str(problem) for part in parts if (problem := part.failure or part.stalled) is not None]
+
+    def _accept_http(self) -> HttpConnection:
+        return HttpConnection(self._pages, ServerState(), {}, self.loop)
 
     def steady_ms(self) -> int:
         """The clock of expiry."""
@@ -136,12 +188,17 @@ class SimulatedNode:
         failures = (self.service.failure, self.persistence.failure, self.broker.failure)
         return any(failure is not None for failure in failures)
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a part of the node waits for disk space."""
+        return any(part.stalled is not None for part in (self.service, self.persistence, self.broker))
+
     async def start(self) -> None:
         self.clock.start()
-        if self.has_log:
-            await self._start_log()
+        await self._start_log()
         await self.service.start(self.server.outlet)
         await self.server.recover(self.persistence, steady=self.steady_ms)
+        self.loop.network.listen(HTTP, cast(Callable[[], Peer], self._accept_http))
 
     async def _start_log(self) -> None:
         """Start the log, with its topics, and the rules that write to one of them."""
@@ -166,21 +223,44 @@ class SimulatedNode:
             )
             self.server.add_service(rule)
 
+    def _check_shares(self) -> None:
+        """An iteration handles a share of each read, and those of connections that wait for another one."""
+        work, self._work = self.server.broker.work - self._work, self.server.broker.work
+        reads, self.reads = self.reads, 0
+        share = self.server.limits.max_turn_work
+        if work > (reads + WAITING_SHARES) * share + LARGEST_WORK:
+            raise Violation(f"an iteration of the loop handled {work} units in {reads} reads; a share is {share}")
+
     def accept(self, client: NetworkClient) -> Connection:
         """A connection of ``client``, open at once."""
         self._ports += 1
         link = ServerLink(self.server, self._listener, "192.0.2.1", self._ports, "192.0.2.1")
-        connection = Connection(self.loop, link, client)
+        connection = Connection(self, link, client)
         self.server.arrived(link)
         link.connection_made(connection.transport)
         return connection
 
 
+def _not_simulated() -> Any:
+    raise AssertionError("no client asks for it")
+
+
+class AuditList(AuditTrail):
+    """An audit trail in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(TUBE_PATH)
+
+    def _append(self, line: bytes) -> None:
+        """Forget the entry: the trail has tests of its own."""
+
+
 class Connection:
     """Two directions of bytes with random delays and cuts between reads. Order is kept, until the connection is cut."""
 
-    def __init__(self, loop: VirtualLoop, link: ServerLink, client: NetworkClient) -> None:
-        self._loop = loop
+    def __init__(self, node: SimulatedNode, link: ServerLink, client: NetworkClient) -> None:
+        self._loop = loop = node.loop
+        self._node = node
         self._link = link
         self._client = client
         self._arrival = {True: loop.time(), False: loop.time()}
@@ -227,7 +307,7 @@ class Connection:
     def resume(self) -> None:
         self.reading = True
         while self.reading and self._waiting:
-            self._link.data_received(self._waiting.popleft())
+            self._read(self._waiting.popleft())
 
     def _end(self) -> None:
         if self.ended_ms is None:
@@ -249,9 +329,19 @@ class Connection:
         if self.is_cut or self.is_silent or self.transport.closing:
             return
         if self.reading and not self._waiting:
-            self._link.data_received(data)
+            self._read(data)
         else:
             self._waiting.append(data)
+
+    def _read(self, data: bytes) -> None:
+        node = self._node
+        node.reads += 1
+        work = node.server.broker.work
+        self._link.data_received(data)
+        work = node.server.broker.work - work
+        share = node.server.limits.max_turn_work
+        if work > share + LARGEST_WORK:
+            raise Violation(f"a read of a connection took {work} units; its share of a turn is {share}")
 
     def _to_client(self, data: bytes) -> None:
         if not (self.is_cut or self.is_silent):

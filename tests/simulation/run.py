@@ -1,8 +1,8 @@
 """A schedule of operations and faults for each seed, and what is done about a seed that breaks a rule.
 
-A schedule has operations of the clients of the state store and of MQTT, in every fourth seed of TubeMQ too, cuts of
-connections, and faults of disk and clocks. It is made before the simulation starts, from a generator of its own, so
-that a prefix of the schedule is the same test with fewer operations.
+A schedule has operations of the clients of state store, MQTT, TubeMQ and HTTP, cuts of connections, and faults of disk
+and clocks. It is made before the simulation starts, from a generator of its own, so that a prefix of the schedule is
+the same test with fewer operations.
 
 In each simulation power is lost twice: at a random operation of the disk, and after the last answer. After each restart
 every key, every retained message and the whole log are read. At the end all clients are connected for so
@@ -26,6 +26,7 @@ from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.simulation import mqtt_client, statestore_client, tube_client
 from tests.simulation.disk import PowerLoss, SimulatedDisk
 from tests.simulation.history import GET, History, Operation, Violation
+from tests.simulation.http_client import HttpClient, HttpStep, http_step
 from tests.simulation.loop import Deadlock, MachineClock, VirtualLoop
 from tests.simulation.mqtt_client import MqttClient, MqttStep, RetainedReader, mqtt_step
 from tests.simulation.mqtt_history import AMPLE_MS, MqttHistory
@@ -40,11 +41,9 @@ from tests.simulation.tube_client import (
     tube_step,
 )
 
-__all__ = ["LOG_EVERY", "OPERATIONS", "Failure", "Result", "failure", "processes", "report", "simulate"]
+__all__ = ["OPERATIONS", "Failure", "Result", "failure", "processes", "report", "simulate"]
 
 OPERATIONS = 2_000
-LOG_EVERY = 4
-"""Every so many seeds have TubeMQ too, which takes twice the time."""
 QUIET_S = 2 * AMPLE_MS / 1000
 """Virtual time from the last operation to the end, in which everything is delivered."""
 SOON_S = (0.02, 0.05, 0.1, 0.2, 1.0, 5.0, 30.0, 100.0)
@@ -71,6 +70,8 @@ class Result:
     """Acknowledged messages of the log."""
     read: int
     """Messages of the log that clients have read."""
+    administered: int
+    """Answers of the HTTP server."""
     cuts: int
     faults: Sequence[str]
 
@@ -87,15 +88,20 @@ class Failure:
         return f"seed {self.seed}, the first {self.operations} operations of its schedule: {self.reason}"
 
 
-Step = StoreStep | MqttStep | TubeStep
+Step = StoreStep | MqttStep | TubeStep | HttpStep
 
 
-def _step(random: Random, number: int, *, has_log: bool) -> Step:
+def _step(random: Random, number: int) -> Step:
     """A random operation of one of the protocols."""
     kind = random.random()
-    if has_log and kind > 0.75:
+    if kind > 0.77:
         return tube_step(random)
-    return store_step(random, number) if kind < (0.3 if has_log else 0.4) else mqtt_step(random)
+    if kind > 0.75:
+        return http_step(random)
+    return store_step(random, number) if kind < 0.3 else mqtt_step(random)
+
+
+_http_log = logging.getLogger("uvicorn.error")
 
 
 class Schedule:
@@ -103,15 +109,13 @@ class Schedule:
 
     def __init__(self, seed: int) -> None:
         random = Random(f"schedule {seed}")
-        self.has_log = seed % LOG_EVERY == 0
-        self.steps = [_step(random, number, has_log=self.has_log) for number in range(OPERATIONS)]
+        self.steps = [_step(random, number) for number in range(OPERATIONS)]
         self.max_turn_work = 16 if seed % 2 else 256
         """Small shares of a loop turn in every other seed, so that most connections wait for another one."""
         self.cuts = {number for number in range(OPERATIONS) if random.random() < 0.005}
         self.power_loss_at = random.randrange(60, 1_000)  # all operations need 1,500 to 3,000 of the disk
         fault = random.choice(("none", "slow", "full", "failing"))
-        # Not during the first start, which has 35 operations with TubeMQ and 10 without.
-        begin = random.randrange(40 if self.has_log else 20, self.power_loss_at)
+        begin = random.randrange(40, self.power_loss_at)  # not during the first start, which has 35 operations
         self.fault = fault
         # Commits run in the thread of a slow disk, and in the loop on a fast one.
         self.speed = random.choice((1.0, 1.0, 20.0))
@@ -134,11 +138,11 @@ class Simulation:
         self._numbers = 0
         self._random = random = Random(seed)
         self._schedule = schedule = Schedule(seed)
-        self.tube = LogHistory(self.history, tube_client.CAPTURED_TOPICS if schedule.has_log else ())
+        self.tube = LogHistory(self.history, tube_client.CAPTURED_TOPICS)
         self._seed = seed
         self._store_clients = [StoreClient(self, f"client-{number}") for number in range(statestore_client.CLIENTS)]
         self._auditor = StoreClient(self, "auditor")
-        self._mqtt_clients = [
+        self.mqtt_clients = [
             MqttClient(self, f"mqtt-{number}", expiry_s, random) for number, expiry_s in enumerate(mqtt_client.EXPIRY_S)
         ]
         self._reader = RetainedReader(self)
@@ -147,20 +151,23 @@ class Simulation:
         for member in self._consumers:
             member.others = self._consumers
         self._log_auditor = TubeAuditor(self)
+        self._http = HttpClient(self)
         self._tube_clients: list[TubeProducer | TubeConsumer] = [*self._producers, *self._consumers]
         for number, step in enumerate(schedule.steps[:operations]):
             if isinstance(step, StoreStep):
                 operation = Operation(step.kind, step.key, step.value, step.px, step.only_new, step.token)
                 self._store_clients[step.client].steps.append((number, operation))
             elif isinstance(step, MqttStep):
-                self._mqtt_clients[step.client].steps.append(step)
+                self.mqtt_clients[step.client].steps.append(step)
+            elif isinstance(step, HttpStep):
+                self._http.steps.append(step)
             else:
                 self._tube_clients[step.client].steps.append(step)
         self._clients: list[StoreClient | MqttClient | TubeProducer | TubeConsumer] = [
             self._auditor,
             *self._store_clients,
-            *self._mqtt_clients,
-            *(self._tube_clients if schedule.has_log else []),
+            *self.mqtt_clients,
+            *self._tube_clients,
         ]
         self._is_ending = False
         self.machine = MachineClock(schedule.slow_clock)
@@ -182,8 +189,7 @@ class Simulation:
             raise Violation("power was lost again")
         self.tube.check_end()
         self.tube.check_captured()
-        if self._schedule.has_log:
-            self.tube.check_complete([tube_client.GROUP, self._log_auditor.reader])
+        self.tube.check_complete([tube_client.GROUP, self._log_auditor.reader])
         history, mqtt = self.history, self.mqtt
         return Result(
             self._seed,
@@ -194,6 +200,7 @@ class Simulation:
             mqtt.delivered,
             len(self.tube.acknowledged),
             self.tube.reads,
+            self._http.answered,
             self.cuts,
             self.faults,
         )
@@ -226,7 +233,7 @@ class Simulation:
 
     @property
     def _is_done(self) -> bool:
-        return all(client.is_done for client in self._clients)
+        return self._http.is_done and all(client.is_done for client in self._clients)
 
     def _pause(self, seconds: float) -> None:
         self.paused_s += seconds
@@ -248,13 +255,8 @@ class Simulation:
         self._has_ended = self._is_ending = False
         try:
             self.machine.true_s = loop.time
-            self.node = SimulatedNode(
-                loop,
-                disk,
-                self.machine,
-                has_log=self._schedule.has_log,
-                limits=BrokerLimits(max_turn_work=self._schedule.max_turn_work),
-            )
+            limits = BrokerLimits(max_turn_work=self._schedule.max_turn_work)
+            self.node = SimulatedNode(loop, disk, self.machine, limits=limits)
             try:
                 loop.run_until_complete(self.node.start())
             except PenstockError as error:
@@ -262,8 +264,8 @@ class Simulation:
             self._auditor.steps.extend((-1, Operation(GET, key)) for key in statestore_client.KEYS)
             self._auditor.connect()
             self._reader.connect()
-            if self._schedule.has_log:
-                self._log_auditor.connect()
+            self._log_auditor.connect()
+            self._http.start()
             for client in self._clients[1:]:
                 loop.soon(0.05, client.connect)
             for at_s, seconds in self._schedule.pauses:
@@ -288,8 +290,8 @@ class Simulation:
             client.power_lost()
         # After the clients: a will that one of them withdrew on a connection whose end it had not noticed may come too.
         self.mqtt.power_lost(self.loop.true_ms())
-        if self._schedule.has_log:
-            self._log_auditor.power_lost()
+        self._log_auditor.power_lost()
+        self._http.power_lost()
         start_s = self.loop.time() + self._random.choice((0.1, 5.0))
         self.loop.close()
         self.machine.set_right()
@@ -298,7 +300,7 @@ class Simulation:
         self.disk.speed = self._schedule.speed
 
     def _forgotten(self) -> None:
-        waiting = [client.name for client in self._clients if not client.is_done]
+        waiting = [client.name for client in (*self._clients, self._http) if not client.is_done]
         raise Violation(f"requests are not answered: {', '.join(waiting)}")
 
 
@@ -311,7 +313,8 @@ def simulate(seed: int, operations: int = OPERATIONS) -> Result:
     errors = _Errors()
     log = logging.getLogger("penstock")
     level, propagate = log.level, log.propagate
-    log.addHandler(errors)
+    for each in (log, _http_log):
+        each.addHandler(errors)
     log.setLevel(logging.WARNING)
     log.propagate = False
     # The pauses of a broker without a master are drawn from the process's generator.
@@ -323,7 +326,8 @@ def simulate(seed: int, operations: int = OPERATIONS) -> Result:
     finally:
         simulation.loop.close()
         process_random.setstate(random_state)
-        log.removeHandler(errors)
+        for each in (log, _http_log):
+            each.removeHandler(errors)
         log.setLevel(level)
         log.propagate = propagate
     if errors.first:
@@ -337,7 +341,7 @@ class _Errors(logging.Handler):
     first = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and not self.first:
+        if record.exc_info and not self.first and not isinstance(record.exc_info[1], GeneratorExit):
             self.first = f"{record.getMessage()}: {record.exc_info[1]!r}"
 
 

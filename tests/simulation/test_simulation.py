@@ -13,8 +13,8 @@ import pytest
 
 from penstock import compiled
 from tests.simulation.history import Violation
-from tests.simulation.mutations import ANY_FORM, ENGINE, LOG, seeds_needed, without_fsync
-from tests.simulation.run import LOG_EVERY, OPERATIONS, Failure, failure, processes, report, simulate
+from tests.simulation.mutations import ANY_FORM, ENGINE, HTTP, LOG, seeds_needed, without_fsync
+from tests.simulation.run import OPERATIONS, Failure, failure, processes, report, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 200 if compiled.form() == "compiled" else 50
@@ -70,13 +70,13 @@ def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_cor
 def test_a_seed_does_what_it_should() -> None:
     results = [simulate(seed) for seed in range(8)]
     for result in results:
-        has_log = result.seed % LOG_EVERY == 0
-        assert result.answered > OPERATIONS * (0.2 if has_log else 0.3)
+        assert result.answered > OPERATIONS * 0.2
         assert result.notified > 50
-        assert result.acknowledged > OPERATIONS * (0.2 if has_log else 0.3)
+        assert result.acknowledged > OPERATIONS * 0.2
         assert result.delivered > 500
-        assert (result.stored > OPERATIONS * 0.2) == has_log
+        assert result.stored > OPERATIONS * 0.2
         assert result.read >= 2 * result.stored
+        assert result.administered > 10
         assert result.cuts > 0
     assert {fault for result in results for fault in result.faults} == {
         "pause",
@@ -87,7 +87,7 @@ def test_a_seed_does_what_it_should() -> None:
     }
 
 
-@pytest.mark.parametrize("plant", ANY_FORM + LOG + ENGINE, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", ANY_FORM + HTTP + LOG + ENGINE, ids=lambda plant: plant.__name__)
 def test_planted_bugs_are_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     if plant in ENGINE and compiled.form() != "interpreted":
         pytest.skip("the compiled core cannot be patched")

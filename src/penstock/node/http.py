@@ -51,6 +51,7 @@ __all__ = [
     "Administer",
     "Denied",
     "HttpAccess",
+    "HttpConnection",
     "HttpServer",
     "Identify",
     "audited",
@@ -59,6 +60,7 @@ __all__ = [
     "health_routes",
     "master_app",
     "names_of",
+    "server_config",
     "write_audit_entry",
 ]
 
@@ -317,7 +319,7 @@ def _failure(message: str) -> Response:
     return JSONResponse({"result": False, "errCode": 400, "errMsg": message})
 
 
-class _Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """A connection with a time limit for requests; uvicorn waits indefinitely for heads and bodies.
 
     File descriptors are shared with the MQTT and TubeMQ listeners, whose clients must not run out of them.
@@ -373,6 +375,23 @@ class _Connection(H11Protocol):
             self.transport.close()
 
 
+def server_config(app: Starlette) -> uvicorn.Config:
+    """Settings of a server for ``app``."""
+    config = uvicorn.Config(
+        app,
+        http=HttpConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # invalid requests are not events of the node
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    config.load()
+    return config
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, and with a TLS context that can be replaced."""
 
@@ -420,7 +439,7 @@ class _Server(uvicorn.Server):
 
     async def _connect(self, connection: socket.socket) -> None:
         def protocol() -> asyncio.Protocol:
-            return _Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+            return HttpConnection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
         limit = None if self.tls is None else TLS_HANDSHAKE_S
         try:
@@ -458,19 +477,7 @@ class HttpServer:
         """
         listener = await _listen(option, address)
         bound = Address(address.host, listener.getsockname()[1])
-        config = uvicorn.Config(
-            self._app,
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # invalid requests are not events of the node
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=2,
-        )
-        config.load()
-        self._server = _Server(config, listener)
+        self._server = _Server(server_config(self._app), listener)
         self._server.tls = None if self.tls is None else self.tls.context
         self._task = asyncio.create_task(self._server.serve(), name=f"http-{option}")
         while not self._server.started:
