@@ -11,7 +11,7 @@ import h11
 import uvicorn
 from uvicorn.server import ServerState
 
-from penstock.node.http import HttpAccess, _Connection, master_app
+from penstock.node.http import HttpAccess, HttpConnection, master_app, server_config
 from penstock.runtime.observability.metrics import Metrics
 from penstock.tube.admin.request import BadParameter, Caller, Params
 from tests.fuzz.data_provider import head, in_pieces
@@ -64,12 +64,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 @cache
 def _config() -> uvicorn.Config:
-    app = master_app(list, Metrics(), _administer, identify=HttpAccess("token"))
-    config = uvicorn.Config(
-        app, http=_Connection, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False
-    )
-    config.load()
-    return config
+    return server_config(master_app(list, Metrics(), _administer, identify=HttpAccess("token")))
 
 
 async def _run(data: bytes) -> object:
@@ -78,7 +73,7 @@ async def _run(data: bytes) -> object:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(context))
     state = ServerState()
-    connection = _Connection(config=_config(), server_state=state, app_state={})
+    connection = HttpConnection(config=_config(), server_state=state, app_state={})
     transport = _Transport()
     connection.connection_made(transport)
     for piece in in_pieces(stream, seed) if seed & 1 else [stream]:

@@ -58,7 +58,7 @@ async def test_trap_3_deletes_and_expiries_are_called_delete(bench: Bench) -> No
     bench.peer.ask("SET SOMEKEY v")
     bench.peer.ask("DEL SOMEKEY")
     bench.peer.ask("SET SOMEKEY v PX 10")
-    bench.clock.now_ms += 10
+    bench.clock.now_ms += 11
     bench.peer.service.wake()
     delete = bytes.fromhex(vectors()["notifications"][1]["hex"])
     assert [d.payload for d in bench.notifications()][1::2] == [delete, delete]

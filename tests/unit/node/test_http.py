@@ -206,7 +206,7 @@ async def test_a_whole_request_may_take_its_time_to_be_answered() -> None:
     async def administer(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
         assert server._server is not None
         (connection,) = server._server.server_state.connections
-        assert isinstance(connection, penstock.node.http._Connection)
+        assert isinstance(connection, penstock.node.http.HttpConnection)
         connection._close_if_incomplete()  # as its timer would now
         return {"result": True}
 
