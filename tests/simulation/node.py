@@ -227,9 +227,20 @@ class SimulatedNode:
         """An iteration handles a share of each read, and those of connections that wait for another one."""
         work, self._work = self.server.broker.work - self._work, self.server.broker.work
         reads, self.reads = self.reads, 0
+        self.check_work(work, reads + WAITING_SHARES, f"an iteration of the loop with {reads} reads")
+
+    def check_work(self, work: int, shares: int, what: str) -> None:
+        """Check that ``work`` is at most that of so many shares, or of a shared queue whose session has ended.
+
+        That queue is given to the other members of the group as a whole.
+        """
         share = self.server.limits.max_turn_work
-        if work > (reads + WAITING_SHARES) * share + LARGEST_WORK:
-            raise Violation(f"an iteration of the loop handled {work} units in {reads} reads; a share is {share}")
+        if work <= shares * share + LARGEST_WORK:
+            return
+        sessions = self.server.broker.sessions.values()
+        queued = sum(len(session.waiting) + session.inflight.count for session in sessions)
+        if work > shares * share + LARGEST_WORK + queued:
+            raise Violation(f"{what} took {work} units; a share of a turn is {share}, and {queued} messages are queued")
 
     def accept(self, client: NetworkClient) -> Connection:
         """A connection of ``client``, open at once."""
@@ -338,10 +349,7 @@ class Connection:
         node.reads += 1
         work = node.server.broker.work
         self._link.data_received(data)
-        work = node.server.broker.work - work
-        share = node.server.limits.max_turn_work
-        if work > share + LARGEST_WORK:
-            raise Violation(f"a read of a connection took {work} units; its share of a turn is {share}")
+        node.check_work(node.server.broker.work - work, 1, "a read of a connection")
 
     def _to_client(self, data: bytes) -> None:
         if not (self.is_cut or self.is_silent):
