@@ -371,15 +371,15 @@ class HttpClient:
 
     def _disconnect(self, step: HttpStep) -> None:
         client = self._simulation.mqtt_clients[step.client]
-        attachment = client.attachment if client.is_connected else None
-        if attachment is not None:
+        attachment, was_connected = client.attachment, client.is_connected
+        if attachment is not None and attachment.unwanted_ms is None:
             attachment.unwanted_ms = self._simulation.loop.true_ms()
 
         def is_open() -> bool:
             return client.attachment is attachment and attachment is not None and attachment.connection.ended_ms is None
 
         def done(status: int, body: bytes) -> None:
-            if status and is_open():
+            if status and was_connected and is_open():
                 if not _object(status, body)["disconnected"]:
                     raise Violation(f"{client.name} is connected, and was not disconnected")
                 self._simulation.loop.call_later(CLOSED_S, check)

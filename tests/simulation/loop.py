@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from random import Random
+from types import CoroutineType
 from typing import Any, TypeVar, TypeVarTuple
 
 from tests.simulation.network import NetworkEnd, VirtualNetwork, VirtualServer
@@ -141,6 +142,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.set_exception_handler(lambda *_: None)
             for task in asyncio.all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine = task.get_coro()
+                if isinstance(coroutine, CoroutineType) and coroutine.__name__ == "run_asgi":
+                    coroutine.close()  # it answers with an error when it ends, which needs an open loop
         super().close()
 
     def _process_events(self, event_list: list[Any]) -> None:

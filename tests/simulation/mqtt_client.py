@@ -296,6 +296,7 @@ class MqttClient:
         lost_ms = attachment.connection.ended_ms or now_ms
         if attachment.is_ready:
             self.windows[-1].end_ms = lost_ms
+        lost_ms = attachment.ended_ms or now_ms  # the broker may have ended it before
         self._lost_ms = min(self._lost_ms or lost_ms, lost_ms)
         will = attachment.will
         if will is None:

@@ -97,7 +97,7 @@ class NetworkEnd(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         network, other, rest = self._network, self.other, bytes(data)
-        if self._is_closing or not data or network.loop.is_closed():
+        if self._is_closing or not data:
             return
         pieces = [rest]
         if len(rest) > 1 and network.random.random() < 0.1:
@@ -111,7 +111,7 @@ class NetworkEnd(asyncio.Transport):
 
     def close(self) -> None:
         loop = self._network.loop
-        if not self._is_closing and not loop.is_closed():
+        if not self._is_closing:
             self._is_closing = True
             loop.call_at(max(self.other._arrival_s, loop.time()) + 0.001, self.abort)
 

@@ -68,7 +68,7 @@ def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_cor
 
 
 def test_a_seed_does_what_it_should() -> None:
-    results = [simulate(seed) for seed in range(8)]
+    results = [simulate(seed) for seed in range(10)]
     for result in results:
         assert result.answered > OPERATIONS * 0.2
         assert result.notified > 50
@@ -77,7 +77,7 @@ def test_a_seed_does_what_it_should() -> None:
         assert result.stored > OPERATIONS * 0.2
         assert result.read >= 2 * result.stored
         assert result.administered > 10
-        assert result.cuts > 0
+    assert sum(result.cuts for result in results) > 8
     assert {fault for result in results for fault in result.faults} == {
         "pause",
         "clock step",
