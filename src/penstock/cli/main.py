@@ -49,6 +49,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "mqtt": CommandEntry("penstock.cli.mqtt", "Publish, subscribe and send requests with any MQTT 5 broker."),
     "tube": CommandEntry("penstock.cli.tube", "Manage TubeMQ topics, groups and brokers; produce and consume records."),
     "pipeline": CommandEntry("penstock.cli.pipeline", "Check, run and account for pipelines."),
+    "cluster": CommandEntry("penstock.cli.cluster", "Show the members of a cluster, and hand over to a standby."),
     "user": CommandEntry("penstock.cli.user", "Manage the users in a password file."),
     "audit": CommandEntry("penstock.cli.audit", "Show the audit trail of a node or broker."),
     "version": CommandEntry("penstock.cli.version", "Show the version, and whether the core is compiled."),

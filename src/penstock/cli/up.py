@@ -124,6 +124,12 @@ def up(
 
 
 def _banner(ready: ReadyNode, *, users: bool) -> None:
+    if not ready.tube_master:  # a cluster has no TubeMQ
+        sys.stdout.write(
+            f"penstock {ready.version} is active (pid {ready.pid}): mqtt {ready.mqtt}, http {ready.http}\n"
+        )
+        sys.stdout.flush()
+        return
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     url = ready.listeners.get("mqtt", f"mqtt://{ready.mqtt}")
     broker = "" if url == "mqtt://127.0.0.1:1883" else f" --broker {url}"

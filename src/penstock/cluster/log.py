@@ -2,6 +2,7 @@
 
 Keys, below the prefix of the cluster:
 
+``clock``                       time of the cluster's clock, once a second
 ``leader``                      the active node, with its lease; the revision of the key is the term
 ``log/NAME/head``               identity of the log, sequence and term of its newest commit
 ``log/NAME/frame/SEQUENCE``     a commit, or the number of its parts
@@ -32,13 +33,23 @@ from penstock.cluster.commit import (
     encode_frame,
 )
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.cluster.retention import MOST_BYTES, Retention
+from penstock.cluster.retention import BACKLOG_BYTES, MOST_BYTES, Retention
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 
-__all__ = ["EtcdLog", "EtcdLogs", "FencedError", "LogKeys", "leader_key", "read_frames", "read_head", "read_oldest"]
+__all__ = [
+    "EtcdLog",
+    "EtcdLogs",
+    "FencedError",
+    "LogKeys",
+    "clock_key",
+    "leader_key",
+    "read_frames",
+    "read_head",
+    "read_oldest",
+]
 
 PART_BYTES: Final = 512 << 10
 """Largest body in a frame, and size of the parts of a larger one: a request has at most 1.5 MiB, and larger ones delay
@@ -81,6 +92,11 @@ _LAST: Final = (1 << 64) - 1
 def leader_key(prefix: str) -> bytes:
     """Return the leadership key of the cluster with ``prefix``."""
     return f"{prefix}leader".encode()
+
+
+def clock_key(prefix: str) -> bytes:
+    """Return the key with the time of the cluster's clock."""
+    return f"{prefix}clock".encode()
 
 
 def read_head(client: EtcdClient, keys: LogKeys) -> Head | None:
@@ -155,7 +171,9 @@ class EtcdLogs:
 
     ``names``: names of the logs, which share ``most_bytes`` in etcd. ``earlier``: the previous logs of the
     environments; if etcd has no logs, new ones begin with the data of the environments, as when a node starts a new
-    cluster. ``clock``: ms of the cluster's clock.
+    cluster. ``backlog_bytes``: the newest commits that stay in etcd for members that start later. ``clock``: ms of the
+    cluster's clock; ``stamp``: the value of the key ``clock``, which is put every second. ``on_fenced`` is
+    called in a thread, possibly repeatedly, when another node is active.
     """
 
     def __init__(
@@ -166,15 +184,21 @@ class EtcdLogs:
         names: Sequence[str],
         *,
         most_bytes: int = MOST_BYTES,
+        backlog_bytes: int = BACKLOG_BYTES,
         earlier: Mapping[str, CommitLog] | None = None,
         clock: Callable[[], int] = wall_clock_ms,
+        stamp: Callable[[], bytes] | None = None,
+        on_fenced: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.prefix = prefix
         self.term = term
         self.earlier = dict(earlier or {})
         self.clock = clock
-        self.logs = {name: EtcdLog(self, name, most_bytes // len(names)) for name in names}
+        self.stamp = stamp
+        self.on_fenced = on_fenced
+        share = len(names)
+        self.logs = {name: EtcdLog(self, name, most_bytes // share, backlog_bytes // share) for name in names}
         self._compacted = 0
         self._urgent = threading.Event()
         """Set when a log uses half of its bytes."""
@@ -204,6 +228,7 @@ class EtcdLogs:
             try:
                 self.maintain(members())
             except FencedError:
+                self.on_fenced()
                 return  # the next commit raises it
             except PenstockError as error:
                 _log.warning("commits in etcd are not deleted for now: %s", error)
@@ -229,6 +254,8 @@ class EtcdLogs:
                 ranges = ((log.keys.frame(0), log.keys.frame(last + 1)), (log.keys.part(0), log.keys.part(last + 1)))
                 for start, end in ranges:
                     deletions.append(pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=start, range_end=end)))
+        if self.stamp is not None:
+            deletions.append(_put(clock_key(self.prefix), self.stamp()))
         request = pb.TxnRequest(compare=[self.leads()], success=deletions)
         answer = self.client.call("KV/Txn", request, pb.TxnResponse, within_s=MAINTENANCE_S)
         if not answer.succeeded:
@@ -254,7 +281,7 @@ class EtcdLogs:
 class EtcdLog(CommitLog):
     """A log in etcd, of the active node. See :class:`CommitLog`."""
 
-    def __init__(self, logs: EtcdLogs, name: str, most_bytes: int) -> None:
+    def __init__(self, logs: EtcdLogs, name: str, most_bytes: int, backlog_bytes: int) -> None:
         self.name = name
         self.keys = LogKeys(logs.prefix, name)
         self.waiting_since_ms: int | None = None
@@ -262,10 +289,11 @@ class EtcdLog(CommitLog):
         self._logs = logs
         self._client = logs.client
         self._most_bytes = most_bytes
+        self._backlog_bytes = backlog_bytes
         self._position = LogPosition(b"", 0, 0)
         self._head: Head | None = None
         self._commits: LogCommits | None = None
-        self._retention = Retention(0, most_bytes)
+        self._retention = Retention(0, most_bytes, backlog_bytes)
         self._done = 0
         """The last commit whose deletion etcd has accepted."""
         self._room = threading.Condition()
@@ -310,13 +338,13 @@ class EtcdLog(CommitLog):
     def _count(self, first: int, frames: Sequence[Frame]) -> None:
         """Count the commits in etcd: ``frames``, and the commits up to ``first``, which were not read."""
         oldest, head = read_oldest(self._client, self.keys), self._head
-        self._retention = Retention(first, self._most_bytes)
+        self._retention = Retention(first, self._most_bytes, self._backlog_bytes)
         self._done = first
         if oldest is not None and head is not None:
             size = FRAME_BYTES + len(oldest.body)
             earlier = head.total_bytes - oldest.total_bytes + size
             self._done = oldest.sequence - 1
-            self._retention = Retention(self._done, self._most_bytes)
+            self._retention = Retention(self._done, self._most_bytes, self._backlog_bytes)
             earlier -= sum(FRAME_BYTES + len(frame.body) for frame in frames)
             if oldest.sequence <= first:
                 self._retention.committed(first, earlier)
@@ -391,6 +419,7 @@ class EtcdLog(CommitLog):
         finally:
             self.waiting_since_ms = None
         if verdict is Verdict.FENCED:
+            self._logs.on_fenced()
             raise _fenced()
         if verdict is Verdict.DIVERGED:
             raise self._foreign(f"its head is not commit {commits.head.sequence} of this node")

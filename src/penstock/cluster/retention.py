@@ -1,8 +1,9 @@
 """Retention of a log's commits in etcd, as decisions without etcd.
 
 etcd's database is small, and if it is full, etcd also refuses leases, so that no node could take over. Commits are
-deleted as soon as the active node and every live member have them in LMDB, and beyond a number of bytes as soon as the
-active node has them, even if other members lack them: a member that was disconnected for a long time loads a snapshot.
+deleted when the active node and every live member have them in LMDB, except the newest ones, from which a new or
+restarted member continues (the backlog). Beyond a number of bytes commits are deleted as soon as the active node has
+them, even if other members lack them: such a member needs a copy of the data directory.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-__all__ = ["MOST_BYTES", "Retention"]
+__all__ = ["BACKLOG_BYTES", "MOST_BYTES", "Retention"]
 
 MOST_BYTES: Final = 256 << 20
 """Maximum bytes of all logs of a node in etcd. etcd's default quota is 2 GiB, of which deleted keys use a part until
 the compaction."""
 
+
+BACKLOG_BYTES: Final = 64 << 20
+"""Bytes of the newest commits of all logs that etcd keeps for members that start later."""
 
 _GROUP_BYTES: Final = 64 << 10
 """Commits are counted in groups of this size in bytes, because there may be a million small ones."""
@@ -28,10 +32,14 @@ class _Group(NamedTuple):
 
 
 class Retention:
-    """The commits of one log in etcd, at most ``most_bytes``; ``sequence``: the last commit before them."""
+    """The commits of one log in etcd, at most ``most_bytes``; ``sequence``: the last commit before them.
 
-    def __init__(self, sequence: int, most_bytes: int = MOST_BYTES) -> None:
+    ``backlog_bytes``: the newest commits that are kept even if every live member has them.
+    """
+
+    def __init__(self, sequence: int, most_bytes: int = MOST_BYTES, backlog_bytes: int = 0) -> None:
         self._most_bytes = most_bytes
+        self._backlog_bytes = min(backlog_bytes, most_bytes // 4)
         self._stored: deque[_Group] = deque()
         self.stored_bytes = 0
         """Bytes of the commits in etcd."""
@@ -69,6 +77,8 @@ class Retention:
         needed = min([self.released, *members])
         while self._stored and self._stored[0].last <= self.released:
             if self._stored[0].last > needed and self.stored_bytes <= self._most_bytes // 2:
+                break
+            if self.stored_bytes - self._stored[0].size < self._backlog_bytes:
                 break
             oldest = self._stored.popleft()
             self.stored_bytes -= oldest.size

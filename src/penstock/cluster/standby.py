@@ -22,6 +22,7 @@ from penstock.cluster.log import EtcdLog, EtcdLogs, LogKeys, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import MOST_BYTES
 from penstock.errors import OutOfSpaceError, RefusedError, StorageError, UnavailableError
+from penstock.runtime.io.clock import boot_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 from penstock.runtime.io.wal import LoggedEnvironment
 
@@ -133,6 +134,8 @@ class Standby:
     ) -> None:
         self.failure: StorageError | None = None
         """Reason why the node cannot follow: it lacks commits that etcd has deleted, or LMDB failed."""
+        self.clock_offset: int | None = None
+        """Greatest difference between the time of a received commit and :func:`boot_ms` at its receipt."""
         self._client = client
         self._prefix = prefix
         self._node = node
@@ -216,6 +219,8 @@ class Standby:
                     self._report()
                     reported = time.monotonic()
                 for name, frames in self._follower.next().items():
+                    offset = frames[-1].time_ms - boot_ms()
+                    self.clock_offset = offset if self.clock_offset is None else max(self.clock_offset, offset)
                     self._apply(name, [frame.body for frame in frames])
             except StorageError as failure:
                 self.failure = failure

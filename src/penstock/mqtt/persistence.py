@@ -19,6 +19,7 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.mqtt.engine.model.journal import Batch, Journal, Recovered
 from penstock.mqtt.storage import SessionStore
+from penstock.runtime.io.commit_log import CommitLog
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.runtime.io.files import Durability
 
@@ -41,13 +42,16 @@ _ROUNDING_MS: Final = 2
 class Persistence(CommitClient[Batch]):
     """Sessions and retained messages in the directory ``path``; the broker engine records changes in ``journal``.
 
+    ``log``: the log of the commits; default: files in ``path``.
     ``await open()``, pass the journal to the engine, then :meth:`start`. Call everything in the loop's thread.
     """
 
-    def __init__(self, path: Path, durability: Durability = Durability.DURABLE) -> None:
+    def __init__(
+        self, path: Path, durability: Durability = Durability.DURABLE, *, log: CommitLog | None = None
+    ) -> None:
         self.durability = durability
         self.journal = Journal(durable_acknowledgements=durability is not Durability.MEMORY)
-        self._store = SessionStore(path, durability)
+        self._store = SessionStore(path, durability, log=log)
         self._queue: CommitQueue[Batch] = CommitQueue("mqtt", self)
         self._on_committed: Callable[[], None] = lambda: None
         self._on_failure: Callable[[StorageError], None] = lambda _error: None

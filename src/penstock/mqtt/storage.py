@@ -41,6 +41,7 @@ from penstock.mqtt.engine.model.journal import (
     SubscriptionRow,
 )
 from penstock.mqtt.engine.model.message import Message
+from penstock.runtime.io.commit_log import CommitLog
 from penstock.runtime.io.files import Durability, Files
 from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, LmdbEnvironment
 from penstock.runtime.io.wal import SEGMENT_BYTES, LoggedEnvironment
@@ -62,6 +63,7 @@ __all__ = [
     "encode_retained",
     "encode_session",
     "encode_subscription",
+    "environment_at",
     "incoming_key",
     "number_key",
     "shared_of",
@@ -338,8 +340,25 @@ _TABLES: Final = (
 T = TypeVar("T")
 
 
+def environment_at(path: Path, durability: Durability, map_bytes: int = INITIAL_MAP_BYTES) -> LmdbEnvironment:
+    """Return the environment of the sessions in the directory ``path``, which is not open yet."""
+    return LmdbEnvironment(
+        path,
+        "mqtt sessions",
+        "broker that has them",
+        _TABLES,
+        schema=SCHEMA,
+        durability=durability,
+        map_bytes=map_bytes,
+        many=True,
+    )
+
+
 class SessionStore:
-    """The LMDB environment in the directory ``path``, created if it does not exist."""
+    """The LMDB environment in the directory ``path``, created if it does not exist.
+
+    ``log``: the log of its commits; default: files next to it.
+    """
 
     def __init__(
         self,
@@ -349,23 +368,13 @@ class SessionStore:
         map_bytes: int = INITIAL_MAP_BYTES,
         files: Files | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        log: CommitLog | None = None,
     ) -> None:
         self.stored_bytes = 0
         """Bytes in use, as of the last commit."""
         self._durability = durability
         self._environment = LoggedEnvironment(
-            LmdbEnvironment(
-                path,
-                "mqtt sessions",
-                "broker that has them",
-                _TABLES,
-                schema=SCHEMA,
-                durability=durability,
-                map_bytes=map_bytes,
-                many=True,
-            ),
-            files=files,
-            segment_bytes=segment_bytes,
+            environment_at(path, durability, map_bytes), files=files, segment_bytes=segment_bytes, log=log
         )
         self.path = self._environment.path
         self._tables = self._environment.tables

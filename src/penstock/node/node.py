@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import penstock
 from penstock import compiled
 from penstock.console.console import Console
 from penstock.console.snapshots import Health, Listener, NodeSnapshot, Reason, Rule, Severity
-from penstock.errors import OutOfSpaceError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, OutOfSpaceError, PenstockError, UnavailableError
 from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
@@ -54,6 +55,7 @@ from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics, counters_of
 from penstock.statestore.service.service import StateStoreService
+from penstock.statestore.service.storage import Storage
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin import master as master_admin
 from penstock.tube.admin.request import Caller
@@ -62,6 +64,9 @@ from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.master.master import TubeMaster
+
+if TYPE_CHECKING:
+    from penstock.node.cluster import Membership
 
 __all__ = ["Node", "ReadyNode", "run_node", "serve"]
 
@@ -75,7 +80,8 @@ _SCHEMES = {Transport.TCP: "mqtt", Transport.TLS: "mqtts", Transport.WS: "ws", T
 
 @dataclass(frozen=True, slots=True)
 class ReadyNode:
-    """Addresses and settings of a ready node; addresses are HOST:PORT for clients."""
+    """Addresses and settings of a ready node; addresses are HOST:PORT for clients, those of TubeMQ empty in a
+    cluster."""
 
     version: str
     pid: int
@@ -99,14 +105,18 @@ class ReadyNode:
 
     def as_json(self) -> dict[str, object]:
         """The line of ``penstock up --json``."""
-        return {"event": "ready", **{name: value for name, value in asdict(self).items() if value is not None}}
+        return {"event": "ready", **{name: value for name, value in asdict(self).items() if value not in (None, "")}}
 
 
 class Node:
-    """All parts of a node on one data directory. Call ``close()`` also after a failed ``start()``."""
+    """All parts of a node on one data directory. Call ``close()`` also after a failed ``start()``.
 
-    def __init__(self, config: NodeConfig) -> None:
+    ``membership``: that of an elected node in its cluster, which then runs without TubeMQ; None: no cluster.
+    """
+
+    def __init__(self, config: NodeConfig, membership: Membership | None = None) -> None:
         self.config = config
+        self._membership = membership
         self.clock = SteppedClock(hold_s=config.clock_step_hold_s)
         """Clock of versions and deadlines."""
         self.security = NodeSecurity(config, self.clock.now)
@@ -221,21 +231,14 @@ class Node:
         self._parts.callback(self.console.close)
         self._token = token = config.tube.admin_token or load_or_create_token(directory.admin_token)
         identify = self.security.http_access(token, config.http)
-        master = TubeMaster(
-            directory.tube_master,
-            config=MasterConfig(
-                consumer_session_ms=config.tube.consumer_session_s * 1000,
-                check_visit_tokens=config.tube.check_visit_tokens,
-                limits=tube_limits(config.tube.limits),
-            ),
-            admin_token=token,
-            access=self.security.tube_access(config.tube_master, self._tube_user),
-        )
+        clustered = self._membership is not None
+        master = None if clustered else self._master(directory, token)
         names = names_of(config.http.bind, config.http.advertise)
         trail = AuditTrail(directory.audit)
         add_metrics(self.metrics, "audit", trail.metric_values)
         self._warnings.append(("audit", lambda: trail.failure))
-        administer = audited(master.webapi, "master", trail, token, master_admin.is_protected)
+        webapi = _no_tube if master is None else master.webapi
+        administer = audited(webapi, "master", trail, token, master_admin.is_protected)
         web = WebConsole()
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
@@ -248,18 +251,8 @@ class Node:
             front=web.page if web.available else None,
         )  # fmt: skip
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
-        names = names_of(config.tube_broker_http.bind, config.tube_broker_http.advertise)
-        identify = self.security.http_access(token, config.tube_broker_http)
-        administer = audited(self._broker_webapi, "broker", trail, token, broker_admin.is_protected)
-        pages = broker_app(administer, names=names, identify=identify)
-        broker_http = self._bound["tube-broker-http"] = await self._http(
-            "tube-broker-http", config.tube_broker_http, self.security.http_server("tube_broker_http", pages)
-        )
-        tls = config.tube.tls
-        certificates = self.security.tube_certificates
-        start = master.start if tls is None else certificates.beside(master.start, tls.master_port)
-        tube_master = self._bound["tube-master"] = await self._listen("tube-master", config.tube_master, start)
-        self._parts.push_async_callback(master.close)
+        if master is not None:
+            await self._start_master(master, trail)
         self._parts.callback(self.security.close)
         # It is closed after the broker and the store, which send their last acknowledgements through it.
         server = self.security.server
@@ -267,15 +260,16 @@ class Node:
         idle_release = IdleRelease(server.forget_routes)
         idle_release.start()
         self._parts.callback(idle_release.close)
-        broker, tube_broker = await self._broker(
-            directory, tube_master, _web_address(config.tube_broker_http, broker_http)
-        )
-        self._bound["tube-broker"] = tube_broker
-        self.console.show_tube(master, broker)
-        master.on_change = broker.heartbeat_now
-        await self._topics(master)
+        stored = [directory.mqtt, directory.statestore]
+        broker = None
+        if master is not None:
+            broker = await self._broker(directory)
+            self.console.show_tube(master, broker)
+            master.on_change = broker.heartbeat_now
+            await self._topics(master)
+            stored += [directory.tube_master, broker.storage.meta.path]
         mqtt = await self._mqtt(server, directory, master, broker)
-        directory.keep([directory.mqtt, directory.statestore, directory.tube_master, broker.storage.meta.path])
+        directory.keep(stored)
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         add_metrics(self.metrics, "node", self._metric_values)
         self._state = "ready"
@@ -291,11 +285,11 @@ class Node:
                 for name, entry in self.security.listeners.items()
             }
             | ({} if faults is None else {"faults": f"mqtt://{faults}"}),
-            tube_master=_advertised_address(config.tube_master, tube_master),
-            tube_broker=_advertised_address(config.tube_broker, tube_broker),
-            tube_master_tls=_beside(config.tube_master, master.tls_bound),
-            tube_broker_tls=_beside(config.tube_broker, broker.tls_bound),
-            tube_broker_http=_advertised_address(config.tube_broker_http, broker_http),
+            tube_master=self._shown("tube-master", config.tube_master),
+            tube_broker=self._shown("tube-broker", config.tube_broker),
+            tube_master_tls=None if master is None else _beside(config.tube_master, master.tls_bound),
+            tube_broker_tls=None if broker is None else _beside(config.tube_broker, broker.tls_bound),
+            tube_broker_http=self._shown("tube-broker-http", config.tube_broker_http),
             http=_advertised_address(config.http, http),
             http_tls=None if config.http.tls is None else True,
             tube_broker_http_tls=None if config.tube_broker_http.tls is None else True,
@@ -318,12 +312,13 @@ class Node:
             UnavailableError: at least one is in use.
         """
         config = self.config
-        wanted = {
-            "http": config.http.bind,
-            "tube-broker-http": config.tube_broker_http.bind,
-            "tube-master": config.tube_master.bind,
-            "tube-broker": config.tube_broker.bind,
-        }
+        wanted = {"http": config.http.bind}
+        if self._membership is None:
+            wanted |= {
+                "tube-broker-http": config.tube_broker_http.bind,
+                "tube-master": config.tube_master.bind,
+                "tube-broker": config.tube_broker.bind,
+            }
         if config.tube.tls is not None:
             wanted["tube.tls.master_port"] = Address(config.tube_master.bind.host, config.tube.tls.master_port)
             wanted["tube.tls.broker_port"] = Address(config.tube_broker.bind.host, config.tube.tls.broker_port)
@@ -362,10 +357,43 @@ class Node:
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
         return await self._tube_broker.webapi(params, caller)
 
-    async def _broker(
-        self, directory: DataDirectory, tube_master: Address, web_address: str
-    ) -> tuple[TubeBroker, Address]:
+    def _master(self, directory: DataDirectory, token: str) -> TubeMaster:
+        tube = self.config.tube
+        return TubeMaster(
+            directory.tube_master,
+            config=MasterConfig(
+                consumer_session_ms=tube.consumer_session_s * 1000,
+                check_visit_tokens=tube.check_visit_tokens,
+                limits=tube_limits(tube.limits),
+            ),
+            admin_token=token,
+            access=self.security.tube_access(self.config.tube_master, self._tube_user),
+        )
+
+    async def _start_master(self, master: TubeMaster, trail: AuditTrail) -> None:
+        """Start the master, and the HTTP administration of the broker."""
         config = self.config
+        names = names_of(config.tube_broker_http.bind, config.tube_broker_http.advertise)
+        identify = self.security.http_access(self._token, config.tube_broker_http)
+        administer = audited(self._broker_webapi, "broker", trail, self._token, broker_admin.is_protected)
+        pages = broker_app(administer, names=names, identify=identify)
+        self._bound["tube-broker-http"] = await self._http(
+            "tube-broker-http", config.tube_broker_http, self.security.http_server("tube_broker_http", pages)
+        )
+        tls = config.tube.tls
+        certificates = self.security.tube_certificates
+        start = master.start if tls is None else certificates.beside(master.start, tls.master_port)
+        self._bound["tube-master"] = await self._listen("tube-master", config.tube_master, start)
+        self._parts.push_async_callback(master.close)
+
+    def _shown(self, option: str, listener: ListenerSection) -> str:
+        """Return the advertised address of a listener that the node may not have ("")."""
+        return _advertised_address(listener, self._bound[option]) if option in self._bound else ""
+
+    async def _broker(self, directory: DataDirectory) -> TubeBroker:
+        config = self.config
+        tube_master = self._bound["tube-master"]
+        web_address = _web_address(config.tube_broker_http, self._bound["tube-broker-http"])
         told = config.tube_broker.advertise
         broker = TubeBroker(
             directory.path,
@@ -388,7 +416,7 @@ class Node:
         tls = config.tube.tls
         certificates = self.security.tube_certificates
         start = broker.start if tls is None else certificates.beside(broker.start, tls.broker_port)
-        bound = await self._listen("tube-broker", config.tube_broker, start)
+        self._bound["tube-broker"] = await self._listen("tube-broker", config.tube_broker, start)
         self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
         self._disk.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
@@ -405,7 +433,7 @@ class Node:
                 why="the log above has the response of the master",
                 do="restart; if it happens again, report it with the log",
             ) from None
-        return broker, bound
+        return broker
 
     async def _topics(self, master: TubeMaster) -> None:
         wanted = self.config.topics()
@@ -436,10 +464,12 @@ class Node:
         await master.wait_taken_up(known)
 
     async def _mqtt(
-        self, server: MqttServer, directory: DataDirectory, master: TubeMaster, broker: TubeBroker
+        self, server: MqttServer, directory: DataDirectory, master: TubeMaster | None, broker: TubeBroker | None
     ) -> dict[str, Address]:
         """Start the state store, the rules and the listeners; return the bound addresses."""
-        capture = self._capture(broker)
+        capture = None if broker is None else self._capture(broker)
+        membership = self._membership
+        logs = {} if membership is None else await asyncio.to_thread(membership.logs)
         store = StateStoreService(
             directory.statestore,
             self.config.durability,
@@ -447,6 +477,8 @@ class Node:
             options=self.config.statestore.options(strict_read=self.config.security.strict_read),
             policy=StorePolicy(self.security) if self.security.enforced else None,
             capture=capture,
+            steady=None if membership is None else membership.clock,
+            storage=None if membership is None else Storage(directory.statestore, log=logs["statestore"]),
         )
         await store.start(server.outlet)
         self._store = store
@@ -458,8 +490,9 @@ class Node:
         server.add_service(store)
         # From clock and entropy, so that it is unique even after a clock step or two starts in one millisecond.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
-        shapes = {topic.name: topic for topic in master.topics()}
+        shapes = {} if master is None else {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
+            assert broker is not None, "a cluster has no rules"
             shape = shapes[rule.topic].at(self.config.tube.broker_id)
             service = RuleService(
                 rule,
@@ -473,12 +506,16 @@ class Node:
             self._rules.append(service)
             self._show(service)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
-        persistence = Persistence(directory.mqtt, self.config.durability)
+        persistence = Persistence(directory.mqtt, self.config.durability, log=logs.get("mqtt"))
         add_metrics(self.metrics, "mqtt_storage", persistence.metric_values)
         self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
         # After the services, which may get wills of clients that disconnected while the node was down.
         recall = self.security.recall if self.security.enforced else None
         await server.recover(persistence, recall=recall, steady=store.steady)
+        if membership is not None:
+            membership.started()
+            server.may_send = membership.may_send
+            self._failures["cluster"] = membership.failure
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
         denials = self.security.tube_denials
@@ -598,6 +635,11 @@ class Node:
         }
 
 
+async def _no_tube(_parameters: Mapping[str, str], _caller: Caller) -> Mapping[str, object]:
+    """Answer administration requests of TubeMQ in a cluster."""
+    return {"result": False, "errCode": 503, "errMsg": "a node of a cluster does not run TubeMQ"}
+
+
 def _listener_option(name: str) -> str:
     """Setting of an MQTT listener, for errors."""
     return name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
@@ -694,9 +736,43 @@ async def serve(
 ) -> None:
     """Start a node, report that it is ready, wait for a signal, close it."""
     stop = install_signal_handlers()
-    node = Node(config)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, node.reload, read_again or (lambda: config))
+    membership = None
+    if config.cluster is not None:
+        loop.add_signal_handler(signal.SIGHUP, _log.info, "a standby reads its files when it becomes active")
+        membership = _membership(config)
+    try:
+        if membership is not None and not await run_until(stop, membership.become_active()):
+            return
+        await _serve(config, on_ready, read_again or (lambda: config), stop, membership)
+    finally:
+        if membership is not None:
+            await asyncio.to_thread(membership.close)
+    _log.info("stopped")
+
+
+def _membership(config: NodeConfig) -> Membership:
+    try:
+        from penstock.node.cluster import Membership, restart_process
+    except ImportError as error:
+        raise ConfigError(
+            "cluster: a library is not installed",
+            option="cluster",
+            why=str(error),
+            do="pip install 'penstock[cluster]'",
+        ) from error
+    return Membership(config, restart_process)
+
+
+async def _serve(
+    config: NodeConfig,
+    on_ready: Callable[[ReadyNode], None],
+    read_again: Callable[[], NodeConfig],
+    stop: asyncio.Event,
+    membership: Membership | None,
+) -> None:
+    node = Node(config, membership)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, node.reload, read_again)
     try:
         ready = await run_until(stop, node.start())
         if ready is not None:
@@ -712,8 +788,9 @@ async def serve(
             on_ready(ready)
             await stop.wait()
     finally:
+        if membership is not None:
+            membership.closing()
         await node.close()
-    _log.info("stopped")
 
 
 def _warn_of_anonymous(config: NodeConfig) -> None:

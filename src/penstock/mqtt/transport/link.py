@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from mypy_extensions import mypyc_attr
@@ -36,7 +37,7 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024
 class ServerLinkOwner:
     """The server of listeners and their links; a base class, so that a compiled link calls a compiled server."""
 
-    __slots__ = ("connection_limiter", "limits", "receiving")
+    __slots__ = ("connection_limiter", "limits", "may_send", "receiving")
 
     def __init__(self, limits: BrokerLimits, connection_limiter: ConnectionLimiter[Abortable]) -> None:
         self.limits = limits
@@ -44,6 +45,9 @@ class ServerLinkOwner:
         """Connection limits of all listeners together."""
         self.receiving = True
         """Whether connections are read."""
+        self.may_send: Callable[[], bool] | None = None
+        """Called before every write to a client: False discards the bytes. A node of a cluster must not answer after
+        its lease has expired. None: always send."""
 
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
@@ -247,6 +251,9 @@ class ServerLink(OutputTransport):
     def write(self, data: bytes) -> None:
         """Write ``data`` with the transport; no effect while it is closing."""
         transport = self.transport
+        may_send = self._server.may_send
+        if may_send is not None and not may_send():
+            return
         if transport is not None and not transport.is_closing():
             self._buffered = True
             transport.write(data)
@@ -264,6 +271,9 @@ class ServerLink(OutputTransport):
             return
         if tls is not None:
             data = tls.encrypt(data)
+        may_send = self._server.may_send
+        if may_send is not None and not may_send():
+            return
         try:
             sent = _write(self.descriptor, data)
         except OSError:  # full or closed: the transport handles it

@@ -19,6 +19,7 @@ from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.bridges import BridgeEntry
+from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.node.config.mqtt import MqttListener, Security
 from penstock.node.config.statestore import StateStoreSection
@@ -367,6 +368,9 @@ class NodeConfig(Section):
     tube: Tube = Field(default_factory=Tube, description="TubeMQ master and broker: topics, retention, access")
     rules: list[RuleSection] = Field(default_factory=list, description="copy MQTT topics into TubeMQ topics")
     bridges: list[BridgeEntry] = Field(default_factory=list, description="bridges to other MQTT brokers")
+    cluster: ClusterSection | None = Field(
+        default=None, description="cluster with standby nodes, which needs etcd; default: a single node"
+    )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="minimum severity of log lines")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="format of log lines")
 
@@ -400,7 +404,37 @@ class NodeConfig(Section):
                     f"rules[{index}].partition: topic {rule.topic!r} has partitions 0 to {topic.partitions - 1}"
                     " (plus 10000 for each further store)"
                 )
+        if self.cluster is not None:
+            self._check_cluster()
         return self
+
+    def _check_cluster(self) -> None:
+        """Refuse settings whose data would not be replicated, and addresses that are not known before the start."""
+        if self.durability is not Durability.DURABLE:
+            raise ValueError(f"cluster: durability {self.durability.value} does not commit to etcd: use `durable`")
+        used = {
+            "rules": self.rules,
+            "bridges": self.bridges,
+            "statestore.capture_topic": self.statestore.capture_topic,
+            "tube.topics": self.tube.topics,
+            "tube.tls": self.tube.tls,
+        }
+        for setting, value in used.items():
+            if value:
+                raise ValueError(
+                    f"cluster: `{setting}` is not replicated, so a cluster does not have it: remove it, or set it on"
+                    " another node, without `cluster`"
+                )
+        listeners = {"mqtt": self.mqtt, "http": self.http}
+        listeners |= {f"mqtt.listeners.{name}": entry for name, entry in self.mqtt.listeners.items()}
+        for name, listener in listeners.items():
+            if not listener.bind.port:
+                raise ValueError(f"cluster: {name}: a port of 0 is not known to the other nodes: set a port")
+            if listener.advertise is None and listener.bind.is_wildcard:
+                raise ValueError(
+                    f"cluster: {name}: {listener.bind} means every interface, and a standby names the address of the"
+                    " active node: set `advertise`"
+                )
 
     def topics(self) -> dict[str, TopicSection]:
         """Topics that are created at the start: configured ones, and those of rules."""

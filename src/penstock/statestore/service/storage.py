@@ -25,6 +25,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
 from penstock.errors import StorageError
+from penstock.runtime.io.commit_log import CommitLog
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
@@ -50,7 +51,7 @@ from penstock.statestore.service.rows import (
     write_rows,
 )
 
-__all__ = ["NODE", "SCHEMA", "Storage", "StoredState"]
+__all__ = ["NODE", "SCHEMA", "Storage", "StoredState", "environment_at"]
 
 SCHEMA: Final = 3
 """Version of the layout; newer versions are refused. Since 2 there may be a write-ahead log; since 3 records may have
@@ -79,11 +80,19 @@ class StoredState(NamedTuple):
     lag: int = 0
 
 
+def environment_at(path: Path, durability: Durability, map_bytes: int = INITIAL_MAP_BYTES) -> LmdbEnvironment:
+    """Return the environment of the keys in the directory ``path``, which is not open yet."""
+    return LmdbEnvironment(
+        path, "state store", "open store", TABLES, schema=SCHEMA, durability=durability, map_bytes=map_bytes
+    )
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Storage:
     """The LMDB environment in the directory ``path``, created if it does not exist.
 
-    ``environment``: an environment to use instead, with the same tables and schema, for the simulator.
+    ``environment``: an environment to use instead, with the same tables and schema, for the simulator. ``log``: the
+    log of the commits; default: files in ``path``.
     """
 
     def __init__(
@@ -93,18 +102,9 @@ class Storage:
         *,
         map_bytes: int = INITIAL_MAP_BYTES,
         environment: LoggedEnvironment | None = None,
+        log: CommitLog | None = None,
     ) -> None:
-        self._environment = environment or LoggedEnvironment(
-            LmdbEnvironment(
-                path,
-                "state store",
-                "open store",
-                TABLES,
-                schema=SCHEMA,
-                durability=durability,
-                map_bytes=map_bytes,
-            )
-        )
+        self._environment = environment or LoggedEnvironment(environment_at(path, durability, map_bytes), log=log)
         self.path = self._environment.path
         self._tables = self._environment.tables
         self._lag: int | None = None

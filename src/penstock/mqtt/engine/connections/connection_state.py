@@ -397,12 +397,15 @@ class ConnectionState(PacketWriter):
             self.send(Disconnect(int(reason_code), diagnosis(reason_string)))
         self.close()
 
-    def refuse(self, reason_code: int, why: str = "") -> None:
+    def refuse(self, reason_code: int, why: str = "", server_reference: str = "") -> None:
         """Answer CONNECT with a refusal and close [MQTT-3.2.2-7]."""
         if self.closing:
             return
         self.stats.connections_refused += 1
-        self.send(ConnAck(reason_code=int(reason_code), properties=diagnosis(why)))
+        properties = diagnosis(why)
+        if server_reference:
+            properties.server_reference = server_reference
+        self.send(ConnAck(reason_code=int(reason_code), properties=properties))
         self.close()
 
     def __repr__(self) -> str:

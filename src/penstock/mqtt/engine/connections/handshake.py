@@ -158,7 +158,7 @@ class Handshake(_Exchange):
             code = decision.reason_code
             if code < 0x80 or code not in ALLOWED[PacketType.CONNACK]:
                 code = ReasonCode.NOT_AUTHORIZED
-            self.connection.refuse(code, decision.reason_string)
+            self.connection.refuse(code, decision.reason_string, decision.server_reference)
         else:
             self._accepted(self, decision, now)
 

@@ -177,10 +177,14 @@ class Granted:
 
 @dataclass(slots=True)
 class Refused:
-    """The client is refused, with the reason code for CONNACK, or for DISCONNECT in a re-authentication."""
+    """The client is refused, with the reason code for CONNACK, or for DISCONNECT in a re-authentication.
+
+    ``server_reference``: address of another server, in CONNACK only; "": none.
+    """
 
     reason_code: int
     reason_string: str = ""
+    server_reference: str = ""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,136 @@
+"""`penstock cluster`: the members of a cluster, and handover to a standby."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import Commands, Json, duration_option
+from penstock.cli.output import Cell, escape, note, print_json, print_table
+from penstock.errors import ConfigError, RefusedError, UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.cluster.client import EtcdClient
+    from penstock.node.cluster import ClusterState
+    from penstock.node.config.cluster import ClusterSection
+
+__all__ = ["app"]
+
+app = Commands("Show the members of a cluster, and hand over to a standby.")
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Configuration file of a node of the cluster.",
+        envvar="PENSTOCK_CONFIG",
+        metavar="FILE",
+        show_default="penstock.yaml",
+    ),
+]
+_COLUMNS = ["node", "role", "lag_commits", "lag_s", "mqtt", "http", "version", "problem"]
+_LOOK_S = 0.02
+_MOST_LAG = 1000
+"""Maximum lag in commits of a standby to which the active node hands over."""
+
+
+@contextmanager
+def _connected(config: Path | None) -> Iterator[tuple[ClusterSection, EtcdClient]]:
+    from penstock.node.config.node import load_config
+
+    section = load_config(config, {}, os.environ).cluster
+    if section is None:
+        raise ConfigError(
+            "the configuration has no section `cluster`",
+            option="--config",
+            do="set the configuration file of a node of the cluster: --config FILE",
+        )
+    try:
+        from penstock.cluster.client import EtcdClient
+    except ImportError as error:
+        raise ConfigError(
+            "a library is not installed", option="cluster", why=str(error), do="pip install 'penstock[cluster]'"
+        ) from error
+    client = EtcdClient(section.etcd, section.login())
+    try:
+        yield section, client
+    finally:
+        client.close()
+
+
+@app.add("penstock cluster status", "penstock cluster status --config /etc/penstock/penstock.yaml --json")
+def status(config: Config = None, as_json: Json = False) -> None:
+    """List the members with their lag, and the size of the log in etcd.
+
+    It reads etcd, so no node need run. The exit status is 1 if no node is active. --json prints one object per member.
+    """
+    from penstock.node.cluster import read_cluster
+
+    with _connected(config) as (section, client):
+        state = read_cluster(section, client)
+    rows: list[dict[str, Cell]] = [dict(member._asdict()) for member in state.members]
+    if as_json:
+        for row in rows:
+            print_json(row)
+    else:
+        _print(state, rows)
+    if state.active is None:
+        raise typer.Exit(1)
+
+
+def _print(state: ClusterState, rows: list[dict[str, Cell]]) -> None:
+    quota = f" of {state.quota_bytes >> 20} MiB" if state.quota_bytes else ""
+    commits = ", ".join(f"{name} {count}" for name, count in state.commits.items()) or "none"
+    sys.stdout.write(
+        f"cluster {escape(state.name)}: "
+        + ("no node is active" if state.active is None else f"{escape(state.active)} is active")
+        + f"\netcd: {state.database_bytes / (1 << 20):.1f} MiB{quota}, last commits: {commits}\n"
+    )
+    for text in state.unavailable:
+        sys.stdout.write(f"etcd: {escape(text)}\n")
+    shown = [column for column in _COLUMNS if column != "problem" or any(row["problem"] for row in rows)]
+    print_table(rows, shown, as_json=False)
+
+
+@app.add("penstock cluster handover", "penstock cluster handover --config penstock.yaml --timeout 30s")
+def handover(
+    config: Config = None,
+    timeout_s: Annotated[float, duration_option("--timeout", text="Time to wait for the new active node.")] = 10.0,
+) -> None:
+    """Hand over from the active node to a standby, and wait until the standby is active.
+
+    The active node ends the connections of its clients and becomes a standby. It is refused if no standby is up to
+    date.
+    """
+    from penstock.node.cluster import ActiveNode, read_cluster, request_handover
+
+    with _connected(config) as (section, client):
+        state = read_cluster(section, client)
+        if state.active is None:
+            raise UnavailableError("cluster: no node is active", applied=False, do="see penstock cluster status")
+        ready = [m for m in state.members if m.role == "standby" and m.lag_commits is not None]
+        if not any(member.lag_commits is not None and member.lag_commits <= _MOST_LAG for member in ready):
+            raise RefusedError(
+                "cluster: no standby is up to date, so nothing was changed",
+                do="start a standby and wait until its lag is small: penstock cluster status",
+            )
+        started = time.monotonic()
+        request_handover(section, client, state.term)
+        while time.monotonic() - started < timeout_s:
+            active = ActiveNode.read(client, section.prefix)
+            if active is not None and active.term != state.term:
+                note(f"{escape(active.node)} is active after {time.monotonic() - started:.2f} s")
+                return
+            time.sleep(_LOOK_S)
+    raise UnavailableError(
+        f"cluster: no other node became active within {timeout_s:g} s",
+        applied=True,
+        do="see penstock cluster status, and the logs of the nodes",
+    )

@@ -1,0 +1,620 @@
+"""Membership of a node in a cluster: standby until it is elected, then active until it loses its lease.
+
+A standby applies the commits of the active node to its data directory, refuses MQTT clients with the address of the
+active node, and reports itself as not ready. When it is elected, :class:`~penstock.node.node.Node` starts on the same
+data directory and addresses, with logs in etcd instead of files.
+
+An active node that may have lost its lease does not try to continue: its memory may have changes that were not
+committed. It replaces its process by a new one (``exec``), which is a standby. ``may_send`` decides this before each
+write to a client, after the last read of the memory: so a process that was suspended sends nothing outdated.
+
+Time: ``Membership.clock`` is the clock of expiry times, the same on every node. The active node writes it with each
+commit and once a second; a standby counts on from the receipt, so that after a takeover it is late, never early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from starlette.applications import Starlette
+
+import penstock
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.leadership import Leadership, why_not_eligible
+from penstock.cluster.log import EtcdLogs, LogKeys, clock_key, leader_key, read_head
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
+from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
+from penstock.mqtt.server import MqttServer
+from penstock.mqtt.storage import environment_at as mqtt_environment
+from penstock.node.config.cluster import ClusterSection
+from penstock.node.config.listeners import ListenerSection
+from penstock.node.config.node import NodeConfig
+from penstock.node.data_dir import DataDirectory
+from penstock.node.http import health_routes
+from penstock.node.security import NodeSecurity
+from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
+from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
+from penstock.runtime.io.files import DirectFiles, Durability
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
+from penstock.runtime.io.network import bind_error
+from penstock.runtime.io.wal import SEGMENT_BYTES, LoggedEnvironment
+from penstock.runtime.io.wal_segments import SegmentLog
+from penstock.runtime.observability.metrics import Metrics
+from penstock.statestore.service.storage import environment_at as statestore_environment
+
+__all__ = ["LOGS", "ClusterState", "Member", "Membership", "read_cluster", "request_handover"]
+
+_log = logging.getLogger("penstock.cluster")
+
+LOGS: Final = ("statestore", "mqtt")
+"""Names of the logs; those of the environments' directories below the data directory, too."""
+
+_LOOK_S: Final = 0.2
+"""Seconds between two reads of the leadership key by a standby, and between two checks of an active node."""
+_REPORT_S: Final = 1.0
+_REPORT_LEASE_S: Final = 5
+"""Seconds after which a member that does not report itself is not listed any more."""
+
+
+class ActiveNode(NamedTuple):
+    """The active node, as its leadership key describes it. ``mqtt``: advertised addresses of its MQTT listeners."""
+
+    node: str
+    http: str
+    mqtt: Mapping[str, str]
+    term: int
+
+    @classmethod
+    def read(cls, client: EtcdClient, prefix: str) -> ActiveNode | None:
+        """Read the leadership key; None if no node is active. Raises UnavailableError, RefusedError."""
+        answer = client.call("KV/Range", pb.RangeRequest(key=leader_key(prefix)), pb.RangeResponse, within_s=1.0)
+        if not answer.kvs:
+            return None
+        described = _decoded(answer.kvs[0].value)
+        mqtt = described.get("mqtt")
+        return cls(
+            str(described.get("node", "?")),
+            str(described.get("http", "")),
+            {str(name): str(address) for name, address in mqtt.items()} if isinstance(mqtt, dict) else {},
+            answer.kvs[0].mod_revision,
+        )
+
+
+class _Redirection:
+    """Access of a standby: refuses every client, with the address of the active node's ``listener``."""
+
+    def __init__(self, listener: str, member: Membership) -> None:
+        self._listener = listener
+        self._member = member
+
+    def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
+        """Refuse the client [Access]."""
+        active = self._member.active
+        if active is None or active.node == self._member.node:
+            answer(Refused(ReasonCode.SERVER_UNAVAILABLE, "no node of the cluster is active at present"), now)
+            return
+        text = f"this node is a standby; the active node is {active.node}"
+        reference = active.mqtt.get(self._listener, "")
+        # MQTT 3.1.1 has no such code: "server unavailable".
+        code = ReasonCode.USE_ANOTHER_SERVER if credentials.protocol_version == 5 else ReasonCode.SERVER_UNAVAILABLE
+        answer(Refused(code, text, reference), now)
+
+    def allowed(self, *_: object, **__: object) -> bool:
+        """Permit nothing [Access]."""
+        return False
+
+
+class Membership:
+    """This node in its cluster. Call :meth:`become_active`, run the node with :attr:`logs` and :attr:`clock`, then
+    :meth:`close`.
+
+    ``restart`` replaces the process and does not return; it is called in any thread, with the reason.
+
+    Raises:
+        ConfigError: an endpoint or a file of ``config.cluster`` cannot be used.
+    """
+
+    def __init__(self, config: NodeConfig, restart: Callable[[str], None]) -> None:
+        section = config.cluster
+        assert section is not None
+        self.node = section.node
+        self.prefix = section.prefix
+        self.active: ActiveNode | None = None
+        """The active node, when etcd was last read by this standby."""
+        self.problem: str | None = None
+        """The reason why this node cannot become active."""
+        self.role = "standby"
+        self._config = config
+        self._section = section
+        self._client = EtcdClient(section.etcd, section.login())
+        self._restart = restart
+        self._data_dir = config.data_dir.absolute()
+        self._closing = threading.Event()
+        self._draining = False
+        """True while the node is being closed: without a lease the process then ends instead of restarting."""
+        self._standby: Standby | None = None
+        self._standby_logs: dict[str, StandbyLog] = {}
+        self._environments: dict[str, LoggedEnvironment] = {}
+        self._stored: dict[str, LogPosition | None] | None = None
+        """Position of each environment while they are not open."""
+        self._leadership: Leadership | None = None
+        self._logs: EtcdLogs | None = None
+        self._clock_offset: int | None = None
+        self._clock_seen: set[bytes] = set()
+        self._seen_ms = 0
+        """Time of the cluster's clock up to which this node has all commits."""
+        self._lease: int | None = None
+        self._reported = 0.0
+        self._thread: threading.Thread | None = None
+        self._elected = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._failure: Exception | None = None
+
+    # Standby
+
+    async def become_active(self) -> bool:
+        """Follow the active node until this one is elected; returns True.
+
+        Raises:
+            ConfigError: a file of a listener cannot be used.
+            StorageError: the data directory cannot be used.
+            UnavailableError: the data directory or an address is in use.
+        """
+        config = self._config
+        security = NodeSecurity(config)
+        security.check_certificates()
+        directory = DataDirectory(config.data_dir)
+        server = MqttServer()
+        routes = health_routes(self.problems, Metrics(), open_metrics=False)
+        http = security.http_server("http", Starlette(routes=routes))
+        try:
+            await http.start("http", config.http.bind)
+            for name in security.listeners:
+                settings = replace(security.settings(name), access=_Redirection(name, self))
+                try:
+                    await server.listen(settings)
+                except OSError as error:
+                    raise bind_error(error, name, security.listeners[name].bind) from error
+            _log.info("standby", extra={"fields": {"cluster": self._section.name, "node": self.node}})
+            self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
+            self._thread.start()
+            await self._elected.wait()
+            if self._failure is not None:
+                raise self._failure
+            return True
+        finally:
+            if not self._elected.is_set():
+                self._closing.set()
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._close_standby)
+            await server.close()
+            await http.close()
+            security.close()
+            directory.close()
+
+    def problems(self) -> list[str]:
+        """Reasons why a standby is not ready, beginning with its role."""
+        active = self.active
+        if active is None or active.node == self.node:
+            found = ["standby: no node of the cluster is active at present"]
+        else:
+            mqtt = active.mqtt.get("mqtt", "")
+            found = [f"standby: the active node is {active.node} (mqtt {mqtt}, http {active.http})"]
+        return found if self.problem is None else [*found, f"cluster: {self.problem}"]
+
+    def _stand_by(self) -> None:
+        """Follow until this node is elected or closed; runs in the thread."""
+        while not self._closing.is_set():
+            try:
+                if self._look():
+                    break
+            except (UnavailableError, RefusedError) as error:
+                self.active = None
+                self._tell(f"etcd does not answer: {_line(error)}")
+                self._closing.wait(_LOOK_S)
+            except StorageError as failure:
+                self._tell(_line(failure))
+                self._close_standby()
+                self._closing.wait(_REPORT_S)
+            except Exception as bug:  # noqa: BLE001 - raised by become_active
+                self._failure = bug
+                break
+        self._loop.call_soon_threadsafe(self._elected.set)
+
+    def _look(self) -> bool:
+        """Read etcd once; returns True if this node was elected."""
+        active = self.active = ActiveNode.read(self._client, self.prefix)
+        has_log = True
+        if active is None or time.monotonic() - self._reported > _REPORT_S:
+            stamp_ms = self._read_clock()
+            heads = {name: read_head(self._client, LogKeys(self.prefix, name)) for name in LOGS}
+            has_log = any(heads.values())
+            if self._standby is None and all(heads.values()):
+                self._follow()
+            if self._standby is not None and self._standby.failure is None:
+                positions = self._standby.positions
+                if all(head is None or head.sequence <= positions[name].sequence for name, head in heads.items()):
+                    self._seen_ms = stamp_ms
+            self._report()
+        standby = self._standby
+        if standby is not None and standby.failure is not None:
+            self._tell(f"{_line(standby.failure)}")
+            self._closing.wait(_LOOK_S)
+            return False
+        if active is not None:
+            if self._standby is not None:
+                self._tell(None)
+            self._closing.wait(_LOOK_S)
+            return False
+        if (reason := self._why_not(has_log=has_log)) is not None:
+            self._tell(reason)
+            self._closing.wait(_LOOK_S)
+            return False
+        leadership = Leadership(
+            self._client,
+            self.prefix,
+            self._description(),
+            lease_s=self._section.lease_s,
+            on_lost=lambda: self._fence("its lease has ended"),
+        )
+        if not leadership.campaign():
+            return False
+        self._leadership = leadership
+        self._tell(None)
+        _log.info("elected", extra={"fields": {"cluster": self._section.name, "term": leadership.term}})
+        return True
+
+    def _follow(self) -> None:
+        """Open the environments with the logs of the active node, and begin to follow."""
+        self._standby_logs = {name: StandbyLog(self._client, self.prefix, name) for name in LOGS}
+        self._environments = {
+            name: LoggedEnvironment(self._lmdb(name), log=log) for name, log in self._standby_logs.items()
+        }
+        for environment in self._environments.values():
+            environment.open(lambda _: None)
+        self._standby = Standby(self._client, self.prefix, self.node, self._environments, self._standby_logs)
+        self._standby.start()
+
+    def _lmdb(self, name: str) -> LmdbEnvironment:
+        make = {"statestore": statestore_environment, "mqtt": mqtt_environment}[name]
+        return make(self._data_dir / name, Durability.DURABLE)
+
+    def _close_standby(self) -> None:
+        """Stop following; LMDB then has every commit that was received."""
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.close()
+            if standby.clock_offset is not None:
+                self._clock_offset = max(self._clock_offset or standby.clock_offset, standby.clock_offset)
+        environments, self._environments = self._environments, {}
+        for environment in environments.values():
+            environment.close()
+
+    def _why_not(self, *, has_log: bool) -> str | None:
+        """Return the reason why this node may not stand for election; None if it may."""
+        if self._standby is not None:
+            return why_not_eligible(self._client, self.prefix, self._standby.positions)
+        if self._stored is None:
+            self._stored = {name: self._stored_position(name) for name in LOGS}
+        stored = self._stored
+        if has_log:
+            return why_not_eligible(self._client, self.prefix, stored)
+        member = [name for name, position in stored.items() if position is not None and not position.epoch]
+        if member and not self._section.new_log:
+            return (
+                f"etcd has no log of the cluster {self._section.name!r}, and this data directory belongs to a cluster:"
+                " etcd was emptied, or `cluster.name` has changed; on the node with the newest data, set"
+                " `cluster.new_log: true`"
+            )
+        return None
+
+    def _stored_position(self, name: str) -> LogPosition | None:
+        if not (self._data_dir / name / "data.mdb").exists():
+            return None
+        environment = self._lmdb(name)
+        try:
+            stored = environment.open(lambda transaction: transaction.get(b"log", db=environment.tables["meta"]))
+        finally:
+            environment.close()
+        return None if stored is None else decode_position(stored)
+
+    def _description(self) -> str:
+        """The value of the leadership key."""
+        return json.dumps({"node": self.node, "http": _address(self._config.http), "mqtt": self._mqtt()})
+
+    def _mqtt(self) -> dict[str, str]:
+        config = self._config
+        listeners: dict[str, ListenerSection] = {"mqtt": config.mqtt, **config.mqtt.listeners}
+        return {name: _address(listener) for name, listener in listeners.items()}
+
+    def _tell(self, problem: str | None) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            if problem is not None:
+                _log.warning("this node cannot become active for now: %s", problem)
+
+    # Time
+
+    def _read_clock(self) -> int:
+        """Adjust this node's clock to that of the cluster, and return its time in ms (0: none); in a standby."""
+        request = pb.RangeRequest(key=clock_key(self.prefix))
+        answer = self._client.call("KV/Range", request, pb.RangeResponse, within_s=1.0)
+        if not answer.kvs:
+            return 0
+        value = answer.kvs[0].value
+        if len(self._clock_seen) < 3:
+            self._clock_seen.add(value)
+        stamp = _decoded(value)
+        try:
+            time_ms, boot, offset = int(stamp["time_ms"]), stamp["boot"], int(stamp["offset_ms"])
+        except (KeyError, ValueError, TypeError):
+            _log.warning("the clock of the cluster cannot be read: %r", value)
+            return 0
+        if boot is None or boot != boot_id():
+            offset = time_ms - boot_ms()
+        self._clock_offset = offset if self._clock_offset is None else max(self._clock_offset, offset)
+        return time_ms
+
+    def _set_clock(self) -> None:
+        """Set the clock of this node, which is active from now on.
+
+        A standby that has not seen the clock run, after all nodes were stopped, uses its system clock, as a single node
+        does after a reboot.
+        """
+        offset = self._clock_offset
+        if offset is None or len(self._clock_seen) < 3:
+            wall = wall_clock_ms() - boot_ms()
+            offset = wall if offset is None else max(offset, wall)
+        self._clock_offset = offset
+
+    def clock(self) -> int:
+        """Time of the cluster's clock in ms since 1970; it does not step."""
+        assert self._clock_offset is not None
+        return boot_ms() + self._clock_offset
+
+    def _stamp(self) -> bytes:
+        stamp = {"time_ms": self.clock(), "boot": boot_id(), "offset_ms": self._clock_offset}
+        return json.dumps(stamp).encode()
+
+    # Active
+
+    def logs(self) -> Mapping[str, CommitLog]:
+        """Return the logs of the elected node, by name; they are not started."""
+        assert self._leadership is not None
+        self._set_clock()
+        logs = self._logs = EtcdLogs(
+            self._client,
+            self.prefix,
+            self._leadership.term,
+            LOGS,
+            earlier={name: SegmentLog(DirectFiles(), self._data_dir / name, name, size=SEGMENT_BYTES) for name in LOGS},
+            clock=self.clock,
+            stamp=self._stamp,
+            on_fenced=lambda: self._fence("another node is active"),
+        )
+        return logs.logs
+
+    def started(self) -> None:
+        """Begin to delete commits in etcd and to check the lease: the logs have been started."""
+        assert self._logs is not None
+        self.role = "active"
+        self._client.prefer_leader()
+        self._logs.start(lambda: applied_by_members(self._client, self.prefix, self.node))
+        self._thread = threading.Thread(target=self._stay_active, name="cluster member", daemon=True)
+        self._thread.start()
+
+    def may_send(self) -> bool:
+        """Return True while no other node can be active; otherwise restart, unless the node is closing."""
+        leadership = self._leadership
+        if leadership is not None and leadership.holds():
+            return True
+        self._fence("its lease may have expired")
+        return False
+
+    def failure(self) -> StorageError | None:
+        """Return the reason why acknowledgements wait for etcd; None if they do not."""
+        waiting = [] if self._logs is None else [log.waiting_since_ms for log in self._logs.logs.values()]
+        since = min((each for each in waiting if each is not None), default=None)
+        if since is None or wall_clock_ms() - since < 1000:
+            return None
+        return StorageError(
+            f"cluster: commits have been waiting for etcd for {(wall_clock_ms() - since) // 1000} s",
+            why="no majority of the etcd members answers",
+            do="check the etcd members; the node continues automatically",
+        )
+
+    def _stay_active(self) -> None:
+        """Check lease and handover, and report this node; runs in the thread."""
+        while not self._closing.wait(_LOOK_S):
+            self.may_send()
+            try:
+                if self._handover_requested():
+                    self._hand_over()
+                if time.monotonic() - self._reported > _REPORT_S:
+                    self._report()
+            except (UnavailableError, RefusedError) as error:
+                _log.warning("etcd does not answer: %s", error)
+
+    def _handover_requested(self) -> bool:
+        assert self._leadership is not None
+        answer = self._client.once("KV/Range", pb.RangeRequest(key=_handover_key(self.prefix)), pb.RangeResponse)
+        return bool(answer.kvs) and answer.kvs[0].value == str(self._leadership.term).encode()
+
+    def _hand_over(self) -> None:
+        assert self._leadership is not None
+        _log.info("handing over to a standby")
+        self._leadership.resign()
+        self._fence("its leadership was handed over")
+
+    def _fence(self, reason: str) -> None:
+        if self._closing.is_set():
+            return
+        if self._draining:
+            _log.error("this node is not active any more and stops without draining: %s", reason)
+            os._exit(1)
+        self._restart(reason)
+
+    # Both
+
+    def _report(self) -> None:
+        """Write this node into the list of members."""
+        self._reported = time.monotonic()
+        if self._lease is None or self._client.keep_alive(self._lease, deadline_s=1.0) <= 0:
+            grant = pb.LeaseGrantRequest(TTL=_REPORT_LEASE_S)
+            self._lease = self._client.call("Lease/LeaseGrant", grant, pb.LeaseGrantResponse, within_s=1.0).ID
+        applied: dict[str, int] = {}
+        if self._standby is not None:
+            applied = {name: position.sequence for name, position in self._standby.positions.items()}
+        report = {
+            "node": self.node,
+            "version": penstock.__version__,
+            "mqtt": _address(self._config.mqtt),
+            "http": _address(self._config.http),
+            "applied": applied,
+            "seen_ms": self._seen_ms,
+            "problem": self.problem,
+        }
+        put = pb.PutRequest(key=_node_key(self.prefix, self.node), value=json.dumps(report).encode(), lease=self._lease)
+        self._client.call(
+            "KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse, within_s=1.0
+        )
+
+    def close(self) -> None:
+        """Give up the leadership, so that a standby takes over immediately; after the node was closed."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._logs is not None:
+            self._logs.close()
+        if self._leadership is not None:
+            self._leadership.resign()
+        if self._lease is not None:
+            try:
+                self._client.once("Lease/LeaseRevoke", pb.LeaseRevokeRequest(ID=self._lease), pb.LeaseRevokeResponse)
+            except (UnavailableError, RefusedError) as error:
+                _log.info("the list of members is not updated yet: %s", error)
+        self._client.close()
+
+    def closing(self) -> None:
+        """Begin to close: from now on a lost lease ends the process."""
+        self._draining = True
+
+
+def restart_process(reason: str) -> None:
+    """Replace this process by a new one with the same arguments, in any thread; no other code of it runs any more."""
+    _log.error("this node is not active any more and restarts as a standby: %s", reason)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
+
+
+class Member(NamedTuple):
+    """A member of the cluster. ``lag_commits`` and ``lag_s`` None: unknown, as for a node that does not follow."""
+
+    node: str
+    role: str
+    version: str
+    mqtt: str
+    http: str
+    lag_commits: int | None
+    lag_s: float | None
+    problem: str | None
+
+
+class ClusterState(NamedTuple):
+    """State of a cluster. ``log_bytes``: bytes of its commits in etcd; ``etcd``: text for each endpoint."""
+
+    name: str
+    active: str | None
+    term: int
+    members: list[Member]
+    commits: Mapping[str, int]
+    database_bytes: int
+    quota_bytes: int
+    unavailable: list[str]
+    """Endpoints of etcd that did not answer, with the reason."""
+
+
+def read_cluster(section: ClusterSection, client: EtcdClient) -> ClusterState:
+    """Read the state of a cluster from etcd. Raises UnavailableError, RefusedError."""
+    prefix = section.prefix
+    active = ActiveNode.read(client, prefix)
+    heads = {name: read_head(client, LogKeys(prefix, name)) for name in LOGS}
+    commits = {name: head.sequence for name, head in heads.items() if head is not None}
+    clock = client.call("KV/Range", pb.RangeRequest(key=clock_key(prefix)), pb.RangeResponse).kvs
+    now_ms = int(_decoded(clock[0].value).get("time_ms", 0)) if clock else 0
+    first = _node_key(prefix, "")
+    entries = client.call("KV/Range", pb.RangeRequest(key=first, range_end=first[:-1] + b"0"), pb.RangeResponse).kvs
+    members = []
+    for entry in entries:
+        report = _decoded(entry.value)
+        node = str(report.get("node", "?"))
+        leads = active is not None and active.node == node
+        applied, problem = report.get("applied") or {}, report.get("problem")
+        lag: int | None = 0 if leads else None
+        lag_s: float | None = 0.0 if leads else None
+        if not leads and applied:
+            lag = sum(max(0, sequence - int(applied.get(name, 0))) for name, sequence in commits.items())
+            lag_s = max(0, now_ms - int(report.get("seen_ms", 0))) / 1000 if lag else 0.0
+        role = "active" if leads else "standby" if problem is None else "blocked"
+        text = None if problem is None or leads else str(problem)
+        members.append(
+            Member(
+                node, role, str(report.get("version", "?")), str(report.get("mqtt", "")), str(report.get("http", "")),
+                lag, lag_s, text,
+            )
+        )  # fmt: skip
+    used = quota = 0
+    unavailable = []
+    for status in client.statuses():
+        if isinstance(status, PenstockError):
+            unavailable.append(_line(status))
+        else:
+            used, quota = max(used, status.used_bytes), max(quota, status.quota_bytes)
+    name, term = (None, 0) if active is None else (active.node, active.term)
+    return ClusterState(section.name, name, term, members, commits, used, quota, unavailable)
+
+
+def request_handover(section: ClusterSection, client: EtcdClient, term: int) -> None:
+    """Request that the active node of ``term`` hands over. Raises UnavailableError, RefusedError."""
+    put = pb.PutRequest(key=_handover_key(section.prefix), value=str(term).encode())
+    client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
+
+
+def _handover_key(prefix: str) -> bytes:
+    return f"{prefix}handover".encode()
+
+
+def _node_key(prefix: str, node: str) -> bytes:
+    return f"{prefix}node/{node}".encode()
+
+
+def _decoded(value: bytes) -> dict[str, Any]:
+    """Decode a JSON object of etcd; empty if it is none."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _address(listener: ListenerSection) -> str:
+    return str(listener.bind if listener.advertise is None else listener.advertise)
+
+
+def _line(error: PenstockError) -> str:
+    """The error with cause and remedy, in one line."""
+    return "; ".join(" ".join(line.split()) for line in str(error).splitlines())

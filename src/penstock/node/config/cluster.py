@@ -1,0 +1,82 @@
+"""Configuration of a cluster: the active node and its standbys, with the log of their commits in etcd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from penstock.node.config.listeners import Section
+from penstock.runtime.io.network import parse_address
+from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
+
+__all__ = ["ClusterSection", "EtcdTls"]
+
+_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+
+
+def _endpoint(value: str) -> str:
+    if "://" in value:
+        raise ValueError("expected HOST:PORT without a scheme; TLS is set by `cluster.tls`")
+    parse_address(value)
+    return value
+
+
+class EtcdTls(Section):
+    """TLS of the connections to etcd."""
+
+    ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
+    certificate: Path | None = Field(
+        default=None, description="PEM file: client certificate; with `--client-cert-auth` its CN is the user in etcd"
+    )
+    key: Path | None = Field(
+        default=None, description="PEM file: private key, not encrypted; default: in `certificate`"
+    )
+    server_name: str | None = Field(default=None, description="name in the certificates of etcd; default: the host")
+
+
+class ClusterSection(Section):
+    """Cluster of nodes: one is active, the others are standbys. MQTT sessions, retained messages and the state store
+    are replicated with etcd; TubeMQ is not, and does not run in a cluster."""
+
+    name: str = Field(
+        pattern=_NAME, description="name of the cluster; its keys in etcd begin with `/penstock/` and the name"
+    )
+    node: str = Field(pattern=_NAME, description="name of this node, unique in the cluster")
+    etcd: list[Annotated[str, AfterValidator(_endpoint)]] = Field(
+        min_length=1, description="HOST:PORT of every member of etcd"
+    )
+    tls: EtcdTls | None = Field(default=None, description="TLS of the connections to etcd; default: plain TCP")
+    user: str | None = Field(default=None, description="user in etcd")
+    password_file: Path | None = Field(default=None, description="file whose first line is the password of `user`")
+    lease_s: int = Field(
+        default=3,
+        ge=2,
+        le=60,
+        description="seconds after which a standby takes over from an active node that does not renew its lease",
+    )
+    new_log: bool = Field(
+        default=False,
+        description="begin new logs in etcd from the data directory of this node if etcd has none, after etcd lost its "
+        "data. Only on the node with the newest data",
+    )
+
+    @model_validator(mode="after")
+    def _login(self) -> ClusterSection:
+        if (self.user is None) != (self.password_file is None):
+            raise ValueError("set both `user` and `password_file`, or neither")
+        return self
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the keys of the cluster in etcd."""
+        return f"/penstock/{self.name}/"
+
+    def login(self) -> Login:
+        """User and TLS files for etcd."""
+        tls = self.tls
+        if tls is None and self.user is None:
+            return ANONYMOUS_LOGIN
+        files = None if tls is None else TlsOptions(tls.ca, tls.certificate, tls.key, server_name=tls.server_name)
+        return Login(self.user, self.password_file, files)
