@@ -126,7 +126,7 @@ RULES = [
     *(Rule(f"penstock.cluster.{module}", (), IMPURE) for module in ("commit", "lease", "retention")),
     Rule("penstock.console.snapshots", (), IMPURE),
     Rule("penstock.console", ("console", "mqtt", "statestore", "tube", "runtime"), SPARK),
-    Rule("penstock.node", ("node", "console", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),
+    Rule("penstock.node", ("node", "cluster", "console", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),
     Rule(
         "penstock.spark",
         (

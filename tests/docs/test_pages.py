@@ -18,11 +18,13 @@ from _pytest.mark import ParameterSet
 
 from tests.docs.pages import ROOT, Block, blocks, commands, matches, page_paths
 from tests.ports import free_ports
+from tests.tools import require_tool
 
 READY_SECONDS = 60
 NIGHTLY = "<!-- test: nightly -->\n"
-WELL_KNOWN = ("8883", "8083", "8084")
-"""Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket."""
+WELL_KNOWN = ("8883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380")
+"""Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket, a second node,
+etcd."""
 
 
 def reader_environment() -> dict[str, str]:
@@ -44,6 +46,9 @@ def reader_environment() -> dict[str, str]:
 @contextmanager
 def background(command: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
     log = folder / ".background.log"
+    etcd = command.startswith("etcd ")
+    if etcd:
+        require_tool("etcd")
     with log.open("wb") as out:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT
@@ -57,7 +62,8 @@ def background(command: str, folder: Path, environment: dict[str, str]) -> Itera
         yield
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, log.read_text()
+        status = process.wait(30)
+        assert status == 0 or (etcd and status == -signal.SIGTERM), log.read_text()
 
 
 def moved(block: Block, ports: dict[str, str]) -> Block:

@@ -54,7 +54,16 @@ from penstock.runtime.io.wal_segments import SegmentLog
 from penstock.runtime.observability.metrics import Metrics
 from penstock.statestore.service.storage import environment_at as statestore_environment
 
-__all__ = ["LOGS", "ClusterState", "Member", "Membership", "read_cluster", "request_handover"]
+__all__ = [
+    "LOGS",
+    "ActiveNode",
+    "ClusterState",
+    "Member",
+    "Membership",
+    "read_cluster",
+    "request_handover",
+    "restart_process",
+]
 
 _log = logging.getLogger("penstock.cluster")
 
@@ -187,7 +196,7 @@ class Membership:
                     await server.listen(settings)
                 except OSError as error:
                     raise bind_error(error, name, security.listeners[name].bind) from error
-            _log.info("standby", extra={"fields": {"cluster": self._section.name, "node": self.node}})
+            _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
             self._thread.start()
             await self._elected.wait()
@@ -535,7 +544,8 @@ class Member(NamedTuple):
 
 
 class ClusterState(NamedTuple):
-    """State of a cluster. ``log_bytes``: bytes of its commits in etcd; ``etcd``: text for each endpoint."""
+    """State of a cluster. ``active``: name of the active node, with its ``term``; ``commits``: number of the last
+    commit of each log; ``database_bytes`` and ``quota_bytes`` (0: unknown) of etcd, the greatest of its members."""
 
     name: str
     active: str | None

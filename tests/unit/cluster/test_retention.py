@@ -54,3 +54,19 @@ def test_a_million_small_commits_are_few_groups() -> None:
     deleted = retention.delete([])
     assert 49_000 < deleted <= 50_000
     assert retention.stored_bytes == (100_100 - deleted) * 200
+
+
+def test_the_newest_commits_are_kept_for_members_that_start_later() -> None:
+    retention = Retention(0, 100 * LARGE, 10 * LARGE)
+    for sequence in range(1, 31):
+        retention.committed(sequence, LARGE)
+    retention.release(30)
+    assert retention.delete([30]) == 20
+    assert retention.stored_bytes == 10 * LARGE
+    # The backlog never prevents a commit.
+    small = Retention(0, 8 * LARGE, 1000 * LARGE)
+    for sequence in range(1, 31):
+        small.committed(sequence, LARGE)
+        small.release(sequence)
+        small.delete([])
+        assert not small.is_scarce

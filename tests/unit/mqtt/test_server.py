@@ -6,11 +6,12 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import uvloop
 
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
@@ -326,3 +327,31 @@ async def test_a_will_refused_at_publication_is_logged(caplog: pytest.LogCapture
             await asyncio.sleep(0.01)
     await server.close()
     assert "wills not published count=1 last='press-7' topic='press/7/state': 0x97 quota exceeded" in caplog.text
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_nothing_is_sent_without_permission(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """The gate of a node in a cluster, whose lease may have expired between a request and its response."""
+
+    async def scenario() -> None:
+        broker = MqttServer()
+        address = await broker.start("127.0.0.1", 0)
+        wire = await (await Wire.open(address)).connect()
+        asked = asyncio.Event()
+
+        def refuse() -> bool:
+            asked.set()
+            return False
+
+        broker.may_send = refuse
+        wire.send(Publish("a", b"", 1, packet_id=3))
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+        broker.may_send = lambda: True
+        wire.send(PingReq())
+        assert await wire.next() == PingResp()
+        await wire.close()
+        await broker.close()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(scenario())

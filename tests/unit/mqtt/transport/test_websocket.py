@@ -13,7 +13,17 @@ from websockets.typing import Origin, Subprotocol
 
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PingReq, Publish, Subscribe, Subscription, Will
+from penstock.mqtt.codec.packets import (
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    Publish,
+    Subscribe,
+    Subscription,
+    Will,
+)
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
@@ -216,3 +226,23 @@ async def test_compression_is_not_negotiated(server: tuple[MqttServer, str]) -> 
         assert websocket.transport is not None
         websocket.transport.write(b"\xc2\x80\0\0\0\0")  # RSV1: a compressed frame
         assert await closed(websocket) == 1002
+
+
+async def test_nothing_is_sent_without_permission(server: tuple[MqttServer, str]) -> None:
+    broker, url = server
+    async with connect(url + "/mqtt", subprotocols=MQTT) as websocket:
+        await websocket.send(encode(Connect("c")))
+        await packets(websocket, 1)
+        asked = asyncio.Event()
+
+        def refuse() -> bool:
+            asked.set()
+            return False
+
+        broker.may_send = refuse
+        await websocket.send(encode(Publish("a", b"", 1, packet_id=3)))
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+        broker.may_send = lambda: True
+        await websocket.send(encode(PingReq()))
+        assert await packets(websocket, 1) == [PingResp()]
