@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -186,7 +187,7 @@ class Membership:
         security.check_certificates()
         directory = DataDirectory(config.data_dir)
         server = MqttServer()
-        routes = health_routes(self.problems, Metrics(), open_metrics=False)
+        routes = health_routes(self.problems, Metrics())
         http = security.http_server("http", Starlette(routes=routes))
         try:
             await http.start("http", config.http.bind)
@@ -525,9 +526,12 @@ class Membership:
 def restart_process(reason: str) -> None:
     """Replace this process by a new one with the same arguments, in any thread; no other code of it runs any more."""
     _log.error("this node is not active any more and restarts as a standby: %s", reason)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
+    finally:  # the interpreter was removed: nothing may continue
+        os._exit(1)
 
 
 class Member(NamedTuple):
