@@ -514,7 +514,7 @@ class Node:
         await server.recover(persistence, recall=recall, steady=store.steady)
         if membership is not None:
             membership.started()
-            server.may_send = membership.may_send
+            server.gate(membership.may_send)
             self._failures["cluster"] = membership.failure
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))

@@ -343,11 +343,11 @@ def test_nothing_is_sent_without_permission(factory: Callable[[], asyncio.Abstra
             asked.set()
             return False
 
-        broker.may_send = refuse
+        broker.gate(refuse)
         wire.send(Publish("a", b"", 1, packet_id=3))
         async with asyncio.timeout(DEADLINE_S):
             await asked.wait()
-        broker.may_send = lambda: True
+        broker.gate(lambda: True)
         wire.send(PingReq())
         assert await wire.next() == PingResp()
         await wire.close()

@@ -27,7 +27,7 @@ class Stub:
     closed: int
     error: Exception | None
 
-    def __init__(self, _: NodeConfig) -> None:
+    def __init__(self, _: NodeConfig, _membership: object) -> None:
         pass
 
     open_to_all = frozenset({"mqtt"})

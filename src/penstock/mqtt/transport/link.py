@@ -33,11 +33,15 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024
 """Size of the write buffer above which a connection gets no messages and reading is paused."""
 
 
+def _always() -> bool:
+    return True
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ServerLinkOwner:
     """The server of listeners and their links; a base class, so that a compiled link calls a compiled server."""
 
-    __slots__ = ("connection_limiter", "limits", "may_send", "receiving")
+    __slots__ = ("_may_send", "connection_limiter", "gated", "limits", "receiving")
 
     def __init__(self, limits: BrokerLimits, connection_limiter: ConnectionLimiter[Abortable]) -> None:
         self.limits = limits
@@ -45,9 +49,21 @@ class ServerLinkOwner:
         """Connection limits of all listeners together."""
         self.receiving = True
         """Whether connections are read."""
-        self.may_send: Callable[[], bool] | None = None
-        """Called before every write to a client: False discards the bytes. A node of a cluster must not answer after
-        its lease has expired. None: always send."""
+        self.gated = False
+        """Whether :meth:`may_send` must be called before each write to a client."""
+        self._may_send: Callable[[], bool] = _always
+
+    def gate(self, may_send: Callable[[], bool]) -> None:
+        """Call ``may_send`` before each write to a client; the bytes are discarded if it returns False.
+
+        A node of a cluster must not answer after its lease has expired.
+        """
+        self.gated = True
+        self._may_send = may_send
+
+    def may_send(self) -> bool:
+        """Return whether bytes may be sent to clients now."""
+        return self._may_send()
 
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
@@ -251,8 +267,7 @@ class ServerLink(OutputTransport):
     def write(self, data: bytes) -> None:
         """Write ``data`` with the transport; no effect while it is closing."""
         transport = self.transport
-        may_send = self._server.may_send
-        if may_send is not None and not may_send():
+        if self._server.gated and not self._server.may_send():
             return
         if transport is not None and not transport.is_closing():
             self._buffered = True
@@ -271,8 +286,7 @@ class ServerLink(OutputTransport):
             return
         if tls is not None:
             data = tls.encrypt(data)
-        may_send = self._server.may_send
-        if may_send is not None and not may_send():
+        if self._server.gated and not self._server.may_send():
             return
         try:
             sent = _write(self.descriptor, data)

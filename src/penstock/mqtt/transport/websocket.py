@@ -65,8 +65,7 @@ class WebSocketLink(ServerLink):
 
     def write(self, data: bytes) -> None:
         """Send a frame."""
-        may_send = self._server.may_send
-        if may_send is not None and not may_send():
+        if self._server.gated and not self._server.may_send():
             return
         try:
             self._protocol.send_binary(data)

@@ -239,10 +239,10 @@ async def test_nothing_is_sent_without_permission(server: tuple[MqttServer, str]
             asked.set()
             return False
 
-        broker.may_send = refuse
+        broker.gate(refuse)
         await websocket.send(encode(Publish("a", b"", 1, packet_id=3)))
         async with asyncio.timeout(DEADLINE_S):
             await asked.wait()
-        broker.may_send = lambda: True
+        broker.gate(lambda: True)
         await websocket.send(encode(PingReq()))
         assert await packets(websocket, 1) == [PingResp()]
