@@ -95,8 +95,6 @@ class StoreRequest(Context):
     ``expires_at`` is the instant in ms at which the answer expires; 0 = never.
     """
 
-    __slots__ = ("correlation", "expires_at", "properties", "response_topic")
-
     def __init__(
         self,
         response_topic: str,
@@ -106,12 +104,11 @@ class StoreRequest(Context):
         dialect: Dialect,
         timestamp: bytes | None = None,
         fencing_token: bytes | None = None,
-        username: str | None = None,
         principal: object = None,
         properties: PropertyBlock | None = None,
         fence_prefix: bytes | None = None,
     ) -> None:
-        super().__init__(client_id, dialect, timestamp, fencing_token, username, principal, fence_prefix)
+        super().__init__(client_id, dialect, timestamp, fencing_token, principal, fence_prefix)
         self.response_topic = response_topic
         self.correlation = correlation
         self.expires_at = expires_at
@@ -158,7 +155,6 @@ def read_request(
     received_ms: int,
     now_ms: int,
     forced: Dialect | None = None,
-    username: str | None = None,
     principal: object = None,
 ) -> StoreRequest | RejectedRequest:
     """Parse the request in ``publish``, or return why it is rejected; ``forced`` overrides its dialect.
@@ -166,12 +162,12 @@ def read_request(
     ``received_ms`` and ``now_ms`` are instants of one clock, on which the answer expires.
     """
     properties = publish.property_block()
-    response_topic = "" if properties is None else properties.response_topic
-    if properties is None or not response_topic:
+    if properties is None or not properties.response_topic:
         return RejectedRequest(
             ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
             "a request to the state store needs a response topic and correlation data (MQTT 5 properties)",
         )
+    response_topic = properties.response_topic
     if _is_forbidden(response_topic) or (len(publish.properties_wire) == 0 and has_wildcard(response_topic)):
         return RejectedRequest(
             ReasonCode.TOPIC_NAME_INVALID,
@@ -218,7 +214,6 @@ def read_request(
         dialect,
         timestamp,
         fencing_token,
-        username,
         principal,
         properties,
         fence_prefix,

@@ -236,8 +236,8 @@ class Decoder:
             self.buffered = 0
         elif self._end < len(self._data):
             data = self._data[self._end :] + data
+            self._end = 0
         self._data = data
-        self._end = 0
 
     def next_type(self) -> i64:
         """Advance to the next packet and return its type; 0 without a complete packet.
@@ -252,6 +252,7 @@ class Decoder:
         if start > size:
             if position >= size:
                 self._data = b""
+                self._end = 0
                 return 0
             if self._types[data[position]] == 0:
                 raise _unexpected_packet(data[position])
@@ -368,7 +369,7 @@ class Decoder:
             if properties_end > end:
                 raise malformed("the property length goes beyond the packet")
             wire = data[properties_start:properties_end]
-            properties = decode_publish_properties(wire, block, block + length, self._last_response_topic)
+            properties = decode_publish_properties(wire, block, self._last_response_topic)
             if properties.seen & HAS_SUBSCRIPTION_IDENTIFIER and self._role is Role.SERVER:
                 raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
             publish = Publish(

@@ -35,7 +35,6 @@ __all__ = [
     "malformed",
     "protocol_error",
     "quoted",
-    "shift",
     "write_two_bytes",
 ]
 
@@ -201,11 +200,6 @@ def check_text(data: bytes, position: i64, end: i64) -> None:
     """
     if not is_plain(data, position, end, 0):
         decode_text(data[position:end])
-
-
-def shift(value: i64, bits: i64) -> i64:
-    """Return ``value << bits``; a function, because compiled code shifts literals in 32 bits."""
-    return value << bits
 
 
 def decode_text(raw: bytes) -> str:

@@ -23,7 +23,6 @@ from penstock.mqtt.codec.primitives import (
     is_plain,
     malformed,
     protocol_error,
-    shift,
 )
 from penstock.mqtt.codec.properties import (
     ALLOWED_IN,
@@ -160,6 +159,10 @@ _AUTHENTICATION_DATA: Final = 1 << 0x16
 _PUBLISH: Final = 1 << PacketType.PUBLISH
 
 
+_NO_PAIRS: Final[dict[bytes, bytes]] = {}
+"""Shared empty dictionary; never modified."""
+
+
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class PropertyBlock:
@@ -169,37 +172,25 @@ class PropertyBlock:
     ``wire`` is the encoded block, ``user_at`` the start of the first user property (the end of the block without any).
     """
 
-    __slots__ = (
-        "_pairs",
-        "content_type_at",
-        "correlation_data",
-        "message_expiry_interval",
-        "name_lengths",
-        "payload_format_indicator",
-        "response_topic",
-        "seen",
-        "topic_alias",
-        "user_at",
-        "user_count",
-        "wire",
-    )
+    user_count: i64 = 0
+    """Number of user properties."""
+    content_type_at: i64 = 0
+    """Position of the Content Type in ``wire``; 0 without one."""
+    name_lengths: i64 = 0
+    """Bit n is set if a user property has a name of n bytes; bit 62 represents all longer names."""
+    seen: i64 = 0
+    payload_format_indicator: i64 = 0
+    message_expiry_interval: i64 = 0
+    topic_alias: i64 = 0
+    response_topic: str = ""
+    correlation_data: bytes = b""
+    pairs: dict[bytes, bytes] = _NO_PAIRS
+    """The user properties, with an empty value for a repeated name; used interpreted, where loops over bytes are
+    expensive."""
 
     def __init__(self, wire: bytes) -> None:
         self.wire = wire
         self.user_at: i64 = len(wire)
-        self.user_count: i64 = 0
-        """Number of user properties."""
-        self.content_type_at: i64 = 0
-        """Position of the Content Type in ``wire``; 0 without one."""
-        self.name_lengths: i64 = 0
-        """Bit n is set if a user property has a name of n bytes; bit 62 represents all longer names."""
-        self.seen: i64 = 0
-        self.payload_format_indicator: i64 = 0
-        self.message_expiry_interval: i64 = 0
-        self.topic_alias: i64 = 0
-        self.response_topic = ""
-        self.correlation_data = b""
-        self._pairs: dict[bytes, bytes] | None = None
 
     def content_type(self) -> str | None:
         """The Content Type as text."""
@@ -228,7 +219,7 @@ class PropertyBlock:
     def user_property(self, name: bytes) -> bytes | None:
         """Return the value of the user property ``name``: empty if it is repeated, None if it is absent."""
         if not COMPILED:
-            return self._read_in_bulk().get(name)
+            return self.pairs.get(name)
         wanted: i64 = len(name)
         if not self.name_lengths >> (min(62, wanted)) & 1:
             return None
@@ -261,7 +252,7 @@ class PropertyBlock:
     ) -> tuple[bytes | None, bytes | None, bytes | None, bytes | None]:
         """Return the values of four user properties in one pass; ``usual`` is the expected value of the first one."""
         if not COMPILED:
-            pairs = self._read_in_bulk()
+            pairs = self.pairs
             return pairs.get(first), pairs.get(second), pairs.get(third), pairs.get(fourth)
         one: bytes | None = None
         two: bytes | None = None
@@ -297,24 +288,6 @@ class PropertyBlock:
             elif size == fourth_size and is_at(wire, name_at, fourth):
                 four = wire[value_at:position] if four is None else b""
         return one, two, three, four
-
-    def _read_in_bulk(self) -> dict[bytes, bytes]:
-        """Like :meth:`user_property`, for all names, without loops over bytes; used by the interpreted form."""
-        pairs = self._pairs
-        if pairs is None:
-            pairs = self._pairs = {}
-            wire, position = self.wire, self.user_at
-            end = len(wire)
-            while position < end:
-                if wire[position] == _USER_PROPERTY:
-                    middle = position + 3 + (wire[position + 1] << 8 | wire[position + 2])
-                    stop = middle + 2 + (wire[middle] << 8 | wire[middle + 1])
-                    name = wire[position + 3 : middle]
-                    pairs[name] = b"" if name in pairs else wire[middle + 2 : stop]
-                    position = stop
-                else:
-                    position = _after(wire, position)
-        return pairs
 
 
 def _after(wire: bytes, position: i64) -> i64:
@@ -360,8 +333,8 @@ class LastResponseTopic:
         self.text = ""
 
 
-def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastResponseTopic) -> PropertyBlock:
-    """Validate the properties of a PUBLISH in ``data[position:end]``, and read the properties that a broker needs.
+def decode_publish_properties(data: bytes, position: i64, last: LastResponseTopic) -> PropertyBlock:
+    """Validate the properties of a PUBLISH in ``data`` from ``position``, and read the properties that a broker needs.
 
     Accepts and refuses what :func:`decode_properties` does, with the same errors; a property test compares the two.
     ``last``: the cache of the packet's connection.
@@ -369,8 +342,10 @@ def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastRe
     Raises:
         RemoteProtocolError: as :func:`decode_properties`.
     """
-    block = PropertyBlock(data if end == len(data) else data[:end])
+    block = PropertyBlock(data)
     begin = position
+    end: i64 = len(data)
+    one: i64 = 1  # compiled code shifts a literal in 32 bits
     seen: i64 = 0
     stop: i64
     number: i64
@@ -386,7 +361,7 @@ def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastRe
             continue
         if identifier > 0x26:
             decode_properties(data, begin, end, _PUBLISH)  # it raises the error
-        bit = shift(1, identifier)
+        bit = one << identifier
         if seen & bit and identifier != 0x0B:
             decode_properties(data, begin, end, _PUBLISH)  # it raises the error
         seen |= bit
@@ -402,7 +377,7 @@ def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastRe
                 block.correlation_data = data[position + 2 : stop]
             elif identifier == 0x08:
                 wire = data[position + 2 : stop]
-                if len(wire) == 0 or wire != last.wire:
+                if wire != last.wire or not last.text:
                     last.text = _response_topic(wire)
                     last.wire = wire
                 block.response_topic = last.text
@@ -449,11 +424,15 @@ def block_of(properties: Properties) -> PropertyBlock:
     block = PropertyBlock(b"".join(parts))
     block.user_at = 0
     block.content_type_at = content_type_at
+    one: i64 = 1
     for spec in ALLOWED_IN[_PUBLISH]:
         if getattr(properties, spec.attribute) not in (None, []):
-            block.seen |= shift(1, spec.identifier)
-    for name, _ in properties.user_properties:
-        block.name_lengths |= shift(1, min(len(name.encode(errors="replace")), 62))
+            block.seen |= one << spec.identifier
+    block.pairs = {}
+    for name, value in properties.user_properties:
+        encoded = name.encode(errors="replace")
+        block.pairs[encoded] = b"" if encoded in block.pairs else value.encode(errors="replace")
+        block.name_lengths |= one << min(len(encoded), 62)
     block.payload_format_indicator = properties.payload_format_indicator or 0
     block.message_expiry_interval = properties.message_expiry_interval or 0
     block.topic_alias = properties.topic_alias or 0
@@ -531,6 +510,9 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
     zeros: i64 = 0
     count: i64 = block.user_count
     lengths: i64 = block.name_lengths
+    one: i64 = 1
+    if not COMPILED and not count:
+        block.pairs = {}
     while position < end and data[position] == _USER_PROPERTY:
         count += 1
         if position + 3 > end:
@@ -542,8 +524,8 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
             zeros += 1
         if size & 255 == 0:
             zeros += 1
-        lengths |= shift(1, min(62, size))
-        position += 3 + size
+        name_at = position + 3
+        position = name_at + size
         if position + 2 > end:
             raise malformed("a property ends within a field")
         signed = read_i16_be(data, position)
@@ -553,9 +535,15 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
             zeros += 1
         if size & 255 == 0:
             zeros += 1
-        position += 2 + size
+        value_at = position + 2
+        position = value_at + size
         if position > end:
             raise malformed("a length goes beyond the properties")
+        if COMPILED:
+            lengths |= one << min(62, value_at - 2 - name_at)
+        else:
+            name = data[name_at : value_at - 2]
+            block.pairs[name] = b"" if name in block.pairs else data[value_at:position]
     block.name_lengths = lengths
     block.user_count = count
     if not is_plain(data, start, position, zeros):

@@ -111,6 +111,9 @@ class Condition(Enum):
     NEX = "NEX"
 
 
+_ALWAYS: Final = Condition.ALWAYS
+
+
 class Access(Flag):
     """Permissions that a policy grants for a key."""
 
@@ -130,51 +133,21 @@ class Command:
     resumes; ``count`` the number of keys of SCAN, 0 = a full page.
     """
 
-    __slots__ = (
-        "condition",
-        "count",
-        "expected",
-        "key",
-        "keys",
-        "prefix",
-        "spec",
-        "stop",
-        "ttl_ms",
-        "value",
-        "verb",
-        "version",
-        "writes",
-    )
+    condition: Condition = _ALWAYS
+    expected: bytes = b""
+    ttl_ms: int = 0
+    stop: bool = False
+    keys: tuple[bytes, ...] = ()
+    writes: tuple[Command, ...] = ()
+    version: Hlc | None = None
+    prefix: bool = False
+    count: int = 0
 
-    def __init__(
-        self,
-        spec: CommandSpec,
-        key: bytes,
-        value: bytes = b"",
-        *,
-        condition: Condition = Condition.ALWAYS,
-        expected: bytes = b"",
-        ttl_ms: int = 0,
-        stop: bool = False,
-        keys: tuple[bytes, ...] = (),
-        writes: tuple[Command, ...] = (),
-        version: Hlc | None = None,
-        prefix: bool = False,
-        count: int = 0,
-    ) -> None:
+    def __init__(self, spec: CommandSpec, key: bytes, value: bytes = b"") -> None:
         self.verb = spec.verb
         self.spec = spec
         self.key = key
         self.value = value
-        self.condition = condition
-        self.expected = expected
-        self.ttl_ms = ttl_ms
-        self.stop = stop
-        self.keys = keys
-        self.writes = writes
-        self.version = version
-        self.prefix = prefix
-        self.count = count
 
     def access(self, *, strict_read: bool) -> Access:
         """Return the required permissions; ``strict_read``: also Read if the answer depends on the value."""
@@ -301,7 +274,6 @@ class CommandSpec:
 
 
 # Reading a member of an enum costs as much as a call: constants for the members that every request uses.
-_ALWAYS: Final = Condition.ALWAYS
 _NX_CONDITION: Final = Condition.NX
 _NEX_CONDITION: Final = Condition.NEX
 _PLAIN: Final = Extension.NONE
@@ -389,12 +361,8 @@ def _first_four(name: bytes) -> i64:
 
 def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command | StoreError:
     """Parse ``args`` (verb first, never empty); return a command, or the first error: command, arity, syntax, key."""
-    count = len(args)
-    if count == 3:  # a SET
-        return _parse(_BY_NAME.get(args[0]), 3, args[1], args[2], _NONE, extensions)
-    key = args[1] if count > 1 else b""
-    first = args[2] if count > 2 else b""
-    return _parse(_BY_NAME.get(args[0]), count, key, first, args[3:], extensions)
+    verb, key, first = (*args, b"", b"")[:3]
+    return _parse(_BY_NAME.get(verb), len(args), key, first, args[3:], extensions)
 
 
 def _parse(
@@ -428,7 +396,7 @@ def _parse(
         command = _parse_batch(spec, [key, first, *rest], extensions)
     else:
         assert_never(verb)
-    if isinstance(command, Command) and len(command.key) == 0:
+    if len(key) == 0 and isinstance(command, Command):
         return StoreError.KEY_EMPTY
     return command
 
@@ -445,8 +413,9 @@ def _parse_get(
         return StoreError.SYNTAX
     if count != 4:
         return StoreError.ARITY
-    version = parse_wire(rest[0])
-    return StoreError.SYNTAX if version is None else Command(spec, key, version=version)
+    command = Command(spec, key)
+    command.version = parse_wire(rest[0])
+    return StoreError.SYNTAX if command.version is None else command
 
 
 def _parse_key_notify(
@@ -478,19 +447,19 @@ def _parse_scan(
     spec: CommandSpec, count: i64, pattern: bytes, token: bytes, options: list[bytes]
 ) -> Command | StoreError:
     """Parse ``SCAN pattern [token [COUNT n]]``; an empty token is the first page."""
-    keys = 0
+    command = Command(spec, pattern, token)
     if count > 3:
         if count != 5:
             return StoreError.ARITY
         digits = options[1]
         if options[0] not in _COUNT or not digits.isdigit() or len(digits) > 4:
             return StoreError.SYNTAX
-        keys = int(digits)
-        if not 1 <= keys <= MAX_SCAN_KEYS:
+        command.count = int(digits)
+        if not 1 <= command.count <= MAX_SCAN_KEYS:
             return StoreError.SYNTAX
     if len(pattern) > MAX_PATTERN:
         return StoreError.SYNTAX
-    return Command(spec, pattern, token, count=keys)
+    return command
 
 
 def _parse_keys(spec: CommandSpec, keys: list[bytes]) -> Command | StoreError:
@@ -498,7 +467,9 @@ def _parse_keys(spec: CommandSpec, keys: list[bytes]) -> Command | StoreError:
         return StoreError.ARITY
     if not all(keys):
         return StoreError.KEY_EMPTY
-    return Command(spec, keys[0], keys=tuple(keys))
+    command = Command(spec, keys[0])
+    command.keys = tuple(keys)
+    return command
 
 
 def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
@@ -524,7 +495,9 @@ def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) ->
         if isinstance(write, StoreError):
             return write
         writes.append(write)
-    return Command(spec, writes[0].key, writes=tuple(writes))
+    command = Command(spec, writes[0].key)
+    command.writes = tuple(writes)
+    return command
 
 
 def ttl_of(digits: bytes) -> int:

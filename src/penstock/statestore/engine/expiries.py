@@ -19,18 +19,22 @@ leaves stale ones; the heap is rebuilt when more than half of it is stale."""
 class Expiries:
     """Expiry times of ``records``; the owner of ``records`` reports each added or removed record with an expiry."""
 
-    __slots__ = ("_expiring", "_heap", "_records")
+    __slots__ = ("_expiring", "_heap", "_records", "sooner")
 
     def __init__(self, records: Mapping[bytes, Record]) -> None:
         self._records = records
         self._heap = [(record.expires_at, key) for key, record in records.items() if record.expires_at]
         heapify(self._heap)
         self._expiring = len(self._heap)
+        self.sooner = False
+        """Whether an expiry was added before all others. The owner of the timer reads and resets it."""
 
     def came(self, expires_at: int, key: bytes) -> None:
         """Add the expiry time of the record of ``key``."""
         self._expiring += 1
         heappush(self._heap, (expires_at, key))
+        if self._heap[0][0] == expires_at:
+            self.sooner = True
         if len(self._heap) > 2 * self._expiring + _SLACK:
             self._rebuild()
 

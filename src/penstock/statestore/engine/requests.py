@@ -95,19 +95,10 @@ class Context:
     that the request creates count for the principal ``owner``; "" = an anonymous client.
     """
 
-    __slots__ = (
-        "client_id",
-        "dialect",
-        "fence_prefix",
-        "fencing_token",
-        "owner",
-        "principal",
-        "time_counter",
-        "time_ms",
-        "timestamp",
-        "token",
-        "username",
-    )
+    owner: str = ""
+    time_ms: int = -1
+    time_counter: int = 0
+    token: Hlc | None = None
 
     def __init__(
         self,
@@ -115,7 +106,6 @@ class Context:
         dialect: Dialect,
         timestamp: bytes | None = None,
         fencing_token: bytes | None = None,
-        username: str | None = None,
         principal: object = None,
         fence_prefix: bytes | None = None,
     ) -> None:
@@ -123,13 +113,8 @@ class Context:
         self.dialect = dialect
         self.timestamp = timestamp
         self.fencing_token = fencing_token
-        self.username = username
         self.principal = principal
-        self.owner = ""
         self.fence_prefix = fence_prefix
-        self.time_ms = -1
-        self.time_counter = 0
-        self.token: Hlc | None = None
 
 
 def encode_answers(answers: Sequence[Answer]) -> bytes:

@@ -9,7 +9,8 @@ answer. There are two times:
   time since), for expiry: a step of the wall clock must not end or extend a lease. It is rounded down, so a key exists
   up to and including the ms ``expires_at``: never for less than its PX, and for at most 1 ms longer.
 
-The caller reads :meth:`Engine.next_deadline`, arms one timer and calls :meth:`Engine.tick` when it fires.
+The caller arms one timer for :meth:`Engine.next_deadline`, again when ``expiries.sooner`` is set, and calls
+:meth:`Engine.tick` when it fires.
 
 Source: state store protocol, "Supported commands", "Versioning and hybrid logical clocks", "Fencing Token Algorithm",
 "Notifications". Behavior that the document does not define is explained in comments.
@@ -127,7 +128,7 @@ class Engine:
         self._authorise = authorise
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
-        self._expiries = Expiries(self._records)
+        self.expiries = Expiries(self._records)
         self._observers = Observers(None if authorise is None else self._may_still_read)
         # Principals of observers, for the authorization of each changed key: a prefix may contain keys with different
         # permissions, and policies may change during an observation.
@@ -185,7 +186,7 @@ class Engine:
             size += len(record.key) + len(record.value)
             if greatest.is_before(record.version):
                 greatest = record.version
-        self._expiries = Expiries(kept)
+        self.expiries = Expiries(kept)
         self._scanner = Scanner(kept, self._secret)
         self.quotas.keys = len(kept)
         self.quotas.size = size + RECORD_BYTES * len(kept)
@@ -201,9 +202,12 @@ class Engine:
         expiry nor fence, and does not advance the clock. The caller must not modify the list.
         """
         spec = command.spec
-        prefix = None if context.fence_prefix is None else fence_prefix(command, context, self.extensions)
-        if isinstance(prefix, StoreError):
-            return _ERRORS[prefix], _UNCHANGED
+        prefix: bytes | None = None
+        if context.fence_prefix is not None:
+            found = fence_prefix(command, context, self.extensions)
+            if isinstance(found, StoreError):
+                return _ERRORS[found], _UNCHANGED
+            prefix = found
         if self._authorise is not None and not self._is_authorised(command, context, prefix):
             return _ERRORS[StoreError.NOT_AUTHORIZED], _UNCHANGED
         if self.read_only and spec.checks_fence:
@@ -274,13 +278,13 @@ class Engine:
 
     def next_deadline(self) -> int | None:
         """Return the ``steady_ms`` at which the next key expires; None if no key expires."""
-        due = self._expiries.next()
+        due = self.expiries.next()
         return None if due is None else due[0] + 1
 
     def tick(self, now_ms: int, steady_ms: int, *, limit: int = 0) -> list[Change]:
         """Remove expired keys in the order of their expiry; at most ``limit`` keys (0 = all)."""
         changes: list[Change] = []
-        while (due := self._expiries.next()) is not None and due[0] < steady_ms:
+        while (due := self.expiries.next()) is not None and due[0] < steady_ms:
             changes.append(self._expire(self._records[due[1]], now_ms))
             if len(changes) == limit:
                 break
@@ -398,7 +402,7 @@ class Engine:
         version = self._clock.next(now_ms, context.time_ms, context.time_counter)
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
         if record is not None and record.expires_at:
-            self._expiries.went()
+            self.expiries.went()
         new = self._records[key] = Record(key, value, version, fence, expires_at, owner)
         if record is None:
             self.quotas.change(owner, 1, grown)
@@ -410,7 +414,7 @@ class Engine:
         if self.history is not None:
             self.history.add(change, record)
         if expires_at:
-            self._expiries.came(expires_at, key)
+            self.expiries.came(expires_at, key)
         return Answer(_OK, version=version), [*earlier, change] if earlier else [change]
 
     def _is_over_quota(self, record: Record | None, grown: int, owner: str) -> bool:
@@ -458,7 +462,7 @@ class Engine:
         del self._records[record.key]
         self.quotas.change(record.owner, -1, -size_of(record))
         if record.expires_at:
-            self._expiries.went()
+            self.expiries.went()
         self._removals += 1
         if self._removals & _REMOVALS == 0:
             self._shrink_table()

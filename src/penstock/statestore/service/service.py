@@ -375,9 +375,10 @@ class StateStoreService(Service):
             return
         if self._responses.requests_observed:
             self._responses.copy_request(message.client_id, message.publish)
-        if not message.read or message.read != self._read:
+        read = message.read
+        if not read or read != self._read:
             # The clocks are read once for all requests of a read.
-            self._read = message.read
+            self._read = read
             stepped = self._stepped_clock
             if self._boot_offset < 0 or stepped is None:
                 self._now_ms = self._wall_now()
@@ -394,19 +395,20 @@ class StateStoreService(Service):
             steady_ms - now_ms + message.received_ms,
             steady_ms,
             self._forced,
-            message.username,
             message.principal,
         )
-        policy = self._policy
-        if policy is not None and isinstance(ask, StoreRequest) and not policy.may_answer_on(ask, ask.response_topic):
-            ask = RejectedRequest(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
         if not isinstance(ask, StoreRequest):
             self._refuse(message, ask, steady_ms)
             return
-        context = ask
+        policy = self._policy
         if policy is not None:
-            context.owner = policy.owner(context)
-        if message.is_repetition and self._recent.has(context.client_id, ask.correlation, context.timestamp):
+            if not policy.may_answer_on(ask, ask.response_topic):
+                why = "the client may not subscribe to its own response topic"
+                self._refuse(message, RejectedRequest(ReasonCode.NOT_AUTHORIZED, why), steady_ms)
+                return
+            ask.owner = policy.owner(ask)
+        repeated = message.is_repetition
+        if repeated and self._recent.has(ask.client_id, ask.correlation, ask.timestamp):
             self.stats.repeated += 1
             self._answer(message, _REPEATED, None, 0, steady_ms)
             return
@@ -422,14 +424,15 @@ class StateStoreService(Service):
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0, steady_ms)
             return
         if command.spec.checks_fence:  # the command writes
-            if message.is_repetition and self._is_in_doubt(ask, command):
+            if repeated and self._is_in_doubt(ask, command):
                 self._refuse(message, _in_doubt(ask, steady_ms), steady_ms)
                 return
-            self._recent.note(context.client_id, ask.correlation, context.timestamp)
-        answer, changes = self._engine.execute(command, context, now_ms, steady_ms)
+            self._recent.note(ask.client_id, ask.correlation, ask.timestamp)
+        answer, changes = self._engine.execute(command, ask, now_ms, steady_ms)
         if changes:
-            self._arm()
-            wait_for = self._writer.submit(changes, asked=self._is_asked_to_keep(ask))
+            if self._engine.expiries.sooner:
+                self._arm()
+            wait_for = self._writer.submit(changes, asked=self._may_ask and self._is_asked_to_keep(ask))
             self._answer(message, ask, answer, wait_for, steady_ms)
             self._notify(changes, wait_for)
         elif answer.kind is _PAYLOAD or answer.missed is not None:
@@ -438,8 +441,6 @@ class StateStoreService(Service):
             self._answer(message, ask, answer, self._writer.waits_for(command.key), steady_ms)
 
     def _is_asked_to_keep(self, ask: StoreRequest) -> bool:
-        if not self._may_ask:
-            return False
         name, value = self._asks
         return ask.user_property(name) == value
 
@@ -464,9 +465,9 @@ class StateStoreService(Service):
         self._arm()
 
     def _arm(self) -> None:
+        self._engine.expiries.sooner = False
         deadline = self._engine.next_deadline()
-        armed_for = self._armed_for
-        if deadline is armed_for or deadline == armed_for or self._loop is None:
+        if deadline == self._armed_for or self._loop is None:
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -263,7 +263,7 @@ def test_tick_takes_the_earliest_first_and_no_more_than_asked(store: Store) -> N
 def test_deadlines_of_renewed_keys_do_not_pile_up(store: Store) -> None:
     for n in range(5000):
         store.ask(f"SET k v PX {n + 1}")
-    assert len(store.engine._expiries._heap) < 1100
+    assert len(store.engine.expiries._heap) < 1100
     assert store.engine.next_deadline() == NOW + 5001
 
 
@@ -411,7 +411,7 @@ def test_authorisation_comes_before_the_timestamp() -> None:
     asked: list[tuple[str, Access, bytes]] = []
 
     def authorise(context: Context, access: Access, key: bytes) -> bool:
-        assert context.username is None
+        assert context.principal is None
         asked.append((context.client_id, access, key))
         return access is Access.READ
 

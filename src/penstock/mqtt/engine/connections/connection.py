@@ -162,13 +162,7 @@ class BrokerConnection(ConnectionState):
                     self._before_connack(decoder.packet(), now)
                     session = self.session
                 elif packet_type == _PUBLISH:
-                    sent: i64 = stats.publishes_sent
                     handle_publish(self, session, decoder.publish(), now, wall_ms)
-                    # Eight receivers count as one unit: the message is encoded once. With one unit for each, shares
-                    # would be so short that most of the time would be spent on writes of a few messages to many
-                    # receivers.
-                    sent = stats.publishes_sent - sent
-                    broker.work -= sent - (sent >> 3)
                 elif packet_type == _PUBACK and decoder.packet_id:
                     session.acknowledge(decoder.packet_id, now)
                 elif packet_type == _PINGREQ and decoder.is_empty():

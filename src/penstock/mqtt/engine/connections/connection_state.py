@@ -79,17 +79,12 @@ class PendingAck(Inbound):
     of the message, if the client repeats the message while services still process it.
     """
 
-    __slots__ = (
-        "_settled",
-        "acknowledger",
-        "enqueued",
-        "gate",
-        "packet_id",
-        "qos",
-        "reason_code",
-        "reason_string",
-        "waiting",
-    )
+    reason_string: str = ""
+    enqueued: bool = False
+    """True if the acknowledgement is in the connection's queue; False while services still receive the message."""
+    gate: int = 0
+    """Number of the commit that the acknowledgement also waits for; 0: none."""
+    _settled: bool = False
 
     def __init__(
         self, connection: ConnectionState, session: Session, publish: Publish, wall_ms: int, code: i64, waiting: i64
@@ -105,17 +100,9 @@ class PendingAck(Inbound):
             connection=connection,
             read=connection.broker.reads,
         )
-        self._settled = False
         self.acknowledger = connection
-        self.packet_id: i64 = publish.packet_id
-        self.qos: i64 = publish.qos
         self.reason_code: i64 = code
-        self.reason_string = ""
         self.waiting: i64 = waiting
-        self.enqueued = False
-        """True if the acknowledgement is in the connection's queue; False while services still receive the message."""
-        self.gate = 0
-        """Number of the commit that the acknowledgement also waits for; 0: none."""
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """Record the result of the first service [Inbound.settle]."""
@@ -214,7 +201,7 @@ class ConnectionState(PacketWriter):
 
     def answer_settled(self, answer: PendingAck) -> None:
         """Send the acknowledgements that are ready, in the order of the messages; called when one becomes ready."""
-        if answer.qos == 2:
+        if answer.publish.qos == 2:
             self._hold_identifier(answer)
         if self.closing:
             return
@@ -234,21 +221,22 @@ class ConnectionState(PacketWriter):
     def _send_answer(self, answer: PendingAck) -> None:
         if answer.gate:
             self.gate = max(self.gate, answer.gate)
-        if answer.qos == 2:
-            self.pubrec(answer.packet_id, answer.reason_code, answer.reason_string)
+        publish = answer.publish
+        if publish.qos == 2:
+            self.pubrec(publish.packet_id, answer.reason_code, answer.reason_string)
         else:
-            self.puback(answer.packet_id, answer.reason_code, answer.reason_string)
+            self.puback(publish.packet_id, answer.reason_code, answer.reason_string)
 
     def end_unacknowledged(self, answer: PendingAck, reason_string: str) -> None:
         """End the connection without acknowledging the message, so that the client repeats it on another one.
 
         Only services receive the repetition of a QoS 2 message.
         """
-        session = self.session
-        if answer.qos == 2 and session is not None and session.incoming.get(answer.packet_id) is answer:
-            del session.incoming[answer.packet_id]
-            self.open_qos2.discard(answer.packet_id)
-            session.mark_routed(answer.packet_id)
+        session, packet_id = self.session, answer.publish.packet_id
+        if answer.publish.qos == 2 and session is not None and session.incoming.get(packet_id) is answer:
+            del session.incoming[packet_id]
+            self.open_qos2.discard(packet_id)
+            session.mark_routed(packet_id)
         self.disconnect_client(ReasonCode.SERVER_BUSY, reason_string)
 
     def _hold_identifier(self, answer: PendingAck) -> None:
@@ -256,20 +244,20 @@ class ConnectionState(PacketWriter):
 
         MQTT 3.1.1 cannot refuse a message: its clients always continue with PUBREL.
         """
-        session = self.session
-        if session is None or session.incoming.get(answer.packet_id) is not answer:
+        session, packet_id = self.session, answer.publish.packet_id
+        if session is None or session.incoming.get(packet_id) is not answer:
             return
         journal = session.journal
-        session.routed.discard(answer.packet_id)
+        session.routed.discard(packet_id)
         if answer.reason_code >= 0x80 and self.version == 5:
-            del session.incoming[answer.packet_id]
-            self.open_qos2.discard(answer.packet_id)
+            del session.incoming[packet_id]
+            self.open_qos2.discard(packet_id)
             if journal is not None:
-                journal.incoming_done(answer.packet_id)
+                journal.incoming_done(packet_id)
         else:
-            session.incoming[answer.packet_id] = None
+            session.incoming[packet_id] = None
             if journal is not None:
-                journal.incoming(answer.packet_id, PROCESSED)
+                journal.incoming(packet_id, PROCESSED)
         if journal is not None and journal.awaited:
             answer.gate = journal.journal.number
 
@@ -288,7 +276,7 @@ class ConnectionState(PacketWriter):
             return
         if self.unacknowledged + len(self.open_qos2) < self.receive_maximum:
             return  # an upper bound: a QoS 2 message may be counted in both
-        waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
+        waiting_qos1 = sum(answer.publish.qos == 1 for answer in self.pending)
         if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
             raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)
 

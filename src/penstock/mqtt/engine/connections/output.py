@@ -28,7 +28,7 @@ from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.connections.aliases import SentAliases, with_alias
 from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.engine.sessions.core import BrokerCore
-from penstock.mqtt.engine.sessions.session import SessionConnection
+from penstock.mqtt.engine.sessions.session import LARGE, SessionConnection
 from penstock.runtime.turns import TURN_SHARES
 
 if TYPE_CHECKING:
@@ -289,7 +289,6 @@ class PacketWriter(SessionConnection):
             if packet_id:
                 write_two_bytes(out, packet_id)
             out.write(encoded.after)
-            self.broker.work += 1
         elif not self._encode_publish(message, packet_id, first, identifiers, now):
             self.stats.dropped_too_large += 1
             return False
@@ -335,7 +334,8 @@ class PacketWriter(SessionConnection):
         out.write(payload)
         if alias and aliases is not None:
             aliases.set(message.topic_wire, alias)
-        self.broker.work += 1 + (size >> 12)
+        if size >= LARGE:
+            self.broker.work += size >> 12
         return True
 
     def puback(self, packet_id: i64, code: i64, reason_string: str = "") -> None:

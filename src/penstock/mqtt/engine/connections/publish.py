@@ -16,7 +16,6 @@ from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.connections.connection_state import ConnectionState, PendingAck
 from penstock.mqtt.engine.model.client_events import PUBLISH_DENIED
-from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_journal import PROCESSED, ROUTED
 from penstock.mqtt.service import Inbound, Service
@@ -56,7 +55,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
             connection.resolve_alias(publish, block.topic_alias)
         if block.payload_format_indicator and not is_text(publish.payload):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
-        if block.user_count and _too_many_user_properties(broker.limits, block.user_count):
+        if block.user_count and block.user_count > broker.limits.max_user_properties:
             code = ReasonCode.QUOTA_EXCEEDED
     qos = publish.qos
     if qos:
@@ -107,10 +106,6 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         connection.pubrec(packet_id, code)
 
 
-def _too_many_user_properties(limits: BrokerLimits, count: i64) -> bool:
-    return count > limits.max_user_properties
-
-
 def _answer_later(
     connection: ConnectionState,
     session: Session,
@@ -121,13 +116,12 @@ def _answer_later(
     wall_ms: i64,
 ) -> None:
     """Acknowledge the message after all services have settled it and earlier messages are acknowledged."""
-    packet_id = publish.packet_id
     answer = PendingAck(connection, session, publish, wall_ms, code, len(taken))
     answer.gate = gate
     if publish.qos == 2:
-        session.incoming[packet_id] = answer
+        session.incoming[publish.packet_id] = answer
         if session.journal is not None and taken:
-            session.journal.incoming(packet_id, ROUTED)
+            session.journal.incoming(publish.packet_id, ROUTED)
     if not taken:
         connection.answer_settled(answer)
         return

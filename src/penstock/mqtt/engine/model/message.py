@@ -65,21 +65,11 @@ class Message:
     the loop over them.
     """
 
-    __slots__ = (
-        "_properties",
-        "accepted_at",
-        "encoded",
-        "expires_at",
-        "payload",
-        "properties_wire",
-        "qos",
-        "receivers",
-        "retain",
-        "stored",
-        "topic",
-        "topic_wire",
-        "urgent",
-    )
+    stored: int = 0
+    receivers: int = 0
+    urgent: bool = False
+    encoded: EncodedPublish | None = None
+    _properties: Properties | None = None
 
     def __init__(
         self,
@@ -100,12 +90,7 @@ class Message:
         self.topic_wire = topic_wire if len(topic_wire) > 0 else encode_string(topic, "the topic")
         self.accepted_at: i64 = now
         self.expires_at: i64 = expires_at
-        self.stored = 0
-        self.receivers = 0
-        self.urgent = False
-        self._properties: Properties | None = None
         self.properties_wire = properties_wire
-        self.encoded: EncodedPublish | None = None
 
     def take_properties(self, publish: Publish) -> None:
         """Set the properties from ``publish``, without properties of the connection."""
@@ -222,8 +207,6 @@ class Notification(Message):
     was deleted; only a later deletion supersedes that.
     """
 
-    __slots__ = ("deletes",)
-
     def __init__(self, publish: Publish, now: i64, *, deletes: bool) -> None:
         super().__init__(publish.topic, publish.topic_wire, publish.payload, b"", publish.qos, now)
         self.take_properties(publish)
@@ -290,5 +273,5 @@ class DeliveryPool:
     def recycle(self, delivery: Delivery) -> None:
         """Keep an otherwise unreferenced delivery for :meth:`create`."""
         if len(self._spare) < _SPARE_DELIVERIES:
-            delivery.release()
+            delivery.message = RELEASED
             self._spare.append(delivery)

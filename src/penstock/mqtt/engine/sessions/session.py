@@ -482,6 +482,7 @@ class Session(Subscriber):
             if broker.work >= end:
                 connection.throttle()
                 return
+            broker.work += 1
             delivery = resend.popleft()
             first = 0x38 | delivery.qos << 1 | delivery.retain
             if not connection.send_publish(delivery.message, delivery.packet_id, first, delivery.identifiers, now):
@@ -504,6 +505,7 @@ class Session(Subscriber):
             if broker.work >= end:
                 connection.throttle()
                 return
+            broker.work += 1
             delivery = waiting.pop_qos0()
             message = delivery.message
             if message.expired(now):
@@ -516,6 +518,7 @@ class Session(Subscriber):
 
     def send_queued(self, delivery: Delivery, connection: SessionConnection, now: int) -> None:
         """Send a queued QoS 1 or 2 message, which then is in flight."""
+        self._broker.work += 1
         message, qos = delivery.message, delivery.qos
         journal = self.journal
         if message.expired(now):  # [MQTT-3.3.2-5]
