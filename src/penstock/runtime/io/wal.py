@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -29,7 +29,7 @@ from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal_frames import Operation, decode_operations, encode_operations, last_of
+from penstock.runtime.io.wal_frames import Operation, RowChanges, encode_operations
 from penstock.runtime.io.wal_segments import PendingCommits, SegmentLog
 
 __all__ = ["SEGMENT_BYTES", "LoggedEnvironment"]
@@ -181,9 +181,10 @@ class LoggedEnvironment:
             self._haste.set()
 
     def _transact(self, body: bytes, what: str, *, sync: bool) -> None:
-        operations = decode_operations(body)
+        changes = RowChanges()
+        changes.add(body)
         self._environment.transact(
-            lambda transaction: self._write(transaction, operations), what, sync=sync, size=len(body)
+            lambda transaction: self._write(transaction, changes), what, sync=sync, size=len(body)
         )
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
@@ -273,10 +274,10 @@ class LoggedEnvironment:
             if not pending and not more:
                 return
             sequence += bool(more)
-            operations: list[Operation] = []
+            changes = RowChanges()
             size = decoded = 0
             for body in [*pending, more]:
-                operations += decode_operations(body)
+                changes.add(body)
                 size += len(body)
                 if size - decoded > _DECODED_BYTES:
                     decoded = size
@@ -284,7 +285,7 @@ class LoggedEnvironment:
             applied = self._applied._replace(sequence=sequence)
 
             def write(transaction: lmdb.Transaction[bytes]) -> None:
-                self._write(transaction, operations)
+                self._write(transaction, changes)
                 transaction.put(b"log", applied.encode(), db=self.tables["meta"])
 
             try:
@@ -300,17 +301,15 @@ class LoggedEnvironment:
                 self._pending.skip()
             self._log.release(sequence)
 
-    def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
-        """Write the operations; only the last one of each row."""
-        tables, drops = last_of(operations)
-        for table, rows in tables.items():
+    def _write(self, transaction: lmdb.Transaction[bytes], changes: RowChanges) -> None:
+        for table, last in changes.tables.items():
             database = self.tables[self._names[table]]
-            last = drops.get(table, b"")
-            puts = [(key, value) for key, value in rows.items() if value is not None and key > last]
+            drop = changes.drops.get(table, b"")
+            puts = [(key, value) for key, value in last.items() if value is not None and key > drop]
             transaction.cursor(db=database).putmulti(puts)
-            for key in [key for key, value in rows.items() if value is None]:
+            for key in [key for key, value in last.items() if value is None]:
                 transaction.delete(key, db=database)
-        for table, drop in drops.items():
+        for table, drop in changes.drops.items():
             cursor = transaction.cursor(db=self.tables[self._names[table]])
             found = cursor.first()
             while found and bytes(cursor.key()) <= drop:
@@ -329,7 +328,10 @@ class LoggedEnvironment:
                 do="restore the whole directory from one copy",
             )
         bodies, self._applied = self._log.recover(applied)
-        self._write(transaction, [operation for body in bodies for operation in decode_operations(body)])
+        changes = RowChanges()
+        for body in bodies:
+            changes.add(body)
+        self._write(transaction, changes)
         transaction.put(b"log", self._applied.encode(), db=meta)
         return len(bodies)
 
