@@ -149,7 +149,7 @@ def _size_of_frame(data: bytes, at: int) -> int:
 
 
 class RowChanges:
-    """What operations change in the tables."""
+    """Changes of rows that operations describe: the last one of each row."""
 
     def __init__(self) -> None:
         self.tables: dict[int, dict[bytes, bytes | None]] = {}
