@@ -159,6 +159,8 @@ _AUTHENTICATION_DATA: Final = 1 << 0x16
 _PUBLISH: Final = 1 << PacketType.PUBLISH
 
 
+_BITS: Final = [1 << bit for bit in range(63)]
+"""Numbers with one bit: compiled code would shift a literal in 32 bits, also if a variable has it."""
 _NO_PAIRS: Final[dict[bytes, bytes]] = {}
 """Shared empty dictionary; never modified."""
 
@@ -345,7 +347,6 @@ def decode_publish_properties(data: bytes, position: i64, last: LastResponseTopi
     block = PropertyBlock(data)
     begin = position
     end: i64 = len(data)
-    one: i64 = 1  # compiled code shifts a literal in 32 bits
     seen: i64 = 0
     stop: i64
     number: i64
@@ -361,7 +362,7 @@ def decode_publish_properties(data: bytes, position: i64, last: LastResponseTopi
             continue
         if identifier > 0x26:
             decode_properties(data, begin, end, _PUBLISH)  # it raises the error
-        bit = one << identifier
+        bit: i64 = _BITS[identifier]
         if seen & bit and identifier != 0x0B:
             decode_properties(data, begin, end, _PUBLISH)  # it raises the error
         seen |= bit
@@ -424,15 +425,14 @@ def block_of(properties: Properties) -> PropertyBlock:
     block = PropertyBlock(b"".join(parts))
     block.user_at = 0
     block.content_type_at = content_type_at
-    one: i64 = 1
     for spec in ALLOWED_IN[_PUBLISH]:
         if getattr(properties, spec.attribute) not in (None, []):
-            block.seen |= one << spec.identifier
+            block.seen |= _BITS[spec.identifier]
     block.pairs = {}
     for name, value in properties.user_properties:
         encoded = name.encode(errors="replace")
         block.pairs[encoded] = b"" if encoded in block.pairs else value.encode(errors="replace")
-        block.name_lengths |= one << min(len(encoded), 62)
+        block.name_lengths |= _BITS[min(len(encoded), 62)]
     block.payload_format_indicator = properties.payload_format_indicator or 0
     block.message_expiry_interval = properties.message_expiry_interval or 0
     block.topic_alias = properties.topic_alias or 0
@@ -510,7 +510,6 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
     zeros: i64 = 0
     count: i64 = block.user_count
     lengths: i64 = block.name_lengths
-    one: i64 = 1
     if not COMPILED and not count:
         block.pairs = {}
     while position < end and data[position] == _USER_PROPERTY:
@@ -540,7 +539,7 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
         if position > end:
             raise malformed("a length goes beyond the properties")
         if COMPILED:
-            lengths |= one << min(62, value_at - 2 - name_at)
+            lengths |= _BITS[min(62, value_at - 2 - name_at)]
         else:
             name = data[name_at : value_at - 2]
             block.pairs[name] = b"" if name in block.pairs else data[value_at:position]
