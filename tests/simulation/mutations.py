@@ -168,7 +168,7 @@ def message_expired_early(patch: pytest.MonkeyPatch) -> None:
 def _rows(patch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
     """Change the operations on a table of the broker; None: they are lost."""
     operations = mqtt_storage._operations
-    index = mqtt_storage._TABLES.index(name)
+    index = mqtt_storage.TABLES.index(name)
 
     def changed(batch: Any) -> list[Any]:
         rows = [change(row) if row[1] == index else row for row in operations(batch)]
@@ -195,7 +195,7 @@ def lost_identifier(patch: pytest.MonkeyPatch) -> None:
 def lost_release(patch: pytest.MonkeyPatch) -> None:
     """That a QoS 2 message was released is not stored: it is sent again."""
     _rows(patch, "progress", lambda _row: None)
-    delete = mqtt_storage._TABLES.index("deliveries")
+    delete = mqtt_storage.TABLES.index("deliveries")
     operations = mqtt_storage._operations
     patch.setattr(
         mqtt_storage,
@@ -207,7 +207,7 @@ def lost_release(patch: pytest.MonkeyPatch) -> None:
 def session_stored_late(patch: pytest.MonkeyPatch) -> None:
     """Sessions are stored with the commit after the one that their CONNACK waits for."""
     operations = mqtt_storage._operations
-    index = mqtt_storage._TABLES.index("sessions")
+    index = mqtt_storage.TABLES.index("sessions")
     held: list[Any] = []
 
     def late(batch: Any) -> list[Any]:

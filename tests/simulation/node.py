@@ -21,8 +21,8 @@ from penstock.console.console import Console
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.storage import _TABLES as MQTT_TABLES
 from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
+from penstock.mqtt.storage import TABLES as MQTT_TABLES
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState

@@ -52,6 +52,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "cluster": CommandEntry("penstock.cli.cluster", "Show the members of a cluster, and hand over to a standby."),
     "user": CommandEntry("penstock.cli.user", "Manage the users in a password file."),
     "audit": CommandEntry("penstock.cli.audit", "Show the audit trail of a node or broker."),
+    "backup": CommandEntry("penstock.cli.backup", "Back up a node, running or stopped, to a directory."),
+    "restore": CommandEntry("penstock.cli.restore", "Create a data directory from a backup."),
+    "fsck": CommandEntry("penstock.cli.fsck", "Check a data directory or a backup."),
     "version": CommandEntry("penstock.cli.version", "Show the version, and whether the core is compiled."),
 }
 

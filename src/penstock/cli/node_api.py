@@ -6,10 +6,11 @@ import base64
 import http.client
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import typer
@@ -17,10 +18,15 @@ import typer
 from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, local_token, shared_options
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
 __all__ = ["NodeApi", "NodeOptions", "connects_to_node"]
 
 DEFAULT_HTTP: Final = "127.0.0.1:8080"
 TIMEOUT_S: Final = 10.0
+STREAM_S: Final = 60.0
+"""Longest silence of a stream: commits of the node may wait for its disk for some time."""
 
 T = TypeVar("T")
 
@@ -127,19 +133,38 @@ class NodeApi:
             UnavailableError: there is no node at the address.
             RefusedError: the node refused the request; has the reason.
         """
+        with self._response("GET", path, parameters) as response:
+            return self._json(response)
+
+    @contextmanager
+    def stream(self, path: str, body: bytes, parameters: Mapping[str, object] | None = None) -> Iterator[HTTPResponse]:
+        """Send a POST; the response is read in the block. Raises as :meth:`get`, also if the connection breaks."""
+        with self._response("POST", path, parameters, body, STREAM_S) as response:
+            if response.status != http.client.OK:
+                self._json(response)
+            yield response
+
+    @contextmanager
+    def _response(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, object] | None,
+        body: bytes | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Iterator[HTTPResponse]:
         from penstock.runtime.io.network import ConnectionFailure, connection_failure
 
         given = {name: value for name, value in (parameters or {}).items() if value not in (None, "")}
         target = "/api/v1/" + quote(path) + ("?" + urlencode(given) if given else "")
         # Not urllib, which would send the token to a proxy set in the environment.
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         if self._tls is not None:
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
         try:
             headers = {"Authorization": self._authorization} if self._authorization else {}
-            connection.request("GET", target, headers=headers)
-            response = connection.getresponse()
-            body = response.read()
+            connection.request(method, target, body=body, headers=headers)
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             failure = ConnectionFailure("the response is not HTTP")
             if isinstance(error, OSError):
@@ -147,8 +172,10 @@ class NodeApi:
             raise self._absent(failure.why) from error
         finally:
             connection.close()
+
+    def _json(self, response: HTTPResponse) -> Any:
         try:
-            found = json.loads(body)
+            found = json.loads(response.read())
         except ValueError:
             raise self._absent(f"the server has no such API (HTTP status {response.status})") from None
         if response.status != http.client.OK:

@@ -22,6 +22,7 @@ from penstock.mqtt.storage import SessionStore
 from penstock.runtime.io.commit_log import CommitLog
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.runtime.io.files import Durability
+from penstock.runtime.io.wal import LoggedEnvironment
 
 __all__ = ["WRITE_BEHIND_S", "Persistence"]
 
@@ -73,6 +74,16 @@ class Persistence(CommitClient[Batch]):
     def stalled(self) -> StorageError | None:
         """The reason if acknowledgements wait for disk space."""
         return self._queue.stalled
+
+    @property
+    def environment(self) -> LoggedEnvironment:
+        """The environment, for backups."""
+        return self._store.environment
+
+    @property
+    def queue(self) -> CommitQueue[Batch]:
+        """The commit queue, for backups."""
+        return self._queue
 
     @property
     def commit_s(self) -> float:

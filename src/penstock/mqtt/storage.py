@@ -49,6 +49,7 @@ from penstock.runtime.io.wal_frames import DELETE, PUT, Operation
 
 __all__ = [
     "SCHEMA",
+    "TABLES",
     "SessionStore",
     "checked",
     "decode_delivery",
@@ -331,7 +332,7 @@ retained messages may have a publisher."""
 
 _NUMBER: Final = Struct(">Q")
 _INCOMING: Final = Struct(">QH")
-_TABLES: Final = (
+TABLES: Final = (
     *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained"),
     *("meta", "quarantine"),
 )
@@ -346,7 +347,7 @@ def environment_at(path: Path, durability: Durability, map_bytes: int = INITIAL_
         path,
         "mqtt sessions",
         "broker that has them",
-        _TABLES,
+        TABLES,
         schema=SCHEMA,
         durability=durability,
         map_bytes=map_bytes,
@@ -378,6 +379,11 @@ class SessionStore:
         )
         self.path = self._environment.path
         self._tables = self._environment.tables
+
+    @property
+    def environment(self) -> LoggedEnvironment:
+        """The environment, for backups."""
+        return self._environment
 
     def open(self, wall_offset: int) -> Recovered:
         """Open, check the schema and load everything; instants are converted to the clock that is ``wall_offset``
@@ -422,7 +428,7 @@ def _operations(batch: Batch) -> list[Operation]:
     offset = batch.wall_offset
 
     def add(name: str, changes: Iterable[tuple[bytes, T | None]], encode: Callable[[T], bytes]) -> None:
-        table = _TABLES.index(name)
+        table = TABLES.index(name)
         operations.extend(
             (DELETE, table, key, b"") if value is None else (PUT, table, key, encode(value)) for key, value in changes
         )

@@ -17,7 +17,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
 from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -25,14 +26,16 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from penstock.console.console import HISTORY, Console
 from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, Page, PageQuery
 from penstock.console.snapshots import as_json
 from penstock.console.statestore import pattern_of
-from penstock.errors import LocalProtocolError, RefusedError, StorageError
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
+from penstock.node.backup import Backups, Item, encode_item, error_item
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.tube.admin.request import Caller
@@ -40,6 +43,9 @@ from penstock.tube.admin.request import Caller
 __all__ = ["API", "api_routes"]
 
 API: Final = "/api/v1"
+
+_MAX_BODY: Final = 64 << 20
+"""Limit of a request's body: the list of the files that the receiver of a backup has."""
 
 _FORMATS: Final = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
 _STARTING: Final = "this part has not started yet"
@@ -60,13 +66,20 @@ Read = Callable[[Request, Caller], Awaitable[object]]
 
 class _Api:
     def __init__(
-        self, console: Console, server: MqttServer, identify: Identify, trail: AuditTrail, names: Collection[str]
+        self,
+        console: Console,
+        server: MqttServer,
+        identify: Identify,
+        trail: AuditTrail,
+        names: Collection[str],
+        backups: Callable[[], Backups | None],
     ) -> None:
         self._console = console
         self._server = server
         self._identify = identify
         self._trail = trail
         self._names = names
+        self._backups = backups
 
     def route(self, path: str, read: Read, *, protected: bool = False, method: str = "GET") -> Route:
         async def respond(request: Request) -> Response:
@@ -201,6 +214,23 @@ class _Api:
             await self._record("reset_offsets", caller, {"group": name, "to": to, "partitions": found.partitions})
         return found
 
+    # Backup
+
+    async def backup(self, request: Request, caller: Caller) -> object:
+        backups = self._backups()
+        if backups is None:
+            raise _Failure(503, "starting", _STARTING, "wait until /readyz returns 200")
+        have = await _files_of_receiver(request)
+        items = backups.items(have, _number(request, "rate", 0) or None)
+        try:
+            first = await anext(items)
+        except RefusedError as error:
+            raise _Failure(error.code, "refused", error.what, error.hint, error.why) from None
+        except PenstockError as error:
+            raise _Failure(503, "backup_failed", error.what, error.hint, error.why) from None
+        await self._record("backup", caller, {})
+        return _BackupResponse(first, items)
+
     async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
         """Write an entry of the audit trail; it is durable when this returns."""
         row = {
@@ -220,10 +250,16 @@ _GRANT: Final = "use the administration token, or add the user to security.admin
 
 
 def api_routes(
-    console: Console, server: MqttServer, identify: Identify, trail: AuditTrail, names: Collection[str]
+    console: Console,
+    server: MqttServer,
+    identify: Identify,
+    trail: AuditTrail,
+    names: Collection[str],
+    backups: Callable[[], Backups | None] = lambda: None,
 ) -> list[Route]:
-    """Routes of the API. ``names``: further host names for requests over loopback."""
-    api = _Api(console, server, identify, trail, names)
+    """Routes of the API. ``names``: further host names for requests over loopback; ``backups`` returns those of the
+    node, None before it is ready."""
+    api = _Api(console, server, identify, trail, names, backups)
     route = api.route
     return [
         route("/overview", api.overview),
@@ -243,10 +279,13 @@ def api_routes(
         route("/retained", api.retained, protected=True),
         route("/keys", api.keys, protected=True),
         route("/keys/{name:path}", api.key, protected=True),
+        route("/backup", api.backup, protected=True, method="POST"),
     ]
 
 
 def _response(request: Request, found: object) -> Response:
+    if isinstance(found, Response):
+        return found
     body = json.dumps(as_json(found), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     if request.method != "GET":
         return Response(body, media_type="application/json", headers=_HEADERS)
@@ -255,6 +294,41 @@ def _response(request: Request, found: object) -> Response:
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
+
+
+class _BackupResponse(StreamingResponse):
+    """A backup: items, each with the lengths of header and payload (4 bytes each) before them."""
+
+    def __init__(self, first: Item, items: AsyncGenerator[Item]) -> None:
+        self._items = items
+        super().__init__(self._encoded(first), media_type="application/octet-stream", headers=_HEADERS)
+
+    async def _encoded(self, first: Item) -> AsyncIterator[bytes]:
+        yield encode_item(first)
+        try:
+            async for item in self._items:
+                yield encode_item(item)
+        except PenstockError as error:
+            yield encode_item(error_item(error))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; when the client disconnects, the backup ends at once."""
+        async with aclosing(self._items):
+            await super().__call__(scope, receive, send)
+
+
+async def _files_of_receiver(request: Request) -> dict[str, list[int]]:
+    """Names of files with size and time, which the receiver of a backup has: a JSON object."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY:
+            raise LocalProtocolError(f"the list of files is longer than {_MAX_BODY} bytes")
+    try:
+        found: Any = json.loads(body or b"{}")
+        return {str(name): [int(size), int(time)] for name, (size, time) in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise LocalProtocolError("the list of files is not a JSON object of names with size and time") from error
 
 
 def _with(request: Request, **parameters: str) -> Request:

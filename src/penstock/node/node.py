@@ -26,6 +26,7 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.api import api_routes
+from penstock.node.backup import Backups, Source
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.client_warnings import ClientWarnings
 from penstock.node.config.listeners import ListenerSection
@@ -142,6 +143,8 @@ class Node:
             disk=lambda: (self._disk.used_bytes, self._disk.free_bytes),
             stalls=lambda: self._stalls,
         )
+        self._backups: Backups | None = None
+        self._persistence: Persistence | None = None
         self._clients: ClientWarnings | None = None
         self._tube_broker: TubeBroker | None = None
         self._token = ""
@@ -247,7 +250,10 @@ class Node:
                 or config.http.anonymous is not None
                 or self.security.access_rules.users is None
             ),
-            more=[*api_routes(self.console, self.security.server, identify, trail, names), *web.routes()],
+            more=[
+                *api_routes(self.console, self.security.server, identify, trail, names, lambda: self._backups),
+                *web.routes(),
+            ],
             front=web.page if web.available else None,
         )  # fmt: skip
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
@@ -269,6 +275,10 @@ class Node:
             await self._topics(master)
             stored += [directory.tube_master, broker.storage.meta.path]
         mqtt = await self._mqtt(server, directory, master, broker)
+        if master is not None and broker is not None:
+            self._backups = self._backup(directory, master, broker)
+            # Closed first: it reads the other parts.
+            self._parts.push_async_callback(self._backups.close)
         directory.keep(stored)
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         add_metrics(self.metrics, "node", self._metric_values)
@@ -506,7 +516,7 @@ class Node:
             self._rules.append(service)
             self._show(service)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
-        persistence = Persistence(directory.mqtt, self.config.durability, log=logs.get("mqtt"))
+        persistence = self._persistence = Persistence(directory.mqtt, self.config.durability, log=logs.get("mqtt"))
         add_metrics(self.metrics, "mqtt_storage", persistence.metric_values)
         self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
         # After the services, which may get wills of clients that disconnected while the node was down.
@@ -554,6 +564,26 @@ class Node:
             await bridge.start()
             self._parts.push_async_callback(bridge.close)
             add_metrics(self.metrics, "bridge", partial(counters_of, bridge.stats), labels={"bridge": entry.name})
+
+    def _backup(self, directory: DataDirectory, master: TubeMaster, broker: TubeBroker) -> Backups:
+        """The backups, after all parts have started."""
+        assert self._store is not None
+        assert self._persistence is not None
+        storage = broker.storage
+        name = storage.directory.relative_to(directory.path).as_posix()
+        parts = {
+            "statestore": (self._store.environment, self._store.queue),
+            "mqtt": (self._persistence.environment, self._persistence.queue),
+            "tube/master": (master.environment, master.queue),
+            f"{name}/meta": (storage.meta.environment, broker.commits.queue),
+        }
+        source = Source(
+            directory.path,
+            {part: environment for part, (environment, _) in parts.items()},
+            {name: storage},
+            [queue for _, queue in parts.values()],
+        )
+        return Backups(source, self.problems)
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
         """The change capture of the state store; None if it is not configured."""

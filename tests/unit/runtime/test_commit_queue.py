@@ -460,3 +460,61 @@ async def test_a_commit_that_waits_for_disk_space_fails_at_the_end() -> None:
     assert len(failures) == 1
     assert done == failures * 2
     assert not problem(client)
+
+
+async def test_a_pause_commits_what_was_changed_and_holds_later_changes() -> None:
+    numbers = Numbers(lambda _: None)
+    numbers.change(1)
+    await numbers.queue.pause()
+    assert numbers.taken == [[1]]
+    assert not numbers.queue.running
+    numbers.change(2)
+    numbers.queue.request_within(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert numbers.taken == [[1]]
+    ended = asyncio.get_running_loop().create_future()
+    numbers.queue.wait(numbers.queue.number, Told(ended.set_result))
+    numbers.queue.resume()
+    numbers.queue.resume()
+    assert await ended is None
+    assert numbers.taken == [[1], [2]]
+    await numbers.queue.close()
+
+
+async def test_a_pause_waits_for_the_running_commit_and_begins_one_more() -> None:
+    release = threading.Event()
+    numbers = Numbers(lambda batch: release.wait(30) if batch == [1] else None)
+    numbers.change(1)
+    numbers.queue.request()
+    await asyncio.sleep(0)
+    assert numbers.queue.running
+    numbers.change(2)
+    paused = asyncio.create_task(numbers.queue.pause())
+    await asyncio.sleep(0)
+    assert not paused.done()
+    release.set()
+    await paused
+    assert numbers.taken == [[1], [2]]
+    numbers.change(3)
+    numbers.queue.request()
+    # A shutdown does not wait for the end of a pause.
+    await numbers.queue.close()
+    assert numbers.taken == [[1], [2], [3]]
+
+
+async def test_a_pause_that_is_given_up_leaves_the_queue_working() -> None:
+    release = threading.Event()
+    numbers = Numbers(lambda _: release.wait(30))
+    numbers.change(1)
+    numbers.queue.request()
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await numbers.queue.pause()
+    numbers.queue.resume()
+    release.set()
+    numbers.change(2)
+    numbers.queue.request()
+    await numbers.queue.close()
+    assert [number for batch in numbers.taken for number in batch] == [1, 2]

@@ -145,6 +145,10 @@ class CommitQueue(Generic[Batch]):
         self._stalled_batch: Batch | None = None
         self._gives_up = False
         self._closed = False
+        self._paused_after = 0
+        """The last commit that may begin; 0: commits are not paused."""
+        self._quiet: asyncio.Future[None] | None = None
+        """Of a pause that waits for the end of that commit."""
         self._jobs: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -215,9 +219,30 @@ class CommitQueue(Generic[Batch]):
             assert batch is not None
             self._end_commit(batch, self.stalled, 0.0)
 
+    async def pause(self) -> None:
+        """Commit all changes so far, also those of later requests; return when no commit runs. Later changes wait.
+
+        It waits for disk space like the commits. Call :meth:`resume` in any case.
+        """
+        number = self._paused_after = self.request()
+        if self.ended < number:
+            assert self._loop is not None
+            quiet = self._quiet = self._loop.create_future()
+            await quiet
+
+    def resume(self) -> None:
+        """Continue after :meth:`pause`; may be called twice."""
+        if not self._paused_after:
+            return
+        self._paused_after = 0
+        if self._requested and not self.running:
+            assert self._loop is not None
+            self._loop.call_soon(self._on_turn_end)
+
     async def drain(self) -> None:
         """Run all requested commits, including delayed ones; return when they have ended. Does not wait for disk
         space."""
+        self.resume()
         self.give_up()
         while True:
             if self._timer is not None:
@@ -242,7 +267,7 @@ class CommitQueue(Generic[Batch]):
     # A commit
 
     def _turn_ended(self) -> None:
-        if not self._requested or self.running:
+        if not self._requested or self.running or not self._may_begin():
             return
         batch = self._begin()
         if self.failure is not None:
@@ -255,6 +280,9 @@ class CommitQueue(Generic[Batch]):
             self._end_commit(batch, failure, seconds)
         else:
             self._jobs.put(batch)
+
+    def _may_begin(self) -> bool:
+        return not self._paused_after or self.number <= self._paused_after
 
     def _begin(self) -> Batch:
         """Begin the commit that has collected changes."""
@@ -343,7 +371,8 @@ class CommitQueue(Generic[Batch]):
         self.ended += 1
         waiters, self._running_waiters = self._running_waiters, []
         requested = self._requested
-        if requested and self.failure is None and not (self._closed or (self._last_is_small and self._is_fast())):
+        in_thread = not (self._closed or (self._last_is_small and self._is_fast()))
+        if requested and self.failure is None and in_thread and self._may_begin():
             requested = False
             self._jobs.put(self._begin())
         try:
@@ -365,3 +394,8 @@ class CommitQueue(Generic[Batch]):
         elif self._idle is not None and not (self._requested or self.running):
             self._idle.set()
             self._idle = None
+        quiet = self._quiet
+        if quiet is not None and self.ended >= self._paused_after:
+            self._quiet = None
+            if not quiet.done():
+                quiet.set_result(None)

@@ -29,7 +29,7 @@ from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal_frames import Operation, RowChanges, encode_operations
+from penstock.runtime.io.wal_frames import PUT, Operation, RowChanges, encode_operations
 from penstock.runtime.io.wal_segments import PendingCommits, SegmentLog
 
 __all__ = ["SEGMENT_BYTES", "LoggedEnvironment"]
@@ -49,6 +49,10 @@ too."""
 
 _DECODED_BYTES: Final = 64 << 10
 """Bytes of operations decoded before other threads get the interpreter."""
+
+_COPIED_BYTES = 256 << 20
+"""Commits that a copy may leave unread; beyond, the copy ends with an error. Not Final: tests lower it in the compiled
+form too."""
 
 T = TypeVar("T")
 
@@ -90,6 +94,9 @@ class LoggedEnvironment:
         self._roomless = False
         """True if the last attempt to add a segment found no disk space."""
         self._follower: threading.Thread | None = None
+        self._copied: list[bytes] | None = None
+        """Commits since the start of a copy that were not read yet; None: no copy."""
+        self._copied_bytes = 0
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         """Open, apply the frames that LMDB does not contain, and return the result of ``load``.
@@ -149,6 +156,7 @@ class LoggedEnvironment:
         """
         if self._follower is None:
             self._transact(body, what, sync=sync)
+            self._copy(body)
             return
         if self._failure is not None:
             raise self._failure
@@ -175,8 +183,10 @@ class LoggedEnvironment:
             raise
         if not appended:
             self._apply(what, body)
+            self._copy(body)
             self._haste.set()  # there may be room for another segment
             return
+        self._copy(body)
         if self._pending.hasty:
             self._haste.set()
 
@@ -195,6 +205,79 @@ class LoggedEnvironment:
         """
         self._apply("applying the log to LMDB")
         return self._environment.read(look)
+
+    # A copy while commits continue: the rows in any order and in parts, and all commits since before the first part.
+    # A row may be older or newer than its neighbours. Applied to the rows in order, the commits give the state after
+    # the last one, because an operation that is repeated has the same result.
+
+    def start_copy(self) -> None:
+        """Collect commits for a copy, from those that LMDB does not contain yet; waits while LMDB is updated."""
+        with self._applying:
+            self._copied_bytes = 0
+            copied: list[bytes] = []
+            self._copied = copied
+            # A commit of this moment may be collected twice, which does no harm.
+            copied[:0] = self._pending.pending[:]
+
+    def copy_rows(self, table: int, after: bytes, max_bytes: int) -> tuple[bytes, bytes]:
+        """Return the rows of ``table`` after the key ``after`` (b"": all) as PUTs, about ``max_bytes``, and the last
+        key; b"" as key if there are no more rows. From any thread.
+
+        Raises:
+            StorageError: LMDB cannot be read.
+        """
+        name = self._names[table]
+
+        def look(transaction: lmdb.Transaction[bytes]) -> tuple[bytes, bytes]:
+            operations: list[Operation] = []
+            size = 0
+            last = b""
+            cursor = transaction.cursor(db=self.tables[name])
+            found = cursor.set_range(after) if after else cursor.first()
+            if found and after and cursor.key() == after:
+                found = cursor.next()
+            while found and size < max_bytes:
+                key, value = cursor.item()
+                last = bytes(key)
+                if name != "meta" or last != b"log":  # the position in this log
+                    operations.append((PUT, table, last, bytes(value)))
+                    size += len(last) + len(value)
+                found = cursor.next()
+            return encode_operations(operations), last
+
+        return self._environment.read(look)
+
+    def take_copied(self) -> bytes:
+        """Return the operations of the commits since the last call, in their order. From any thread.
+
+        Raises:
+            StorageError: there were more than can be kept.
+        """
+        copied = self._copied
+        if copied is None:
+            raise StorageError(
+                f"{self._name} {self.path}: the copy was not read in time",
+                path=str(self.path),
+                why=f"more than {_COPIED_BYTES >> 20} MiB of changes were committed meanwhile",
+                do="copy to a faster disk or network, or when there are fewer changes",
+            )
+        bodies = copied[:]
+        del copied[: len(bodies)]
+        found = b"".join(bodies)
+        self._copied_bytes -= len(found)
+        return found
+
+    def end_copy(self) -> None:
+        """Collect no more commits."""
+        self._copied = None
+
+    def _copy(self, body: bytes) -> None:
+        copied = self._copied
+        if copied is not None:
+            copied.append(body)
+            self._copied_bytes += len(body)
+            if self._copied_bytes > _COPIED_BYTES:
+                self._copied = None
 
     def stored_bytes(self) -> int:
         """Bytes in use in LMDB, as of its last transaction."""

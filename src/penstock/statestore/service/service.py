@@ -18,14 +18,15 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet, Service
 from penstock.runtime.io.clock import SteppedClock, boot_id, boot_ms, steady_clock, utc
-from penstock.runtime.io.commit_queue import CommitWaiter
+from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
+from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.statestore.binding import (
     ANSWER_TOPICS,
     INVOKE,
@@ -184,6 +185,16 @@ class StateStoreService(Service):
     def stalled(self) -> StorageError | None:
         """The reason if answers wait for disk space; None otherwise."""
         return self._writer.stalled
+
+    @property
+    def environment(self) -> LoggedEnvironment:
+        """The environment, for backups."""
+        return self._storage.environment
+
+    @property
+    def queue(self) -> CommitQueue[Any]:
+        """The commit queue, for backups."""
+        return self._writer.queue
 
     @property
     def commit_s(self) -> float:

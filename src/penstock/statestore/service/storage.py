@@ -109,6 +109,11 @@ class Storage:
         self._tables = self._environment.tables
         self._lag: int | None = None
 
+    @property
+    def environment(self) -> LoggedEnvironment:
+        """The environment, for backups."""
+        return self._environment
+
     def open(self) -> StoredState:
         """Open, check the schema, load everything except the log of changes, and check that log.
 

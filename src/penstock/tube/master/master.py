@@ -13,6 +13,7 @@ from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.io.clock import steady_clock, wall_clock_ms
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
 from penstock.runtime.io.loop import StallWatch, after_reading, watch_stalls
+from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import master as admin
 from penstock.tube.admin.request import UNKNOWN, Caller
@@ -116,6 +117,18 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         store.when_failed(self._queue.fail_soon)
         self._stalls = watch_stalls(self._stalled)
         return bound
+
+    @property
+    def environment(self) -> LoggedEnvironment:
+        """The environment, for backups."""
+        assert self._store is not None, "call start() first"
+        return self._store.environment
+
+    @property
+    def queue(self) -> CommitQueue[list[Setting | Removal]]:
+        """The commit queue, for backups."""
+        assert self._queue is not None, "call start() first"
+        return self._queue
 
     @property
     def tls_bound(self) -> tuple[str, int] | None:

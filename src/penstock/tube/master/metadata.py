@@ -31,7 +31,7 @@ from penstock.tube.engine.master.settings import (
     key_of,
 )
 
-__all__ = ["SettingStore"]
+__all__ = ["SCHEMA", "TABLES", "SettingStore"]
 
 SCHEMA = 2
 """Layout of the databases; a newer one is rejected. From 2 on there may be commits in a log next to them."""
@@ -83,6 +83,11 @@ class SettingStore:
             raise
         self._tables = self._environment.tables
         """Read at each use, because a reopened environment has other handles."""
+
+    @property
+    def environment(self) -> LoggedEnvironment:
+        """The environment, for backups."""
+        return self._environment
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
         """Register ``tell``, which is called in another thread for a failure that no commit reports."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,9 @@ class BrokerStorage:
         self._log = directory / "log"
         self._on_loss = on_loss
         self._removing: set[str] = set()
+        self._removal = threading.Lock()
+        self._held: list[Callable[[], None]] | None = None
+        """Removals of files that wait while :meth:`hold_files` is in force; None: they do not wait."""
         self._ran = False
         self._lock: DirectoryLock | None = None
         if open_meta is None:
@@ -202,15 +207,34 @@ class BrokerStorage:
         for commit in commits:
             for path in commit.unstaged:
                 # Not synced: a file that returns after a power loss is recognized by the notes.
-                self.files.remove(path)
+                self._remove_unless_held(partial(self.files.remove, path))
             for store, segments in commit.expired:
-                store.remove(segments)
+                self._remove_unless_held(partial(store.remove, segments))
             for topic, stores in commit.removed_topics:
                 for store in stores:
                     store.abandon()
                 self._remove_files(topic)
                 self.meta.commit([], notes={_REMOVING + topic: None})
                 self._removing.discard(topic)
+
+    def hold_files(self) -> None:
+        """Keep expired segments and decided staged rows until :meth:`release_files`, so that they can be copied. Call
+        while no commit runs; files of a deleted topic are not kept."""
+        self._held = []
+
+    def release_files(self) -> None:
+        """Remove the files that were kept. Blocks; from any thread. Raises OSError."""
+        with self._removal:
+            held, self._held = self._held or [], None
+            for remove in held:
+                remove()
+
+    def _remove_unless_held(self, remove: Callable[[], None]) -> None:
+        with self._removal:  # in order: no newer segment before an older one
+            if self._held is not None:
+                self._held.append(remove)
+            else:
+                remove()
 
     def _remove_files(self, topic: str) -> None:
         for name, number in self.existing_stores():

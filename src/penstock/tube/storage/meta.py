@@ -21,7 +21,7 @@ from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import DELETE, PUT, Operation
 
-__all__ = ["GroupOffset", "MetaStore"]
+__all__ = ["SCHEMA", "TABLES", "GroupOffset", "MetaStore"]
 
 _CRC = struct.Struct(">I")
 _HEAD = struct.Struct(">qqi")
@@ -67,6 +67,11 @@ class MetaStore:
         self._environment = environment
         self._tables = self._environment.tables
         self._environment.open(lambda _: None)
+
+    @property
+    def environment(self) -> LoggedEnvironment:
+        """The environment, for backups."""
+        return self._environment
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
         """Register ``tell``, which is called in another thread after a failure outside of commits."""

@@ -21,6 +21,7 @@ from penstock.tube.storage.index import INDEX_RECORD_BYTES
 from penstock.tube.storage.store import Store
 
 __all__ = [
+    "RESTORED",
     "SEQUENCES_PREFIX",
     "SequenceRow",
     "begin_epoch",
@@ -33,6 +34,9 @@ __all__ = [
     "read_sequences",
     "sequences_note",
 ]
+
+RESTORED = "restored"
+"""Key of the state of the last process that a restore from a backup leaves."""
 
 Epochs = list[tuple[int, int]]
 _KEPT = 1000
@@ -52,8 +56,15 @@ def decode_epochs(note: bytes) -> Epochs:
 
 
 def may_have_lost(previous: Mapping[str, Any] | None, durability: str, boot: str) -> bool:
-    """Return True if a log of ``durability`` may have lost readable messages. ``previous``: `BrokerStorage.unclean`."""
-    if previous is None or durability == "durable":
+    """Return True if a log of ``durability`` may have lost readable messages. ``previous``: `BrokerStorage.unclean`.
+
+    A log that was restored from a backup has lost those after the backup.
+    """
+    if previous is None:
+        return False
+    if previous.get(RESTORED):
+        return True
+    if durability == "durable":
         return False
     return durability == "memory" or not boot or previous.get("boot") != boot
 

@@ -347,6 +347,22 @@ class Store(LogReads):
             self._filled = extended
         self._extended = max(extended, self._extended)
 
+    def written_segments(self) -> list[tuple[Segment, int, int]]:
+        """Return the segments that have files, oldest first, with the bytes of their data and index that are written.
+
+        Call while no commit runs, or use only those that are ``sealed``.
+        """
+        found = []
+        for segment in self._segments:
+            if not segment.sealed and segment.data_file is None:
+                continue
+            count = min(segment.count, (self._written_end - segment.start) // INDEX_RECORD_BYTES)
+            data_bytes = segment.data_bytes
+            if count < segment.count:
+                data_bytes = int(segment.index()["position"][count]) - segment.data_start
+            found.append((segment, data_bytes, count * INDEX_RECORD_BYTES))
+        return found
+
     def close(self) -> None:
         """Truncate the filled tail, sync and close the files, after all work of `take_unwritten` was written."""
         if self._segments:
