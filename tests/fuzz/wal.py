@@ -8,11 +8,10 @@ from penstock.runtime.io.wal_frames import (
     DELETE,
     PUT,
     SECTOR,
-    decode_operations,
+    RowChanges,
     encode_frame,
     encode_operations,
     frames_in,
-    last_of,
 )
 from tests.fuzz.data_provider import records
 
@@ -47,11 +46,16 @@ def fuzz_frames(data: bytes) -> object:
             # A frame before it that claims this one's place must have a right checksum, which a patch cannot guess.
             assert n + 1 in found, n
     for sequence, frame in found.items():
-        operations = decode_operations(frame.body)
+        changes = RowChanges()
+        changes.add(frame.body)
         if frame.epoch == 1 and sequence <= len(OPERATIONS):
-            assert operations == OPERATIONS[sequence - 1]
-        last_of(operations)
+            rows = [(table, key, value) for table, last in changes.tables.items() for key, value in last.items()]
+            last_of_each = {
+                (table, key): value if kind == PUT else None for kind, table, key, value in OPERATIONS[sequence - 1]
+            }
+            assert sorted(rows) == sorted((*row, value) for row, value in last_of_each.items())
+            assert not changes.drops
     list(frames_in(data, IDENTITY))
     with contextlib.suppress(IndexError):  # a body whose checksum is right is never like this
-        last_of(decode_operations(data))
+        RowChanges().add(data)
     return sorted(found)
