@@ -21,6 +21,7 @@ from benchmarks.processes import processes
 from benchmarks.scale import memory, scale
 from benchmarks.spark import spark_source
 from benchmarks.spark_ceiling import spark_ceiling
+from benchmarks.spark_pipeline import spark_pipeline
 from benchmarks.statestore import many_keys, state_store
 from benchmarks.tls import tls
 from benchmarks.tube import tube
@@ -92,5 +93,6 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "tube-floor": tube_floor,
     "spark": spark_source,
     "spark-ceiling": spark_ceiling,
+    "spark-pipeline": spark_pipeline,
     "keys": keys,
 }

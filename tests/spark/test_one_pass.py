@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from penstock.pipelines.sinks.one_pass import is_supported, write_in_one_pass
+from penstock.pipelines.sinks.one_pass import SHARED, Outcomes, is_supported, outcome, type_of_rows, write_in_one_pass
 from penstock.pipelines.sinks.table import SPARKS_SCHEMA
 
 COLUMNS = """
@@ -34,14 +34,26 @@ def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp
         sf.when(sf.expr("n % 10 = 3"), sf.lit("filter")).alias("_filtered"),
         sf.struct(sf.col("bytes").alias("value")).alias("_source"),
     )
-    found = write_in_one_pass(
-        rows,
-        [sf.col(name) for name in data.columns],
-        tmp_path / "rows",
-        [sf.col("_dead.step").alias("step"), sf.col("_source.value").alias("value")],
-        sf.expr("_dead IS NOT NULL AND n < 500"),
-        tmp_path / "letters",
+    letter = [sf.col("_dead.step").alias("step"), sf.col("_source.value").alias("value")]
+    is_letter = sf.expr("_dead IS NOT NULL AND n < 500")
+    # Some columns are those of one sink, the others those of all.
+    own = [name for name in data.columns if name not in ("n", "text", "nested")]
+    both = rows.select(
+        *(sf.col(name).alias(SHARED + name) for name in ("n", "text", "nested")),
+        outcome([sf.col(name) for name in own], letter, is_letter).alias("all"),
+        outcome([], letter, is_letter).alias("numbers"),
     )
+    names = tuple(data.columns)
+    assert type_of_rows(both.schema, "all", names) == data.schema
+    found, numbers = write_in_one_pass(
+        both,
+        [
+            Outcomes("all", names, tmp_path / "rows", tmp_path / "letters"),
+            Outcomes("numbers", ("n",), tmp_path / "numbers", None),
+        ],
+    )
+    assert (numbers.out, numbers.dead, numbers.filtered, numbers.letters) == (890, 10, 100, None)
+    assert sum(pq.ParquetFile(tmp_path / "numbers" / name).metadata.num_rows for name in numbers.rows.names) == 890
     assert (found.out, found.dead, found.filtered) == (890, 10, 100)
     assert (found.rows.rows, len(found.rows.names)) == (890, 3)
     assert found.letters is not None
@@ -63,7 +75,8 @@ def test_a_batch_without_rows_writes_no_file(spark: SparkSession, tmp_path: Path
     rows = spark.range(0, 10, numPartitions=2).selectExpr(
         "id AS n", "CAST(NULL AS STRUCT<step: STRING>) AS _dead", "'all' AS _filtered"
     )
-    found = write_in_one_pass(rows, [sf.col("n")], tmp_path / "rows", [sf.col("n")], sf.lit(False), None)
+    rows = rows.select(outcome([sf.col("n")], [sf.col("n")], sf.lit(False)).alias("o"))
+    (found,) = write_in_one_pass(rows, [Outcomes("o", ("n",), tmp_path / "rows", None)])
     assert (found.out, found.filtered, found.rows.names, found.letters) == (0, 10, (), None)
     assert not (tmp_path / "rows").exists()
 

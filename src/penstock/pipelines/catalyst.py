@@ -12,7 +12,16 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Catalyst", "analyzed", "class_name", "is_delta_table", "make_thread_safe", "root_and_child", "scala_items"]
+__all__ = [
+    "Catalyst",
+    "analyzed",
+    "attributes",
+    "class_name",
+    "is_delta_table",
+    "make_thread_safe",
+    "root_and_child",
+    "scala_items",
+]
 
 _SAFE_MAP = "java.util.concurrent.ConcurrentHashMap"
 
@@ -80,6 +89,11 @@ def make_thread_safe(spark: SparkSession, source: str) -> None:
 def analyzed(rows: DataFrame) -> Any:
     """Return the analyzed logical plan of ``rows``."""
     return rows._jdf.queryExecution().analyzed()
+
+
+def attributes(rows: DataFrame) -> dict[str, int]:
+    """Return the ids of the columns of ``rows``: a column with the same id in a later step has the same values."""
+    return {str(each.name()): int(each.exprId().id()) for each in scala_items(analyzed(rows).output())}
 
 
 def root_and_child(rows: DataFrame) -> tuple[str, str]:

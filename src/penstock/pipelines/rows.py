@@ -10,6 +10,8 @@ Names of metadata columns start with ``_``:
     _filtered  name of the filter that excluded the row; null: live
     _path      only after a concat of branches of one source: the branches that the row passed
     _redrive   struct: number, step, for a redriven dead letter; null for other rows
+    _shared    only in a query of several sinks: the columns at the point where their steps separate, and what became
+               of the row in the sinks before (``graph.fan_out``)
 
 Rows are marked, never removed, so that every record read can be counted. Windows are the exception: only live rows are
 aggregated. A window has the column ``_id``, and the other metadata columns only if a sink may reject it.
@@ -49,7 +51,7 @@ __all__ = [
     "windows_as_rows",
 ]
 
-INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path", "_redrive")
+INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path", "_redrive", "_shared")
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""
 _FIRST_FIELDS = ("topic", "broker", "partition", "offset", "timestamp")

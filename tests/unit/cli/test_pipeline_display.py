@@ -72,7 +72,14 @@ def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "160")
     live = LiveRunDisplay()
     live.show_event(
-        {"event": "started", "pipeline": "water", "sinks": ["rows"], "fencing_token": "1:0:n", "not_fenced": []}
+        {
+            "event": "started",
+            "pipeline": "water",
+            "sinks": ["rows"],
+            "queries": [["rows"]],
+            "fencing_token": "1:0:n",
+            "not_fenced": [],
+        }
     )
     assert "the first batches are planned" in _shown(live)
     live.show_event(progress(rows=BUSY, alarms=SinkProgress()))
@@ -92,3 +99,14 @@ def test_a_narrow_terminal_gets_fewer_columns_and_whole_names(monkeypatch: pytes
     assert "took" in text
     assert "since" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_sinks_of_each_query_are_shown_if_they_share_one(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = LineRunDisplay()
+    started = {"event": "started", "pipeline": "water", "sinks": ["a", "b"], "fencing_token": "1:0:n", "not_fenced": []}
+    lines.show_event(started | {"queries": [["a"], ["b"]]})
+    assert "queries" not in capsys.readouterr().err
+    lines.show_event(started | {"queries": [["a", "b"], ["c"]]})
+    assert "pipeline water: queries a + b; c" in capsys.readouterr().err
+    lines.show_event({"event": "queries", "pipeline": "water", "queries": [["a"], ["b"], ["c"]]})
+    assert "pipeline water: queries a; b; c" in capsys.readouterr().err

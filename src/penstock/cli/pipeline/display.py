@@ -203,6 +203,13 @@ def _progress(name: str, sink: Mapping[str, Any]) -> str:
     return f"{name}: {'; '.join(parts)}"
 
 
+def _shared(event: Event) -> Iterator[str]:
+    """Describe which sinks share a query, if any do."""
+    if any(len(sinks) > 1 for sinks in event["queries"]) or event["event"] == "queries":
+        text = "; ".join(" + ".join(sinks) for sinks in event["queries"])
+        yield f"pipeline {event['pipeline']}: queries {text}"
+
+
 def _words(event: Event) -> Iterator[str]:
     """Format an event as lines."""
     match event["event"]:
@@ -222,6 +229,9 @@ def _words(event: Event) -> Iterator[str]:
             yield f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}"
             for prefix in event["not_fenced"]:
                 yield f"{prefix}: this state store fences no prefixes; keys are fenced as they are written"
+            yield from _shared(event)
+        case "queries":
+            yield from _shared(event)
         case "warning":
             yield f"pipeline {event['pipeline']}: {event['text']}"
         case "retry":

@@ -1,4 +1,4 @@
-"""Streaming queries of a pipeline, one per sink, and the processing of their micro-batches.
+"""Streaming queries of a pipeline for a single sink each, and the processing of their micro-batches; see ``shared``.
 
 Spark calls ``SinkBatches`` for each batch (``foreachBatch``), and again after a failure, with the same batch id and the
 same rows. It writes valid rows to the sink, dead rows to the dead letter table, and counts to the ledger.
@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from penstock.errors import DataLossError
 from penstock.pipelines.catalyst import make_thread_safe
@@ -27,27 +28,30 @@ from penstock.pipelines.run.progress import RunningBatch
 from penstock.pipelines.sinks.delivery import SinkBatch, SinkWriter, Targets, mark_unwritable, record_identity
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
-from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
-from penstock.pipelines.state_dir import layout
+from penstock.pipelines.spec.pipeline import SinkPlan
+from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import WithLookup
 from penstock.pipelines.steps.windows import late_from_ms
 from penstock.runtime.backoff import Backoff
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
 __all__ = [
     "BatchBarrier",
     "BuiltQuery",
+    "Counts",
     "FinishedBatch",
+    "Query",
+    "QueryBatches",
     "RunContext",
     "RunStopping",
     "RunningQuery",
     "SinkBatches",
-    "build",
+    "build_query",
     "check_nothing_dropped",
+    "check_target",
+    "ledger_entry",
+    "start_query",
 ]
 
 
@@ -80,6 +84,21 @@ class BatchBarrier:
             self._inside -= 1
             self._changed.notify_all()
 
+    @property
+    def is_closed(self) -> bool:
+        """True if no more batches are admitted."""
+        return self._closed
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no batch is running."""
+        return self._inside == 0
+
+    def open(self) -> None:
+        """Admit batches again."""
+        with self._changed:
+            self._closed = False
+
     def close(self, timeout_s: float) -> bool:
         """Admit no more batches and wait for the admitted ones; returns False on timeout."""
         with self._changed:
@@ -99,7 +118,7 @@ class RunContext:
     targets: Targets
 
 
-class _Counts(NamedTuple):
+class Counts(NamedTuple):
     """Number of rows of a batch in each state."""
 
     out: int
@@ -122,16 +141,19 @@ class SinkBatches:
         self.checkpoint = checkpoint
         self.last_finished: int | None = None
         """The last finished batch; Spark commits it a moment later."""
-        self.running_batch: RunningBatch | None = None
+        self.running: Mapping[str, RunningBatch] = {}
+        """The batch in progress, by sink."""
+        self.gate = BatchBarrier()
+        """Closed to stop this query between two batches."""
         self._context = context
         self._writer = SinkWriter(plan, checkpoint, context.targets)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Process one batch. All writes are idempotent by batch id."""
-        with self._context.barrier:
+        with self._context.barrier, self.gate:
             start, end = self._range(batch)
             began = time.monotonic()
-            self.running_batch = RunningBatch(batch, began, end)
+            self.running = {self.plan.sink.name: RunningBatch(batch, began, end)}
             try:
                 entry = (
                     self._windows(rows, batch, start, end)
@@ -141,7 +163,7 @@ class SinkBatches:
                 self._context.ledger.write(entry)
                 self.last_finished = batch
             finally:
-                self.running_batch = None
+                self.running = {}
         self._context.report(FinishedBatch(entry, time.monotonic() - began))
 
     def _range(self, batch: int) -> tuple[Offsets, Offsets]:
@@ -174,7 +196,7 @@ class SinkBatches:
             # One file and one task: more would not make a small batch faster.
             rows = rows.coalesce(1)
         found = self._writer.write_once(rows, batch)
-        counts = _Counts(found.out, found.dead, found.filtered)
+        counts = Counts(found.out, found.dead, found.filtered)
         duplicates = read - counts.out - counts.dead - counts.filtered
         return self._entry(
             batch, start, end, read, counts, out=found.written, duplicates=duplicates, letters=found.letters
@@ -199,7 +221,7 @@ class SinkBatches:
 
     def _into_windows(
         self, spark: SparkSession, batch: int, start: Offsets, end: Offsets, refused: list[DataFrame]
-    ) -> tuple[_Counts, int, int]:
+    ) -> tuple[Counts, int, int]:
         """Count the rows that this batch added to windows, its late events, and its dead letters.
 
         The windows do not contain these numbers, and Spark counts partial aggregates, so the batch's records are read
@@ -208,7 +230,7 @@ class SinkBatches:
         plan = self.plan
         streams = self._context.source.batches(spark, plan.sink.name, start, end)
         if streams is None:
-            return _Counts(0, 0, 0), 0, self._writer.write_dead_letters(refused, batch)
+            return Counts(0, 0, 0), 0, self._writer.write_dead_letters(refused, batch)
         window = plan.window
         assert window is not None
         records = window_input(streams, plan.nodes, self._context.with_lookup)
@@ -246,32 +268,63 @@ class SinkBatches:
         start: Offsets,
         end: Offsets,
         read: int,
-        counts: _Counts,
+        counts: Counts,
         *,
         out: int,
         duplicates: int | None,
         late: int = 0,
         letters: int = 0,
     ) -> LedgerEntry:
-        dead_letters = self._context.targets.dead_letters
-        return LedgerEntry(
-            sink=self.plan.sink.name,
-            batch=batch,
-            start=start,
-            end=end,
-            read=read,
+        return ledger_entry(
+            self.plan,
+            self.checkpoint,
+            self._context.targets,
+            batch,
+            start,
+            end,
+            read,
+            counts,
             out=out,
-            dead=counts.dead,
-            filtered=counts.filtered,
             duplicates=duplicates,
             late=late,
-            late_watermark_ms=self.checkpoint.late_watermark_ms(batch),
-            watermark_ms=self.checkpoint.planned(batch).watermark_ms,
-            fencing_token=str(self._context.targets.store.token),
             letters=letters,
-            table=self.plan.sink.path,
-            letters_table=None if dead_letters is None else str(dead_letters),
         )
+
+
+def ledger_entry(
+    plan: SinkPlan,
+    checkpoint: Checkpoint,
+    targets: Targets,
+    batch: int,
+    start: Offsets,
+    end: Offsets,
+    read: int,
+    counts: Counts,
+    *,
+    out: int,
+    duplicates: int | None,
+    late: int = 0,
+    letters: int = 0,
+) -> LedgerEntry:
+    """Return the ledger entry of a batch of the sink of ``plan``."""
+    return LedgerEntry(
+        sink=plan.sink.name,
+        batch=batch,
+        start=start,
+        end=end,
+        read=read,
+        out=out,
+        dead=counts.dead,
+        filtered=counts.filtered,
+        duplicates=duplicates,
+        late=late,
+        late_watermark_ms=checkpoint.late_watermark_ms(batch),
+        watermark_ms=checkpoint.planned(batch).watermark_ms,
+        fencing_token=str(targets.store.token),
+        letters=letters,
+        table=plan.sink.path,
+        letters_table=None if targets.dead_letters is None else str(targets.dead_letters),
+    )
 
 
 def _states() -> list[Column]:
@@ -282,14 +335,14 @@ def _states() -> list[Column]:
     ]
 
 
-def _count(rows: DataFrame) -> _Counts:
+def _count(rows: DataFrame) -> Counts:
     found = rows.agg(*_states()).first()
     assert found is not None
     return _counted(found)
 
 
-def _counted(found: Row) -> _Counts:
-    return _Counts(found["out"], found["dead"], found["filtered"])
+def _counted(found: Row) -> Counts:
+    return Counts(found["out"], found["dead"], found["filtered"])
 
 
 ONE_FILE = 10_000
@@ -324,42 +377,102 @@ class BuiltQuery:
         """The sink's name."""
         return self.plan.sink.name
 
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The sinks of the query: one."""
+        return (self.name,)
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The sinks whose batch failed if the query fails."""
+        return self.sinks
+
     def start(self, trigger_ms: int, *, available_now: bool) -> StreamingQuery:
         """Start the query, from the end of its checkpoint if it has one."""
-        writer = (
-            self.rows.writeStream.queryName(self.name)
-            # Update mode emits windows whenever they change, also the last one; append mode only closed windows.
-            .outputMode("update" if self.plan.changes_windows else "append")
-            .option("checkpointLocation", str(self.checkpoint.path))
-            .foreachBatch(self.batches)
-        )
-        if available_now:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{trigger_ms} milliseconds").start()
+        return start_query(self, trigger_ms, available_now=available_now)
 
 
-def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: RunContext) -> list[BuiltQuery]:
-    """Build the queries of ``pipeline``, in the order of its sinks; Spark checks every column.
+class Query(Protocol):
+    """A query of one sink or several. ``checkpoint`` is the query's own, ``plan`` that of its only or first sink."""
+
+    plan: SinkPlan
+    checkpoint: Checkpoint
+    rows: DataFrame
+
+    @property
+    def name(self) -> str:
+        """The name of its first sink."""
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The names of its sinks."""
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The sinks whose batch failed if the query fails."""
+
+    @property
+    def batches(self) -> QueryBatches:
+        """The processing of its batches."""
+
+    def rebuild(self) -> None:
+        """Build a new plan of the rows."""
+
+    def start(self, trigger_ms: int, *, available_now: bool) -> StreamingQuery:
+        """Start the query where its sinks are."""
+
+
+class QueryBatches(Protocol):
+    """The processing of the batches of a query; see :class:`SinkBatches`."""
+
+    last_finished: int | None
+    running: Mapping[str, RunningBatch]
+    gate: BatchBarrier
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Process one batch."""
+
+
+def start_query(query: Query, trigger_ms: int, *, available_now: bool) -> StreamingQuery:
+    """Start ``query`` at its checkpoint."""
+    writer = (
+        query.rows.writeStream.queryName(query.name)
+        # Update mode emits windows whenever they change, also the last one; append mode only closed windows.
+        .outputMode("update" if query.plan.changes_windows else "append")
+        .option("checkpointLocation", str(query.checkpoint.path))
+        .foreachBatch(query.batches)
+    )
+    if available_now:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{trigger_ms} milliseconds").start()
+
+
+def build_query(sink_plan: SinkPlan, checkpoint: Checkpoint, spark: SparkSession, context: RunContext) -> BuiltQuery:
+    """Build the query of one sink; Spark checks every column.
 
     Raises:
-        ConfigError: a step cannot be built (see ``graph.build_stream``), or a table has columns of other types.
+        ConfigError: a step cannot be built (see ``graph.build_stream``), or the table has columns of other types.
     """
-    built = []
-    for sink_plan in plan(pipeline):
-        sink = sink_plan.sink
-        checkpoint = Checkpoint(layout.checkpoint(state, sink.name), labels(sink_plan.inputs))
-        query = BuiltQuery(
-            sink_plan,
-            partial(_build_rows, spark, sink_plan, context),
-            SinkBatches(sink_plan, checkpoint, context),
-            checkpoint,
-        )
-        if sink.table is not None and sink.table.format == "parquet":
-            check_columns(Path(sink.table.path), sink.name, query.rows.schema)
-        if sink.messages is not None:
-            make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
-        built.append(query)
-    return built
+    query = BuiltQuery(
+        sink_plan,
+        partial(_build_rows, spark, sink_plan, context),
+        SinkBatches(sink_plan, checkpoint, context),
+        checkpoint,
+    )
+    check_target(spark, sink_plan.sink, query.rows.schema)
+    return query
+
+
+def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
+    """Check that a table has columns of the same types, and prepare the format of messages.
+
+    Raises:
+        ConfigError: a column has another type.
+    """
+    if sink.table is not None and sink.table.format == "parquet":
+        check_columns(Path(sink.table.path), sink.name, columns)
+    if sink.messages is not None:
+        make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
 
 
 def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: RunContext) -> DataFrame:
@@ -369,11 +482,11 @@ def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: RunContext) -
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunningQuery:
     """State of one query: its restarts and failures."""
 
-    built: BuiltQuery
+    built: Query
     query: StreamingQuery | None = None
     failing_since: float | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
@@ -383,6 +496,28 @@ class RunningQuery:
     restarts: int = 0
     strange: int = 0
     ended: bool = False
+    stopping: bool = False
+    """True while the query is stopped to join another one."""
+    stopped: bool = False
+    """True after that, until its sinks have another query."""
+    family: tuple[str, ...] = ()
+    """Sinks that can share a query with those of this query, see ``query_groups``."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if its sinks can share a query; then the query of a restart is built for their positions."""
+        return len(self.family) > 1
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if the query runs and its last batch was finished."""
+        return self.query is not None and self.failing_since is None and not (self.ended or self.stopping)
+
+    def continue_failure(self, failed: RunningQuery) -> None:
+        """Take over the count of failures of the query ``failed``, whose batch this query repeats."""
+        # Set in any case: a sink that failed does not join the others before it has finished a batch.
+        self.failing_since, self.strange = failed.failing_since or time.monotonic(), failed.strange
+        self.backoff, self.restarts = failed.backoff, failed.restarts
 
     def progressed(self) -> None:
         """Reset the failure counters after a finished batch."""

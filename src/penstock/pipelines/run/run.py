@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
-from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import check_table_types, remember
 from penstock.pipelines.run.errors import (
@@ -43,13 +44,14 @@ from penstock.pipelines.run.queries import (
     FinishedBatch,
     RunContext,
     RunningQuery,
-    build,
+    RunStopping,
     check_nothing_dropped,
 )
+from penstock.pipelines.run.shared import QueryBuilder
 from penstock.pipelines.run.write_back import WriteBack
 from penstock.pipelines.sinks.delivery import Targets, check_sinks
 from penstock.pipelines.sources.sources import Sources
-from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Offsets, check_shapes
@@ -79,6 +81,10 @@ PROGRESS_S = 10.0
 """Seconds between progress reports without an observer."""
 LONGEST_WAIT_S = 1e8
 POLL_S = 0.1
+JOIN_S = 2.0
+"""Seconds between checks whether a sink has reached those with which it can share a query."""
+JOIN_AGAIN_S = 10.0
+"""Seconds until the next check after two queries were stopped to be joined."""
 UNREPORTED = frozenset({"start", "end", "table", "letters_table"})
 """Fields of a ledger entry that are not reported."""
 
@@ -118,7 +124,8 @@ class _PipelineRun:
         self._barrier = BatchBarrier()
         self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span, options.redriven)
-        self._queries: dict[str, RunningQuery] = {}
+        self._queries: list[RunningQuery] = []
+        self._next_join = 0.0
         self._run = uuid.uuid4().hex[:12]
         self._store = WriteBack(
             pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, warn=self._warn
@@ -228,28 +235,31 @@ class _PipelineRun:
             barrier=self._barrier,
             report=self._done.put,
             with_lookup=store_lookup(pipeline.statestore.broker),
-            targets=Targets(pipeline, store, dead_letters, self._show),
+            targets=Targets(pipeline, store, dead_letters, self._show, self._state),
         )
         state, why = FAILED, ""
         try:
-            self._queries = {q.name: RunningQuery(q) for q in build(pipeline, spark, self._state, context)}
+            self._builder = QueryBuilder(pipeline, spark, self._state, context)
+            self._queries = self._builder.queries()
+            sinks = [found.sink.name for found in plan(pipeline)]
             remember(pipeline, self._state)
             self._emit_event(
                 "started",
                 fencing_token=str(token),
                 fenced=fenced,
                 not_fenced=[prefix for prefix in wanted if prefix not in fenced],
-                sinks=list(self._queries),
+                sinks=sinks,
+                queries=[list(running.built.sinks) for running in self._queries],
             )
             for text in self._source.doubts:
                 self._emit_event("warning", text=text)
-            self._watch.start({name: self._reached(name) for name in self._queries})
+            self._watch.start({name: self._reached(name) for name in sinks})
             self._supervise()
             if self._stop_requested():
                 self._emit_event("stopping")
             self._drain()
             self._report()
-            for running in self._queries.values():
+            for running in self._queries:
                 check_nothing_dropped(running)
             state = STOPPED
         except PenstockError as error:
@@ -261,7 +271,7 @@ class _PipelineRun:
                 failed = PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", do=FIX_AND_RESTART)
                 why = str(failed)
                 raise failed from error
-            self._queries = {}
+            self._queries = []
             if not self._stop_requested():
                 gone = jvm_exit_error()
                 why = str(gone)
@@ -273,7 +283,7 @@ class _PipelineRun:
             state = STOPPED
         finally:
             self._drain()
-            for name in self._queries:
+            for name in [name for running in self._queries for name in running.built.sinks]:
                 if (last := self._ledger.last(name)) is not None:
                     self._source.publish(name, last.end)
             store.publish_last(self._watch.close(self._running_queries(), state, why))
@@ -295,68 +305,135 @@ class _PipelineRun:
                     do="check which run holds the lease (penstock pipeline status); if none does, start it again: it "
                     "continues from its checkpoints",
                 )
-            for running in self._queries.values():
+            for running in list(self._queries):
                 self._check_query(running)
+            self._join_queries()
             self._report()
-            self._watch.poll(
-                self._running_queries(),
-                {name: running.built.batches.running_batch for name, running in self._queries.items()},
-            )
+            batches = {name: batch for each in self._queries for name, batch in each.built.batches.running.items()}
+            self._watch.poll(self._running_queries(), batches)
             self._stop.wait(POLL_S)
 
     def _running_queries(self) -> dict[str, StreamingQuery | None]:
-        return {name: running.query for name, running in self._queries.items()}
+        return {name: running.query for running in self._queries for name in running.built.sinks}
 
     def _is_over(self) -> bool:
-        return self._stop_requested() or all(running.ended for running in self._queries.values())
+        return self._stop_requested() or all(running.ended for running in self._queries)
 
     def _stop_requested(self) -> bool:
         """Return True after a request to stop, by signal or through the state store."""
         return self._stop.is_set() or self._store.stop_asked.is_set()
 
     def _check_query(self, running: RunningQuery) -> None:
-        if running.ended:
+        if running.ended or running.stopped:
             return
-        if running.query is None:
+        query = running.query
+        if query is None:
             if time.monotonic() >= running.restart_at:
                 self._start(running)
             return
-        if running.query.isActive:
+        if query.isActive:
+            if running.stopping and running.built.batches.gate.is_empty and self._is_settled(running, query):
+                query.stop()
+                running.stopped = True
             return
-        error = running.query.exception()
-        if error is None:
+        error = query.exception()
+        if running.stopping and (error is None or RunStopping.__name__ in full_text(error)):
+            running.stopped = True
+        elif error is None:
             running.ended = True
-            return
-        self._keep_stack(running, error)
-        self._failed(running, full_text(error))
+        else:
+            running.stopping = False
+            self._keep_stack(running, error)
+            self._failed(running, full_text(error))
 
     def _start(self, running: RunningQuery) -> None:
-        if running.rebuild:
-            try:
+        """Start a query; after a failure with a new plan if it may be the cause, and only of the sinks that failed."""
+        started = [running]
+        try:
+            if running.is_shared and running.restarts:
+                started = self._separated(running)
+            elif running.rebuild:
                 running.built.rebuild()
-            except PySparkException as error:
-                self._keep_stack(running, error)
-                self._failed(running, full_text(error))
-                return
-            running.rebuild = False
-        running.query = running.built.start(
-            duration_ms(self._pipeline.trigger), available_now=self._options.available_now
+        except (PySparkException, StorageError) as error:
+            self._failed_to_start(running, error)
+            return
+        for each in started:
+            each.rebuild = False
+            each.built.batches.gate.open()
+            try:
+                each.query = each.built.start(
+                    duration_ms(self._pipeline.trigger), available_now=self._options.available_now
+                )
+            except StorageError as error:
+                self._failed_to_start(each, error)
+
+    def _failed_to_start(self, running: RunningQuery, error: Exception) -> None:
+        self._keep_stack(running, error)
+        text = full_text(error)
+        self._failed(
+            running, f"penstock.errors.{type(error).__name__}: {text}" if isinstance(error, PenstockError) else text
         )
+
+    def _separated(self, failed: RunningQuery) -> list[RunningQuery]:
+        """Replace the query ``failed`` by one of the sinks that did not finish their batch, and one of the others."""
+        unfinished = failed.built.unfinished
+        others = [name for name in failed.built.sinks if name not in unfinished]
+        behind, ahead = self._builder.regroup(unfinished), self._builder.regroup(others) if others else []
+        for each in behind:
+            each.continue_failure(failed)
+        self._replace([failed], [*behind, *ahead])
+        return [*behind, *ahead]
+
+    def _replace(self, old: Sequence[RunningQuery], new: Sequence[RunningQuery]) -> None:
+        self._queries = [*(running for running in self._queries if running not in old), *new]
+        self._emit_event("queries", queries=[list(running.built.sinks) for running in self._queries])
+
+    def _join_queries(self) -> None:
+        """Stop queries whose sinks are almost at the same offsets, and start one query for these sinks instead."""
+        stopping = [running for running in self._queries if running.stopping]
+        if stopping:
+            if all(running.stopped for running in stopping):
+                self._join(stopping)
+            return
+        now = time.monotonic()
+        if now < self._next_join or self._options.available_now:
+            return
+        self._next_join = now + JOIN_S
+        healthy = [running for running in self._queries if running.is_shared and running.is_healthy]
+        for behind, ahead in permutations(healthy, 2):
+            if behind.family == ahead.family and self._builder.is_near(behind.built.name, ahead.built.name):
+                for running in (behind, ahead):
+                    running.stopping = True
+                    running.built.batches.gate.close(0)
+                return
+
+    def _join(self, stopped: list[RunningQuery]) -> None:
+        """Replace queries that were stopped by one of all their sinks."""
+        self._next_join = time.monotonic() + JOIN_AGAIN_S
+        try:
+            joined = self._builder.regroup([name for running in stopped for name in running.built.sinks])
+        except (PySparkException, StorageError) as error:
+            for running in stopped:
+                running.stopping = running.stopped = False
+                self._failed_to_start(running, error)
+        else:
+            self._replace(stopped, joined)
 
     def _keep_stack(self, running: RunningQuery, error: BaseException) -> None:
         """Store the whole error for developers: events and error messages have its cause only."""
-        path, text = layout.failure(self._state, running.built.name), java_stacks(error)
+        sink = running.built.unfinished[0]
+        path, text = layout.failure(self._state, sink), java_stacks(error)
         # The failure is reported even if the disk is full.
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"{now_text()} run {self._run}\n{text}\n", encoding="utf-8")
         if self._options.debug:
-            self._emit({"event": "stack", "sink": running.built.name, "text": text})
+            self._emit({"event": "stack", "sink": sink, "text": text})
 
     def _failed(self, running: RunningQuery, text: str) -> None:
         """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run."""
         kind, words = innermost_cause(text)
-        name = running.built.name
+        name = running.built.unfinished[0]
         if is_incompatible_state(words):
             raise ConfigError(
                 f"sink {name!r}: the state of its dedupe and windows has columns of other types than they have now",
@@ -383,14 +460,15 @@ class _PipelineRun:
             failed = f"all attempts failed for {policy.limit_s:g} s"
             why = failed if said.why is None else f"{said.why}; {failed}"
             raise UnavailableError(what, why=why, do=policy.do)
-        waiting = sum(other.query is None and not other.ended for other in self._queries.values())
+        waiting = sum(other.query is None and not other.ended for other in self._queries)
         in_s = running.backoff.failed() + (0.0 if policy is None else policy.apart_s * waiting)
         running.query = None
         running.rebuild = policy is None
         running.restarts += 1
-        self._watch.restarted(name)
         running.restart_at = now + in_s
-        self._emit({"event": "retry", "sink": name, "in_s": in_s, "restarts": running.restarts, "why": words})
+        for sink in running.built.unfinished:
+            self._watch.restarted(sink)
+            self._emit({"event": "retry", "sink": sink, "in_s": in_s, "restarts": running.restarts, "why": words})
 
     def _warn(self, text: str) -> None:
         """Queue a warning event. Called in the thread of the state store client."""
@@ -411,7 +489,7 @@ class _PipelineRun:
                 self._emit(found)
                 continue
             entry = found.entry
-            running = self._queries[entry.sink]
+            running = next(each for each in self._queries if entry.sink in each.built.sinks)
             running.progressed()
             check_nothing_dropped(running)
             self._watch.finished(entry, found.took_s)
@@ -421,7 +499,7 @@ class _PipelineRun:
     def _drain(self) -> None:
         """Stop each query between two batches: start no new batch, and let the active one finish and commit."""
         self._barrier.close(DRAIN_S)
-        for running in self._queries.values():
+        for running in self._queries:
             query = running.query
             if query is None or not query.isActive:
                 continue
@@ -453,7 +531,8 @@ def run(
     name of the ``lease`` if it is not that of the pipeline, and the ``redriven`` dead letters.
 
     ``emit`` is called with events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (holder
-    of the lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
+    of the lease), ``started`` (with the fencing token, and the sinks of each query), ``queries`` (the same after a sink
+    has left a query or joined one), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
     console sink, as JSON), ``retry``, ``stack`` (of a failure, if requested), ``stopping`` (after a request),
     ``stopped``. Checkpoints, ledger and start offsets are stored under ``state``; a run with the same directory

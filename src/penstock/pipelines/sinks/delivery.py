@@ -16,6 +16,7 @@ a crash, or by a run that lost its lease, changes nothing.
 from __future__ import annotations
 
 import errno
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,18 +25,27 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
-from penstock.pipelines.sinks.one_pass import is_supported, write_in_one_pass
+from penstock.pipelines.sinks.one_pass import (
+    SHARED,
+    Outcomes,
+    PassResult,
+    WrittenFiles,
+    is_supported,
+    outcome,
+    write_in_one_pass,
+)
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
+from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, mark_filtered, quoted_column
 from penstock.spark.mqtt.source import check_broker
@@ -292,12 +302,20 @@ class FencedStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Targets of the sinks of a run; ``show`` is called for console sinks with sink, batch and lines of JSON."""
+    """Targets of the sinks of a run; ``show`` is called for console sinks with sink, batch and lines of JSON.
+
+    ``state``: the pipeline's state directory, for rows on their way to a sink.
+    """
 
     pipeline: Pipeline
     store: FencedStore
     dead_letters: Path | None
     show: Callable[[str, int, list[str]], None]
+    state: Path
+
+    def staged(self, sink: str) -> Path:
+        """Return a new directory for rows of one attempt on their way to ``sink``."""
+        return (layout.staged(self.state, sink) / uuid.uuid4().hex).absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,23 +361,73 @@ class SinkWriter:
 
     def write_once(self, rows: DataFrame, batch: int) -> OnePassCounts:
         """Write the live rows and the dead letters of ``rows``, with one computation of ``rows``."""
-        sink, dead = self._plan.sink, self.targets.dead_letters
-        table = self._parquet(sink.name, sink.path or "")
-        letters = None if dead is None or not self._plan.dead_letters_of else self._parquet(sink.name, str(dead))
+        columns = self.columns(rows)
+        shared = [column.alias(SHARED + name) for name, (column, _) in columns.items()]
         found = write_in_one_pass(
-            rows,
-            _table_columns(rows),
-            table.new_attempt(batch),
-            _letter_columns(rows),
-            self._is_letter(),
-            None if letters is None else letters.new_attempt(batch),
+            rows.select(*shared, self.outcome(rows, []).alias("outcome")),
+            [self.outcomes(batch, "outcome", tuple(columns))],
         )
-        out = table.commit(batch, *found.rows)
+        return self.deliver(rows.sparkSession, batch, found[0])
+
+    def columns(self, rows: DataFrame) -> dict[str, tuple[Column, str]]:
+        """Return the columns that the sink writes of ``rows``, by name, and the column of ``rows`` that each reads."""
+        found = {name: (quoted_column(name), name) for name in data_columns(rows)}
+        if self._plan.sink.table is None:
+            return found | {name: (sf.col(name), name) for name in record_identity(rows)}
+        coordinates = {f"_{name}": (sf.col(f"_source.{name}"), "_source") for name in COORDINATES}
+        return {**found, "_id": (sf.col("_id"), "_id"), **coordinates}
+
+    def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
+        """Return what becomes of each of ``rows`` in the sink, for ``write_in_one_pass``; ``own``: its own columns."""
+        columns = self.columns(rows)
+        return outcome([columns[name][0].alias(name) for name in own], _letter_columns(rows), self._is_letter())
+
+    def outcomes(self, batch: int, column: str, names: tuple[str, ...]) -> Outcomes:
+        """Return the outcomes in ``column`` with new directories for an attempt to write ``batch``."""
+        letters = self._letters_table()
+        table = self._parquet_table()
+        rows = self.targets.staged(self._plan.sink.name) if table is None else table.new_attempt(batch)
+        return Outcomes(column, names, rows, None if letters is None else letters.new_attempt(batch))
+
+    def deliver(self, spark: SparkSession, batch: int, found: PassResult) -> OnePassCounts:
+        """Commit the files ``found`` of ``batch``, or write their rows to a sink that is not a Parquet table."""
+        sink, table, letters = self._plan.sink, self._parquet_table(), self._letters_table()
+        if table is not None:
+            out = table.commit(batch, *found.rows)
+        else:
+            try:
+                out = self._write_staged(spark, sink, batch, found.rows)
+            finally:
+                shutil.rmtree(found.rows.attempt, ignore_errors=True)
         written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
         return OnePassCounts(found.out, found.dead, found.filtered, out, written)
 
+    def _write_staged(self, spark: SparkSession, sink: Sink, batch: int, staged: WrittenFiles) -> int:
+        if not staged.rows:
+            return 0
+        rows = spark.read.parquet(*(str(staged.attempt / name) for name in staged.names))
+        if sink.table is not None:
+            return self.table(sink).write(batch, rows, staged.rows)
+        return self.write(sink, SinkBatch(batch, rows, staged.rows))
+
+    def _parquet_table(self) -> Table | None:
+        """Return the sink's table, if it is a Parquet table."""
+        sink = self._plan.sink
+        if sink.table is None or sink.table.format != "parquet":
+            return None
+        return self._parquet(sink.name, sink.table.path)
+
+    def _letters_table(self) -> Table | None:
+        """Return the dead letter table, if this query writes to it."""
+        dead = self.targets.dead_letters
+        return (
+            None if dead is None or not self._plan.dead_letters_of else self._parquet(self._plan.sink.name, str(dead))
+        )
+
     def _is_letter(self) -> Column:
         """Return a condition: the row is dead, and this query writes its dead letter."""
+        if self.targets.dead_letters is None or not self._plan.dead_letters_of:
+            return sf.lit(False)
         mine = sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again")
         return sf.coalesce(mine, sf.lit(False))
 

@@ -1,15 +1,16 @@
-"""Write the rows and the dead letters of a batch, and count them, in one pass over the batch.
+"""Write the rows and the dead letters of a batch, for one sink or several, and count them, in one pass over the batch.
 
 The tasks of one Spark job write Parquet files with pyarrow and return names and counts; the driver commits the files
-(``table``). Counting, writing rows and writing dead letters as three jobs would need the batch in Spark's cache, which
-costs more than all other work on a row, or would compute it three times, which is not possible for a batch with a
-dedupe.
+(``table``), or reads them to send them elsewhere.
+
+Counting, writing rows and writing dead letters as three jobs would need the batch in Spark's cache, which costs more
+than all other work on a row, or would compute it three times, which is not possible for a batch with a dedupe.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from pyspark.sql.types import (
     MapType,
     NumericType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -39,10 +41,19 @@ from penstock.pipelines.state_dir.layout import sync_file
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PassResult", "WrittenFiles", "is_supported", "write_in_one_pass"]
+__all__ = [
+    "SHARED",
+    "Outcomes",
+    "PassResult",
+    "WrittenFiles",
+    "is_supported",
+    "outcome",
+    "type_of_rows",
+    "write_in_one_pass",
+]
 
 _SIMPLE = (BinaryType, BooleanType, DateType, NumericType, DecimalType, TimestampNTZType, TimestampType)
-_RESULT = "out LONG, dead LONG, filtered LONG, letters LONG, rows_file STRING, letters_file STRING"
+_RESULT = "sink LONG, out LONG, dead LONG, filtered LONG, letters LONG, rows_file STRING, letters_file STRING"
 
 
 class WrittenFiles(NamedTuple):
@@ -75,34 +86,86 @@ def is_supported(kind: DataType) -> bool:
     return isinstance(kind, _SIMPLE) or kind == StringType()
 
 
-def write_in_one_pass(
-    rows: DataFrame, columns: list[Column], attempt: Path, letter: list[Column], is_letter: Column, letters: Path | None
-) -> PassResult:
-    """Write ``columns`` of live ``rows`` below ``attempt``, and ``letter`` of rows for which ``is_letter`` below
-    ``letters``.
+SHARED = "column:"
+"""Prefix of the columns of a batch that several sinks write unchanged, before their names."""
 
-    Both are new directories for this attempt, on a file system that all executors share; the caller commits their
-    files, or removes them.
+
+def outcome(own: list[Column], letter: list[Column], is_letter: Column) -> Column:
+    """Return what becomes of a row in a sink, as a struct: ``alive``, ``dead``, ``filtered``, ``letter`` and ``row``.
+
+    ``row`` has the columns ``own`` that only this sink writes, and does not exist if there are none. ``letter`` has the
+    columns of a row for which ``is_letter``, and is null for others.
     """
-    row, found = sf.struct(*columns), sf.struct(*letter)
-    is_written = is_letter if letters is not None else sf.lit(False)
-    marked = rows.select(
-        sf.when(alive(), row).alias("row"),
-        sf.when(is_written, found).alias("letter"),
+    fields = [
+        alive().alias("alive"),
         sf.col("_dead").isNotNull().alias("dead"),
         (sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
+        sf.when(is_letter, sf.struct(*letter)).alias("letter"),
+    ]
+    return sf.struct(*fields, *([sf.when(alive(), sf.struct(*own)).alias("row")] if own else []))
+
+
+class Outcomes(NamedTuple):
+    """A column of outcomes (``outcome``), and the directories for the files of its rows and of its dead letters.
+
+    ``names`` are the columns of the files, in order: fields of ``row``, or columns of the batch with the prefix
+    ``SHARED``. Both directories are new, on a file system that all executors share. None: dead letters are not written.
+    """
+
+    column: str
+    names: tuple[str, ...]
+    rows: Path
+    letters: Path | None
+
+
+def type_of_rows(batch: StructType, column: str, names: Sequence[str]) -> StructType:
+    """Return the type of the rows that a sink writes; for the arguments see :class:`Outcomes`."""
+    own = _own(batch, column)
+    found = (own[name] if name in own.names else batch[SHARED + name] for name in names)
+    return StructType(
+        [StructField(name, field.dataType, field.nullable) for name, field in zip(names, found, strict=True)]
     )
-    targets = {"row": _target(marked, "row", attempt)}
-    if letters is not None:
-        targets["letter"] = _target(marked, "letter", letters)
+
+
+def _own(batch: StructType, column: str) -> StructType:
+    kind = batch[column].dataType
+    assert isinstance(kind, StructType)
+    own = kind["row"].dataType if "row" in kind.names else StructType([])
+    assert isinstance(own, StructType)
+    return own
+
+
+def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassResult]:
+    """Write the rows and dead letters of columns ``sinks`` of ``batch``; the caller commits or removes the files."""
+    own = [_own(batch.schema, sink.column).names for sink in sinks]
+    used = dict.fromkeys(name for sink, mine in zip(sinks, own, strict=True) for name in sink.names if name not in mine)
+    columns = [sf.col(f"`{(SHARED + name).replace('`', '``')}`") for name in used]
+    for n, sink in enumerate(sinks):
+        # Fields of structs, not columns of a struct, and only those in use: Spark would fill the others for each row.
+        fields = ["alive", "dead", "filtered", *(["row"] if own[n] else []), *(["letter"] if sink.letters else [])]
+        columns += [sf.col(f"{sink.column}.{field}").alias(f"{field}{n}") for field in fields]
+    marked = batch.select(*columns)
+    version = batch.sparkSession.version
+    targets = [
+        _SinkTargets(
+            tuple((name, name in own[n]) for name in sink.names),
+            _target(type_of_rows(batch.schema, sink.column, sink.names), sink.rows, version),
+            None if sink.letters is None else _target(marked.schema[f"letter{n}"].dataType, sink.letters, version),
+        )
+        for n, sink in enumerate(sinks)
+    ]
     results = marked.mapInArrow(partial(_write_task, targets), _RESULT).collect()
+    return [_result(sink, [row for row in results if row["sink"] == n]) for n, sink in enumerate(sinks)]
+
+
+def _result(sink: Outcomes, results: list[Row]) -> PassResult:
     out, dead, filtered = (sum(int(result[name]) for result in results) for name in ("out", "dead", "filtered"))
     return PassResult(
         out,
         dead,
         filtered,
-        _files(attempt, results, "rows_file", "out"),
-        None if letters is None else _files(letters, results, "letters_file", "letters"),
+        _files(sink.rows, results, "rows_file", "out"),
+        None if sink.letters is None else _files(sink.letters, results, "letters_file", "letters"),
     )
 
 
@@ -119,46 +182,98 @@ class _Target:
     metadata: Mapping[bytes, bytes]
 
 
-def _target(marked: DataFrame, column: str, directory: Path) -> _Target:
-    kind = marked.schema[column].dataType
-    assert isinstance(kind, StructType)
+class _SinkTargets(NamedTuple):
+    """Files of one sink: ``columns`` are names, and whether they are fields of the sink's ``row``."""
+
+    columns: tuple[tuple[str, bool], ...]
+    rows: _Target
+    letters: _Target | None
+
+
+def _target(kind: DataType, directory: Path, version: str) -> _Target:
     # Readers determine by the version how dates before 1582 are stored.
-    version = marked.sparkSession.version.encode()
-    return _Target(str(directory), {SPARKS_SCHEMA: kind.json().encode(), b"org.apache.spark.version": version})
+    return _Target(str(directory), {SPARKS_SCHEMA: kind.json().encode(), b"org.apache.spark.version": version.encode()})
 
 
-def _write_task(targets: Mapping[str, _Target], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the files of one task. Runs in an executor; a repeated task writes other files."""
     import pyarrow as pa
 
-    dead = filtered = 0
-    writers = {name: _FileWriter(target) for name, target in targets.items()}
+    written = [_SinkFiles(targets) for targets in sinks]
     try:
         for batch in batches:
-            dead += cast("pa.BooleanArray", batch.column("dead")).true_count
-            filtered += cast("pa.BooleanArray", batch.column("filtered")).true_count
-            for name, writer in writers.items():
-                writer.write(cast("pa.StructArray", batch.column(name)))
+            for n, sink in enumerate(written):
+                sink.write(batch, n)
     finally:
-        for writer in writers.values():
-            writer.close()
-    rows, letters = writers["row"], writers.get("letter")
-    result = {
-        "out": rows.count,
-        "dead": dead,
-        "filtered": filtered,
-        "letters": 0 if letters is None else letters.count,
-        "rows_file": rows.name,
-        "letters_file": None if letters is None else letters.name,
-    }
-    types = {name: pa.string() if name.endswith("file") else pa.int64() for name in result}
+        for sink in written:
+            sink.close()
+    results = [{"sink": n, **sink.result()} for n, sink in enumerate(written)]
+    types = {name: pa.string() if name.endswith("file") else pa.int64() for name in results[0]}
     yield pa.RecordBatch.from_arrays(
-        [pa.array([value], types[name]) for name, value in result.items()], names=list(result)
+        [pa.array([result[name] for result in results], kind) for name, kind in types.items()], names=list(types)
     )
 
 
+class _SinkFiles:
+    """The files of one sink in one task, and its counts."""
+
+    def __init__(self, targets: _SinkTargets) -> None:
+        self._dead = self._filtered = 0
+        self._columns = targets.columns
+        self._rows = _FileWriter(targets.rows)
+        self._letters = None if targets.letters is None else _FileWriter(targets.letters)
+
+    def write(self, batch: pa.RecordBatch, n: int) -> None:
+        """Write what ``batch`` has for this sink, which is number ``n``."""
+        import pyarrow as pa
+
+        self._dead += cast("pa.BooleanArray", batch.column(f"dead{n}")).true_count
+        self._filtered += cast("pa.BooleanArray", batch.column(f"filtered{n}")).true_count
+        is_alive = cast("pa.BooleanArray", batch.column(f"alive{n}"))
+        if is_alive.true_count:
+            rows = self._rows_of(batch, n)
+            self._rows.write(rows if is_alive.true_count == len(rows) else rows.filter(is_alive))
+        if self._letters is not None:
+            letters = cast("pa.StructArray", batch.column(f"letter{n}"))
+            if letters.null_count < len(letters):
+                self._letters.write(pa.RecordBatch.from_struct_array(letters.drop_null()))
+
+    def _rows_of(self, batch: pa.RecordBatch, n: int) -> pa.RecordBatch:
+        """Return the columns of the sink, with rows that are not alive."""
+        import pyarrow as pa
+
+        arrays, fields = [], []
+        for name, is_own in self._columns:
+            if is_own:
+                row = cast("pa.StructArray", batch.column(f"row{n}"))
+                arrays.append(row.field(name))
+                fields.append(row.type.field(name))
+            else:
+                arrays.append(batch.column(SHARED + name))
+                fields.append(batch.schema.field(SHARED + name).with_name(name))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def close(self) -> None:
+        """Complete the files."""
+        self._rows.close()
+        if self._letters is not None:
+            self._letters.close()
+
+    def result(self) -> dict[str, int | str | None]:
+        """Return counts and names of files."""
+        rows, letters = self._rows, self._letters
+        return {
+            "out": rows.count,
+            "dead": self._dead,
+            "filtered": self._filtered,
+            "letters": 0 if letters is None else letters.count,
+            "rows_file": rows.name,
+            "letters_file": None if letters is None else letters.name,
+        }
+
+
 class _FileWriter:
-    """A Parquet file of the structs that are not null, created with the first one."""
+    """A Parquet file, created with the first rows."""
 
     def __init__(self, target: _Target) -> None:
         self.count = 0
@@ -166,16 +281,10 @@ class _FileWriter:
         self._target = target
         self._writer: Any = None
 
-    def write(self, structs: pa.StructArray) -> None:
-        """Append the structs that are not null."""
-        import pyarrow as pa
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append ``rows``."""
         import pyarrow.parquet as pq
 
-        if structs.null_count == len(structs):
-            return
-        if structs.null_count:
-            structs = structs.drop_null()
-        rows = pa.RecordBatch.from_struct_array(structs)
         if self._writer is None:
             directory = Path(self._target.directory)
             directory.mkdir(parents=True, exist_ok=True)

@@ -75,12 +75,14 @@ _log = logging.getLogger(__name__)
 class QueryInput(NamedTuple):
     """Input of the query ``query`` from the source ``name``.
 
-    ``directory`` is for files that the source needs to reread a range of this input.
+    ``directory`` is for files that the source needs to reread a range of this input. ``sinks`` are those that share the
+    stream; empty: ``query`` alone.
     """
 
     query: str
     name: str
     directory: Path
+    sinks: tuple[str, ...] = ()
 
 
 class SourceMeter(Protocol):
@@ -396,10 +398,11 @@ class TubeSourceReader:
             _log.warning("the offsets of group %s were not published: %s", group, error.what)
 
     def _group_of(self, input_: QueryInput) -> str:
-        """Return the group that shows the offsets of a query; empty for replays."""
+        """Return the groups that show the offsets of a query, one for each sink, comma-separated; empty for replays."""
         if not self._group or self._span is not None:
             return ""
-        return "-".join([self._group, input_.query, *([input_.name] if input_.name != SOURCE else [])])
+        after = [input_.name] if input_.name != SOURCE else []
+        return ",".join("-".join([self._group, sink, *after]) for sink in input_.sinks or (input_.query,))
 
     def _check_gaps(self, positions: PartitionOffsets, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Check the start offsets: a deleted offset is an error; a time before the oldest record adds a doubt."""

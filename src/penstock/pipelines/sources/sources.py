@@ -106,7 +106,7 @@ class Sources:
         A checkpoint stores the end of each batch, but not the start of the first one. "earliest" would resolve to other
         offsets once retention deletes data, and the first batch could not be reread or counted.
         """
-        path = layout.starts(self._state) / f"{query}.json"
+        path = self._start_file(query)
         try:
             return dict(read_json(path))
         except FileNotFoundError:
@@ -118,17 +118,31 @@ class Sources:
         write_json(path, start)
         return start
 
-    def streams(self, spark: SparkSession, query: str) -> Callable[[str], DataFrame]:
+    def align_starts(self, queries: Sequence[str]) -> None:
+        """Give those of ``queries`` that have no start offsets the same ones, so that they can share a stream.
+
+        "latest" would resolve to other offsets for each of them.
+        """
+        new = [query for query in queries if not self._start_file(query).exists()]
+        for query in new:
+            write_json(self._start_file(query), self.start(new[0]))
+
+    def _start_file(self, query: str) -> Path:
+        return layout.starts(self._state) / f"{query}.json"
+
+    def streams(self, spark: SparkSession, query: str, sinks: Sequence[str] = ()) -> Callable[[str], DataFrame]:
         """Return a function from the name of a source to its stream for ``query``.
 
-        Inputs from the same source share a stream, since each stream has its own process next to the driver.
+        ``sinks`` are those that share the stream, by default ``query`` alone: sources show their offsets. Inputs from
+        the same source share a stream, since each stream has its own process next to the driver.
         """
         start = self.start(query)
         made: dict[str, DataFrame] = {}
 
         def stream(name: str) -> DataFrame:
             if name not in made:
-                made[name] = self._readers[name].stream(spark, self._input(query, name), _of(name, start))
+                input_ = self._input(query, name)._replace(sinks=tuple(sinks))
+                made[name] = self._readers[name].stream(spark, input_, _of(name, start))
             return made[name]
 
         return stream

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, reads_of, sink_reads
+from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
 from penstock.pipelines.spec.steps import Step, Window
@@ -19,14 +19,16 @@ _WIDTH = 110
 
 
 def as_data(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the plan as data: sources, and for each sink a query with its steps and the fate of its records."""
+    """Return the plan as data: sources, and for each sink its steps, the fate of its records, and its query."""
     return {
         "pipeline": pipeline.name,
         "sources": [{"name": name, **source.model_dump(exclude_none=True)} for name, source in pipeline.inputs.items()],
         "trigger": pipeline.trigger,
         "dead_letters": None if pipeline.dead_letters is None else pipeline.dead_letters.path,
         "lease": {"broker": without_secret(pipeline.statestore.broker), "key": lease_key(pipeline.name)},
-        "queries": [_query(pipeline, sink_plan) for sink_plan in plan(pipeline)],
+        "queries": [
+            {**_query(pipeline, sink_plan), "shares_with": _others(pipeline, sink_plan)} for sink_plan in plan(pipeline)
+        ],
     }
 
 
@@ -41,6 +43,8 @@ def as_text(pipeline: Pipeline) -> str:
     ]
     for sink_plan, query in zip(plan(pipeline), found["queries"], strict=True):
         lines += ["", f"query {query['sink']}: {query_path(sink_plan)} -> sink"]
+        if others := query["shares_with"]:
+            lines += _wrapped("  shared: ", f"reads and parses each record once for this sink and {', '.join(others)}")
         for step in query["steps"]:
             lines += _wrapped(f"  {step['name']}: ", f"{step['kind']} {step['does']}")
             lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
@@ -49,6 +53,13 @@ def as_text(pipeline: Pipeline) -> str:
         lines += _wrapped("      delivery: ", query["delivery"])
         lines += _wrapped("      a run that lost its lease: ", query["fencing"])
     return "\n".join(lines) + "\n"
+
+
+def _others(pipeline: Pipeline, sink_plan: SinkPlan) -> list[str]:
+    """Return the other sinks of the query of a sink."""
+    groups = [[found.sink.name for found in group] for group in query_groups(pipeline)]
+    name = sink_plan.sink.name
+    return [other for group in groups if name in group for other in group if other != name]
 
 
 def _called(name: str) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "StateStore",
     "labels",
     "plan",
+    "query_groups",
     "reads_of",
     "sink_reads",
 ]
@@ -62,7 +63,7 @@ class Pipeline(Part):
         default="500 milliseconds", description="how often a batch is started if there are new records"
     )
     steps: list[Step] = Field(default_factory=list, description="transformations, in order")
-    sinks: list[Sink] = Field(min_length=1, description="targets; each has its own query and checkpoint")
+    sinks: list[Sink] = Field(min_length=1, description="targets; each has its own checkpoint")
     dead_letters: DeadLetters | None = Field(
         default=None, description="table of records that could not be processed; without it they are counted only"
     )
@@ -151,6 +152,34 @@ class SinkPlan(NamedTuple):
     def windowed(self) -> bool:
         """True if rows are windows, so that single records never reach the sink."""
         return self.window is not None
+
+    @property
+    def is_stateless(self) -> bool:
+        """True if no step keeps state, so that the sink can share a query with others."""
+        return all(step.dedupe is None and step.window is None for step in self.steps)
+
+
+def query_groups(pipeline: Pipeline) -> list[tuple[SinkPlan, ...]]:
+    """Return the plans of the sinks by query, in file order: plans without state that read the same source share one.
+
+    Each record has one row in a shared query: sinks behind a concat share it only with sinks behind the same concat.
+    Sources of files and generated records have offsets of their own for each sink, and are not shared.
+    """
+    groups: dict[object, list[SinkPlan]] = {}
+    for sink_plan in plan(pipeline):
+        is_shared = sink_plan.is_stateless and all(
+            isinstance(pipeline.inputs[name], TubeOptions) for name in sink_plan.inputs
+        )
+        key: object = (sink_plan.inputs, _up_to_concat(sink_plan)) if is_shared else sink_plan.sink.name
+        groups.setdefault(key, []).append(sink_plan)
+    return [tuple(group) for group in groups.values()]
+
+
+def _up_to_concat(sink_plan: SinkPlan) -> tuple[str, ...]:
+    """Return the names of the steps up to the last concat; empty without one."""
+    names = [step.name for step in sink_plan.steps]
+    last = max((place for place, step in enumerate(sink_plan.steps, 1) if step.concat is not None), default=0)
+    return tuple(names[:last])
 
 
 def labels(inputs: Sequence[str]) -> tuple[str, ...]:

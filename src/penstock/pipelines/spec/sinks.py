@@ -9,7 +9,7 @@ To add a kind of sink:
   replace rows of a window, and ``message_sinks`` if its fields are templates or options of a message;
 * ``DELIVERY`` in ``penstock.pipelines.sinks.delivery``: writer, rows that cannot be written, check before the start. A
   sink of files commits like ``sinks/table.py``, which is for Parquet only;
-* ``build`` in ``penstock.pipelines.run.queries``, if the types of its columns must not change;
+* ``check_target`` in ``penstock.pipelines.run.queries``, if the types of its columns must not change;
 * ``COMPARISONS`` in ``penstock.pipelines.ledger.reconcile``: how its rows are counted;
 * ``penstock.pipelines.testing.runner``, if test cases do not state its rows as columns.
 
@@ -183,7 +183,7 @@ SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "console")
 class Sink(Part):
     """A sink: a name, its input, and exactly one of ``table``, ``statestore``, ``tubemq``, ``mqtt`` and ``console``."""
 
-    name: Name = Field(description="name of the sink, of its query and checkpoint")
+    name: Name = Field(description="name of the sink and of its checkpoint")
     source: Annotated[Stream | None, Field(alias="from")] = Field(
         default=None, description="step to read, or `<window step>.late` for late records; default: the last step"
     )

@@ -1,13 +1,19 @@
-"""Read Spark's checkpoint of one query: its id, and the end offsets and watermark of each batch.
+"""The checkpoint of one sink: the id of its query, and the end offsets and watermark of each of its batches.
 
 The layout is Spark's (MicroBatchExecution, OffsetSeqLog, CommitLog; the same from 3.5 to 4.3):
 ``metadata`` holds the query's id; ``offsets/<n>`` is written before batch n runs: a version line, a line of JSON with
 ``batchWatermarkMs``, then one line for each source; ``commits/<n>`` is written after it.
+
+Spark writes it while the sink has a query of its own. While the sink shares a query with others, the run writes it
+(``begin``, ``commit``) with the entries of the shared query, so that the checkpoint always says which batch of the sink
+is finished and which is begun, and with either kind of query the sink continues there.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,16 +22,19 @@ from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.spec.steps import Window
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.layout import read_json, write_json
+from penstock.pipelines.state_dir.layout import create_text, listed, read_json, write_json, write_text
 
 __all__ = [
     "START_OVER",
     "Checkpoint",
     "Offsets",
     "PlannedBatch",
+    "Position",
     "check_shapes",
     "incompatible_sinks",
+    "offsets_of",
     "parse_offsets",
+    "prepare_shared",
     "shape_of",
 ]
 
@@ -62,8 +71,41 @@ def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> PlannedBatch:
     return PlannedBatch(int(metadata["batchWatermarkMs"]), end)
 
 
+KEPT_BATCHES = 100
+"""Batches whose entries are kept, as in Spark (``spark.sql.streaming.minBatchesToRetain``)."""
+_NUMBER = re.compile("[0-9]+")
+_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+"""Entry of the commit log of a query without watermark."""
+
+
+def offsets_of(entry: str) -> str:
+    """Return the part of an entry of an offset log that says where its batch ends, the same for the same offsets.
+
+    The other lines differ between queries: time and settings at the start of the batch.
+    """
+    lines = entry.splitlines()[2:]
+    return "\n".join(line if line == "-" else json.dumps(json.loads(line), sort_keys=True) for line in lines)
+
+
+class Position(NamedTuple):
+    """Position of a sink: entries of its offset log for its last finished batch, and for the batch that it has begun.
+
+    ``batch`` is the number of its next batch: of the one that it has begun, if there is one.
+    """
+
+    batch: int
+    finished: str | None
+    begun: str | None
+
+    @property
+    def key(self) -> tuple[str | None, str | None]:
+        """The same for sinks that are at the same offsets."""
+        finished, begun = self.finished, self.begun
+        return None if finished is None else offsets_of(finished), None if begun is None else offsets_of(begun)
+
+
 class Checkpoint:
-    """The checkpoint of one query, which only Spark writes. ``labels``: see ``parse_offsets``."""
+    """The checkpoint of one query. ``labels``: see ``parse_offsets``."""
 
     def __init__(self, path: Path, labels: Sequence[str] = (ONLY,)) -> None:
         self.path = path
@@ -104,8 +146,72 @@ class Checkpoint:
         return self.planned(batch - 1).watermark_ms if batch else 0
 
     def is_committed(self, batch: int) -> bool:
-        """Return True if Spark has committed ``batch``."""
+        """Return True if ``batch`` is committed."""
         return (self.path / "commits" / str(batch)).exists()
+
+    def entry(self, batch: int) -> str:
+        """Return the entry of ``batch`` in the offset log.
+
+        Raises:
+            StorageError: there is none.
+        """
+        path = self.path / "offsets" / str(batch)
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"cannot read the plan of batch {batch}: {error}", path=str(path)) from error
+
+    def position(self) -> Position:
+        """Return the finished and the begun batch; no Spark query may use the checkpoint at the same time."""
+        last = max((int(match[0]) for match in listed(self.path / "offsets", _NUMBER)), default=-1)
+        if last < 0:
+            return Position(0, None, None)
+        if self.is_committed(last):
+            return Position(last + 1, self.entry(last), None)
+        return Position(last, self.entry(last - 1) if last else None, self.entry(last))
+
+    def exists(self) -> bool:
+        """Return True if the query has run."""
+        return (self.path / "metadata").exists()
+
+    def create(self) -> None:
+        """Create the checkpoint, with a new id, if it does not exist."""
+        if not self.exists():
+            write_text(self.path / "metadata", json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")))
+
+    def begin(self, batch: int, entry: str) -> None:
+        """Store durably that ``batch`` ends at the offsets of ``entry``, before anything of it is written.
+
+        Raises:
+            StorageError: it cannot be written, or another run has begun this batch with another end.
+        """
+        path = self.path / "offsets" / str(batch)
+        # Not replaced: a run that was paused and has lost its lease must not change what a later run has begun.
+        if not create_text(path, entry) and offsets_of(self.entry(batch)) != offsets_of(entry):
+            raise StorageError(
+                f"batch {batch} ends at other offsets than this run has planned",
+                path=str(path),
+                why="another run has begun this batch: this run has lost its lease",
+                do="check which run holds the lease (penstock pipeline status)",
+            )
+
+    def commit(self, batch: int) -> None:
+        """Store durably that ``batch`` is finished, and remove the entries of an old batch, as Spark does."""
+        write_text(self.path / "commits" / str(batch), _COMMIT)
+        for log in ("offsets", "commits"):
+            for name in (str(batch - KEPT_BATCHES), f".{batch - KEPT_BATCHES}.crc"):
+                (self.path / log / name).unlink(missing_ok=True)
+
+
+def prepare_shared(path: Path, finished: str | None, begun: str | None) -> None:
+    """Create the checkpoint ``path`` of a query that starts after ``finished`` and runs the batch ``begun`` first."""
+    checkpoint = Checkpoint(path)
+    checkpoint.create()
+    if finished is not None:
+        checkpoint.begin(0, finished)
+        checkpoint.commit(0)
+    if begun is not None:
+        checkpoint.begin(0 if finished is None else 1, begun)
 
 
 START_OVER = (

@@ -1,6 +1,8 @@
 """The state directory of a pipeline: its paths, the pipeline that owns it, and files that survive a crash.
 
-<state>/checkpoints/<sink>/             Spark's checkpoint of the sink's query
+<state>/checkpoints/<sink>/             the sink's checkpoint, in Spark's format
+<state>/shared/<sink>-<id>/             Spark's checkpoint of a query of several sinks, another one at each start
+<state>/shared/<sink>.rows/             rows of a batch on their way to a sink that is not a Parquet table
 <state>/ledger/<sink>/<batch>.json      counts of the records of each batch
 <state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
 <state>/files/<sink>-<source>.jsonl     files that a query has found, in order
@@ -35,6 +37,7 @@ __all__ = [
     "claim",
     "clock",
     "create_json",
+    "create_text",
     "failure",
     "file_log",
     "inbox",
@@ -46,16 +49,29 @@ __all__ = [
     "ready_directory",
     "replay",
     "shape",
+    "shared",
+    "staged",
     "starts",
     "sync_directory",
     "sync_file",
     "write_json",
+    "write_text",
 ]
 
 
 def checkpoint(state: Path, sink: str) -> Path:
-    """Return the directory of Spark's checkpoint of the query of ``sink``."""
+    """Return the directory of the checkpoint of ``sink``."""
     return state / "checkpoints" / sink
+
+
+def shared(state: Path) -> Path:
+    """Return the directory of files that the shared queries of a run need while they run."""
+    return state / "shared"
+
+
+def staged(state: Path, sink: str) -> Path:
+    """Return the directory of rows of a batch on their way to ``sink``."""
+    return shared(state) / f"{sink}.rows"
 
 
 def ledger(state: Path) -> Path:
@@ -174,10 +190,15 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     Raises:
         StorageError: it cannot be written; the previous contents are unchanged.
     """
+    write_text(path, _as_json(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Like :func:`write_json`, for ``text``."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(temporary, value)
+        _write(temporary, text)
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
@@ -186,11 +207,16 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def create_json(path: Path, value: Mapping[str, Any]) -> bool:
     """Like :func:`write_json`, but do not replace an existing file; return True if this call created the file."""
+    return create_text(path, _as_json(value))
+
+
+def create_text(path: Path, text: str) -> bool:
+    """Like :func:`create_json`, for ``text``."""
     # A unique name, since another process may be creating the same file.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(temporary, value)
+        _write(temporary, text)
         return _linked(temporary, path)
     except OSError as error:
         raise _failed(path, "written", error) from error
@@ -217,10 +243,13 @@ def _linked(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
+def _as_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
     with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType, NumericType
 
 from penstock.errors import ConfigError
+from penstock.pipelines.catalyst import attributes
 from penstock.pipelines.rows import data_columns, internal_columns
-from penstock.pipelines.spec.pipeline import PlanNode
+from penstock.pipelines.spec.pipeline import PlanNode, SinkPlan
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.spec.values import sink_letter
-from penstock.pipelines.steps.expressions import filter_step, map_step, shortened, sql_step
+from penstock.pipelines.steps.expressions import filter_step, map_step, quoted, quoted_column, shortened, sql_step
 from penstock.pipelines.steps.lookups import WithLookup, enrich_step
 from penstock.pipelines.steps.parsing import parse_step
 from penstock.pipelines.steps.windows import dedupe_step, mark_invalid_records, window_step
 
-__all__ = ["build_stream", "window_input"]
+__all__ = ["Branch", "build_stream", "fan_out", "window_input"]
 
 
 def build_stream(
@@ -39,6 +41,68 @@ def build_stream(
         ConfigError: a step uses columns that do not exist, or SQL that Spark does not accept.
     """
     return _StreamBuilder(stream_of, nodes, with_lookup, sink).stream(reads)
+
+
+class Branch(Protocol):
+    """A sink of a shared stream (:func:`fan_out`)."""
+
+    plan: SinkPlan
+
+    def mark(self, rows: DataFrame) -> DataFrame:
+        """Mark the ``rows`` that the sink cannot write."""
+
+    def columns(self, rows: DataFrame) -> dict[str, tuple[Column, str]]:
+        """Return the columns that the sink writes, by name, and the column of ``rows`` that each reads."""
+
+    def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
+        """Return what becomes of each of ``rows`` in the sink, with its columns ``own``."""
+
+
+def fan_out(
+    stream_of: Callable[[str], DataFrame],
+    branches: Sequence[Branch],
+    with_lookup: WithLookup,
+    shared_prefix: str,
+) -> tuple[DataFrame, list[tuple[str, ...]]]:
+    """Build one stream for the sinks of ``branches`` (a group of ``query_groups``), with a column ``s<n>`` for each.
+
+    The steps that all sinks have in common are computed once. Where they separate, their columns are packed into a
+    struct, to which the steps of each sink return. A column that a sink writes as it was there is no own column of the
+    sink, but one for all, with ``shared_prefix`` before its name. Returns also the names of each sink's columns.
+
+    Raises:
+        ConfigError: see ``build_stream``.
+    """
+    plans = [branch.plan for branch in branches]
+    nodes = list({node.step.name: node for found in plans for node in found.nodes}.values())
+    builder = _StreamBuilder(stream_of, nodes, with_lookup, None)
+    chains = [builder.chain(found.reads) for found in plans]
+    common = 1
+    while all(len(chain) > common and chain[common] == chains[0][common] for chain in chains):
+        common += 1
+    base = builder.stream(chains[0][common - 1])
+    packed = sf.struct(*map(quoted_column, base.columns)).alias("columns")
+    rows = base.withColumn("_shared", sf.struct(packed))
+    names: list[tuple[str, ...]] = []
+    shared: dict[str, tuple[Column, str]] = {}
+    for n, (branch, chain) in enumerate(zip(branches, chains, strict=True)):
+        made = rows
+        for name in chain[common:]:
+            made = builder.apply(name, made)
+        made = branch.mark(made)
+        columns, before, after = branch.columns(made), attributes(rows), attributes(made)
+        unchanged = {name: each for name, each in columns.items() if before.get(each[1]) == after[each[1]]}
+        shared |= unchanged
+        outcome = branch.outcome(made, [name for name in columns if name not in unchanged])
+        rows = made.select(
+            *(sf.col(f"_shared.columns.{quoted(column)}").alias(column) for column in base.columns),
+            sf.col("_shared").withField(f"s{n}", outcome).alias("_shared"),
+        )
+        names.append(tuple(columns))
+    return rows.select(
+        *(column.alias(f"{shared_prefix}{name}") for name, (column, _) in shared.items()),
+        *(sf.col(f"_shared.s{n}").alias(f"s{n}") for n in range(len(plans))),
+    ), names
 
 
 def window_input(
@@ -86,14 +150,27 @@ class _StreamBuilder:
         node = self._nodes.get(name)
         if node is None:
             return self._stream_of(name)
-        inputs = [self.stream(read) for read in node.reads]
+        return self._made_by(node, [self.stream(read) for read in node.reads])
+
+    def chain(self, name: str) -> list[str]:
+        """Return the names on the path to the stream ``name``, from its source, or from the last concat."""
+        node = self._nodes.get(name)
+        if node is None or node.step.concat is not None:
+            return [name]
+        return [*self.chain(node.reads[0]), name]
+
+    def apply(self, name: str, rows: DataFrame) -> DataFrame:
+        """Apply the step ``name``, with a single input, to ``rows``."""
+        return self._made_by(self._nodes[name], [rows])
+
+    def _made_by(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
         try:
             return self._step(node, inputs)
         except AnalysisException as error:
             # Omit the plan that Spark appends: it does not help the author of the file.
             said = (error.getMessage() or str(error)).split("\n\n")[0].split("\n'")[0].split(" SQLSTATE: ")[0].strip()
             raise ConfigError(
-                f"step {name!r} cannot be built",
+                f"step {node.step.name!r} cannot be built",
                 option=node.step.kind,
                 why=said,
                 do=f"correct its {node.step.kind}; existing columns: {_columns(inputs)}",

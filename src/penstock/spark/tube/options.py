@@ -69,7 +69,7 @@ READ_OPTIONS: Mapping[str, str] = {
     "tubemq.http": "HOST:PORT of the master's HTTP administration, for subscribePattern and Apache's "
     "brokers (port 8080 of the first master)",
     "tubemq.group": "consumer group that publishes the offsets of a stream, for example to `penstock tube "
-    "group lag`; empty: none (derived from groupIdPrefix)",
+    "group lag`; several, separated by commas; empty: none (derived from groupIdPrefix)",
     "tubemq.batchBytes": "maximum bytes of one response of penstock's brokers, 1 to 4194304 (2097152)",
     "subscribe": "topics to read, comma-separated (one of subscribe, subscribePattern and assign is required)",
     "subscribePattern": "topics to read, as a Python regular expression for the whole name; new topics are "

@@ -219,14 +219,14 @@ _log = logging.getLogger(__name__)
 
 
 class GroupProgress:
-    """Publishes offsets as the offsets of ``group``, for monitoring, in a separate thread.
+    """Publishes offsets as the offsets of ``group``, or several groups, for monitoring, in a separate thread.
 
     ``connect`` creates the client, which only this thread uses.
     """
 
     def __init__(self, connect: Callable[[], TubeClient], group: str) -> None:
         self._connect = connect
-        self._group = group
+        self._groups = [name for part in group.split(",") if (name := part.strip())]
         self._requested: PartitionOffsets = {}
         self._changed = threading.Condition()
         self._closing = False
@@ -262,14 +262,15 @@ class GroupProgress:
         for partition, offset in requested.items():
             if self._published.get(partition) == offset:
                 continue
-            try:
-                if tube.address(partition) is None:
-                    tube.partitions([partition.topic])
-                tube.commit_offset(partition, self._group, offset)
-            except PenstockError as error:
-                if error.what not in self._logged:
-                    self._logged.add(error.what)
-                    _log.warning("the offsets of group %s were not published: %s", self._group, error.what)
+            for group in self._groups:
+                try:
+                    if tube.address(partition) is None:
+                        tube.partitions([partition.topic])
+                    tube.commit_offset(partition, group, offset)
+                except PenstockError as error:
+                    if error.what not in self._logged:
+                        self._logged.add(error.what)
+                        _log.warning("the offsets of group %s were not published: %s", group, error.what)
         # Failed commits are not retried: the next batch has newer offsets, and they are for monitoring only.
         self._published = requested
 

@@ -50,7 +50,7 @@ def test_errors_that_spark_does_not_classify_are_retried_longer(text: str, tries
     loop = run._PipelineRun(parse(), events.append, threading.Event(), run.RunOptions(), tmp_path)
     restarted: list[str] = []
     loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=restarted.append))
-    running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
+    running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows", unfinished=("rows",))))
     for _ in range(tries):
         loop._failed(running, text)
     assert [event["event"] for event in events] == ["retry"] * tries
@@ -71,19 +71,19 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
     text = "Python worker failed to connect back.\nCaused by: java.net.SocketTimeoutException: Timed out"
     for name in ("rows", "alarms"):
         query = cast(StreamingQuery, object())
-        loop._queries[name] = RunningQuery(cast(BuiltQuery, SimpleNamespace(name=name)), query)
+        loop._queries.append(RunningQuery(cast(BuiltQuery, SimpleNamespace(name=name, unfinished=(name,))), query))
     for _ in range(20):
-        for running in loop._queries.values():
+        for running in loop._queries:
             loop._failed(running, text)
             assert running.restart_at == clock[0] + events[-1]["in_s"]
         first, second = events[-2:]
         assert second["in_s"] - first["in_s"] == BUSY.apart_s
-        for running in loop._queries.values():
+        for running in loop._queries:
             running.query = query
         clock[0] += 20
     clock[0] += BUSY.limit_s
     with pytest.raises(UnavailableError, match="failed to connect back") as caught:
-        loop._failed(loop._queries["rows"], text)
+        loop._failed(loop._queries[0], text)
     assert "larger machine" in str(caught.value.do)
     loop._store.close()
 
@@ -101,7 +101,7 @@ def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytes
     loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _: None))
     clock = [1000.0]
     monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
+    running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows", unfinished=("rows",))))
     for _ in range(20):
         loop._failed(running, text)
         clock[0] += 5

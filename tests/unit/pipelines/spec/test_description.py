@@ -36,6 +36,14 @@ def test_each_query_says_what_it_does_and_what_it_leaves() -> None:
     assert seen["steps"] == []
 
 
+def test_the_plan_says_which_sinks_share_a_query() -> None:
+    found = parse(FILE + MORE.replace("from: once", "from: plausible"))
+    shares = {query["sink"]: query["shares_with"] for query in as_data(found)["queries"]}
+    # The others have a dedupe or a window.
+    assert shares == {"rows": [], "alarms": [], "out": ["seen"], "seen": ["out"]}
+    assert "shared: reads and parses each record once for this sink and seen" in as_text(found)
+
+
 def test_passwords_are_not_shown() -> None:
     sink = '  - name: out\n    from: once\n    mqtt: {topic: a, broker: "mqtts://ann:hush@b"}\n'
     found = parse('statestore: {broker: "mqtt://ann:hush@a:1883"}\n' + FILE + sink)

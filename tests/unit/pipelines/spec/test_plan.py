@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.pipelines.spec.pipeline import labels, plan
+from penstock.pipelines.spec.pipeline import labels, plan, query_groups
 from tests.unit.pipelines.files import FILE, parse
 
 
@@ -66,3 +66,41 @@ def test_a_graph_has_a_way_for_each_time_that_a_source_is_met() -> None:
     assert (hours.reads, lows.reads, lows.inputs) == ("hours", "low", ("a",))
     assert lows.dead_letters_of == {"low"}
     assert hours.dead_letters_of == {"high", "hours"}
+
+
+def shared(text: str) -> list[list[str]]:
+    return [[found.sink.name for found in group] for group in query_groups(parse(text))]
+
+
+BRANCHES = """\
+name: branches
+sources:
+  a: {topics: [a]}
+  b: {topics: [b]}
+  ticks: {format: rate}
+steps:
+  - {name: low, from: a, filter: now() > date'2024-01-01'}
+  - {name: both, concat: [a, low]}
+  - {name: once, from: a, dedupe: {within: 1 day}}
+sinks:
+  - {name: first, from: a, console: {}}
+  - {name: other, from: b, console: {}}
+  - {name: joined, from: both, console: {}}
+  - {name: second, from: low, console: {}}
+  - {name: deduped, from: once, console: {}}
+  - {name: joined_too, from: both, console: {}}
+  - {name: clock, from: ticks, console: {}}
+  - {name: clock_too, from: ticks, console: {}}
+"""
+
+
+def test_sinks_without_state_share_a_query_if_each_record_is_one_row_for_all() -> None:
+    assert shared(BRANCHES) == [
+        ["first", "second"],
+        ["other"],
+        ["joined", "joined_too"],
+        ["deduped"],
+        ["clock"],
+        ["clock_too"],
+    ]
+    assert shared(FILE) == [["rows"], ["alarms"]]

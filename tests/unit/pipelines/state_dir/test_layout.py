@@ -19,6 +19,8 @@ def test_names_of_the_state_directory_stay() -> None:
         layout.inbox(STATE, "meters"),
         layout.replay(STATE),
         layout.shape(STATE, "readings"),
+        layout.shared(STATE),
+        layout.staged(STATE, "readings"),
     ]
     assert [path.as_posix() for path in found] == [
         "state/checkpoints/readings",
@@ -29,4 +31,6 @@ def test_names_of_the_state_directory_stay() -> None:
         "state/inbox/meters",
         "state/replay.json",
         "state/shapes/readings.json",
+        "state/shared",
+        "state/shared/readings.rows",
     ]
