@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import compiled
@@ -40,6 +40,7 @@ from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, 
 from penstock.node.tube_broker import late_batches
 from penstock.node.web import WebConsole
 from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
+from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.loop import (
     freeze_memory,
@@ -52,6 +53,7 @@ from penstock.runtime.io.loop import (
 )
 from penstock.runtime.io.memory import IdleRelease
 from penstock.runtime.io.network import Address, bind_error, in_use
+from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics, counters_of
@@ -65,6 +67,7 @@ from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.storage.broker_storage import BrokerStorage
 
 if TYPE_CHECKING:
     from penstock.node.cluster import Membership
@@ -275,10 +278,9 @@ class Node:
             await self._topics(master)
             stored += [directory.tube_master, broker.storage.meta.path]
         mqtt = await self._mqtt(server, directory, master, broker)
-        if master is not None and broker is not None:
-            self._backups = self._backup(directory, master, broker)
-            # Closed first: it reads the other parts.
-            self._parts.push_async_callback(self._backups.close)
+        self._backups = self._backup(directory, master, broker)
+        # Closed first: it reads the other parts.
+        self._parts.push_async_callback(self._backups.close)
         directory.keep(stored)
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         add_metrics(self.metrics, "node", self._metric_values)
@@ -565,24 +567,23 @@ class Node:
             self._parts.push_async_callback(bridge.close)
             add_metrics(self.metrics, "bridge", partial(counters_of, bridge.stats), labels={"bridge": entry.name})
 
-    def _backup(self, directory: DataDirectory, master: TubeMaster, broker: TubeBroker) -> Backups:
+    def _backup(self, directory: DataDirectory, master: TubeMaster | None, broker: TubeBroker | None) -> Backups:
         """The backups, after all parts have started."""
         assert self._store is not None
         assert self._persistence is not None
-        storage = broker.storage
-        name = storage.directory.relative_to(directory.path).as_posix()
-        parts = {
+        parts: dict[str, tuple[LoggedEnvironment, CommitQueue[Any]]] = {
             "statestore": (self._store.environment, self._store.queue),
             "mqtt": (self._persistence.environment, self._persistence.queue),
-            "tube/master": (master.environment, master.queue),
-            f"{name}/meta": (storage.meta.environment, broker.commits.queue),
         }
-        source = Source(
-            directory.path,
-            {part: environment for part, (environment, _) in parts.items()},
-            {name: storage},
-            [queue for _, queue in parts.values()],
-        )
+        brokers: dict[str, BrokerStorage] = {}
+        if master is not None and broker is not None:
+            storage = broker.storage
+            name = storage.directory.relative_to(directory.path).as_posix()
+            brokers[name] = storage
+            parts["tube/master"] = (master.environment, master.queue)
+            parts[f"{name}/meta"] = (storage.meta.environment, broker.commits.queue)
+        environments = {part: environment for part, (environment, _) in parts.items()}
+        source = Source(directory.path, environments, brokers, [queue for _, queue in parts.values()])
         return Backups(source, self.problems)
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:

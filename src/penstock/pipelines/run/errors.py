@@ -174,7 +174,7 @@ DRAIN_S = 60.0
 """Seconds that a batch may take to finish after a request to stop."""
 
 BROKEN = (Py4JError, ConnectionError)
-"""Exceptions of a call to Spark that Java did not answer; see :func:`has_ended`."""
+"""Exceptions of a call to Spark that Java did not answer; see :func:`is_jvm_exit`."""
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError, StorageError
 from penstock.pipelines.ledger.ledger import LedgerEntry
-from penstock.pipelines.run.errors import BROKEN, has_ended
+from penstock.pipelines.run.errors import BROKEN, is_jvm_exit
 from penstock.pipelines.run.progress import RunningBatch
 from penstock.pipelines.run.queries import (
     ONE_FILE,
@@ -328,7 +328,7 @@ def _pass(rows: DataFrame, parts: Sequence[tuple[_Member, Outcomes]]) -> list[tu
 
 def _raise_if_ended(error: Exception) -> None:
     """Raise ``error`` if Java has ended: nothing else can be written."""
-    if isinstance(error, BROKEN) and has_ended(error):
+    if isinstance(error, BROKEN) and is_jvm_exit(error):
         raise error
 
 
