@@ -17,6 +17,7 @@ __all__ = [
     "GroupDetail",
     "GroupMember",
     "GroupPartition",
+    "Header",
     "Health",
     "Hop",
     "Key",
@@ -27,9 +28,11 @@ __all__ = [
     "OffsetReset",
     "Overview",
     "Reason",
+    "RecordPage",
     "Retained",
     "Rule",
     "Severity",
+    "StoredRecord",
     "Subscription",
     "Topic",
     "TopicDetail",
@@ -340,6 +343,63 @@ class TopicDetail:
     partitions: tuple[TopicPartition, ...]
     groups: tuple[GroupPartition, ...]
     group_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header of a record. ``value`` None: it is not UTF-8, see ``value_base64``."""
+
+    name: str
+    value: str | None
+    value_base64: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record of a TubeMQ partition. ``at``: when the broker appended it.
+
+    ``format``: ``json``, ``text`` or ``binary`` by its value, or ``undecodable``: its attributes do not fit its length.
+    ``key`` and ``value`` that are not text are in ``key_base64`` and ``value_base64``. ``value_bytes`` is the whole
+    size; ``truncated``: the value is cut, see the record alone.
+    """
+
+    partition: int
+    offset: int
+    at: int
+    format: str
+    value_bytes: int
+    key: str | None = None
+    key_base64: str | None = None
+    value: str | None = None
+    value_base64: str | None = None
+    truncated: bool = False
+    topic: str | None = None
+    id: str | None = None
+    msg_type: str | None = None
+    content_type: str | None = None
+    event_time_at: int | None = None
+    headers: tuple[Header, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPage:
+    """Records that pass a filter. ``next``: the cursor of the next page; None: there are no more in this direction.
+
+    A page may be short or empty although it has a cursor: the work of one request is bounded. ``newer``: the cursor of
+    the records that arrive later; None on later pages of a list that begins with the newest record. ``total``: records
+    of the partitions, an upper bound where old indexes are not in memory. ``examined``: records that the filter was
+    compared with. ``unsearched``: those of them whose value is too long for a JSON path. ``damaged``: records that
+    cannot be read. ``expired``: the retention has deleted records between the requested start and the first one.
+    """
+
+    rows: tuple[StoredRecord, ...]
+    next: str | None
+    total: int
+    newer: str | None
+    examined: int
+    unsearched: int = 0
+    damaged: int = 0
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.console.pages import MAX_LIMIT, Page, PageQuery, Pages
+from penstock.console.records import RecordViews
 from penstock.console.snapshots import (
     Group,
     GroupDetail,
@@ -93,6 +94,8 @@ class TubeViews:
         self._pages = pages
         self._rate = rate
         self._lags = _Lags()
+        self.browser = RecordViews(broker)
+        """Records of the topics."""
 
     def counted(self) -> dict[str, float]:
         """Return the number of records written to each topic since its creation, for rates."""

@@ -5,7 +5,8 @@ Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run``
 * overview, health, history, topics, groups, rules: as queries of the administration, see :class:`HttpAccess`;
 * clients, subscriptions, retained messages, keys and events have names and addresses that clients chose: they need the
   administration token, or a user with the right to administer;
-* values of keys need the same, and each request for them has an entry in the audit trail, like each change.
+* values of keys and records need the same, and requests for them have an entry in the audit trail, like each change;
+  further pages of a list of records have one per minute.
 
 A list is a page: ``rows``, the cursor ``next`` (null on the last page), ``total``, and ``matched``, the number of rows
 that pass the filter. Truncated lists and values are marked as such. An error is an object ``error`` with code, what,
@@ -17,6 +18,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from hashlib import blake2b
@@ -30,7 +32,9 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.console.console import HISTORY, Console
 from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, Page, PageQuery
-from penstock.console.snapshots import as_json
+from penstock.console.record_filter import RecordFilter
+from penstock.console.records import RecordQuery
+from penstock.console.snapshots import RecordPage, as_json
 from penstock.console.statestore import pattern_of
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -48,6 +52,9 @@ _MAX_BODY: Final = 64 << 20
 """Limit of a request's body: the list of the files that the receiver of a backup has."""
 
 _FORMATS: Final = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
+_STARTS: Final = ("newest", "earliest", "end", "offset", "time")
+READ_ENTRY_S: Final = 60.0
+"""Time in which further pages of a topic's records have no entry of their own in the audit trail."""
 _STARTING: Final = "this part has not started yet"
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
@@ -80,6 +87,8 @@ class _Api:
         self._trail = trail
         self._names = names
         self._backups = backups
+        self._reads: dict[tuple[str, ...], float] = {}
+        """When the last entry about a reader of a topic was written."""
 
     def route(self, path: str, read: Read, *, protected: bool = False, method: str = "GET") -> Route:
         async def respond(request: Request) -> Response:
@@ -193,6 +202,46 @@ class _Api:
         found = await _there(self._console.tube).topic(name)
         return _without_ids(as_json(_known(found, f"topic {name!r} is not on this node")), caller)
 
+    async def records(self, request: Request, caller: Caller) -> object:
+        name, params = request.path_params["name"], request.query_params
+        start = params.get("from", "newest")
+        if start not in _STARTS:
+            raise LocalProtocolError(f"from={start[:40]!r}", do=f"use {', '.join(_STARTS)}")
+        partition = _number(request, "partition", 0, 0, 1 << 31) if "partition" in params else None
+        wanted = {each: params.get(each, "") for each in ("key", "attribute", "json")} | {"text": params.get("q", "")}
+        query = RecordQuery(
+            partition=partition,
+            start=start,
+            at=_number(request, "at", 0),
+            wanted=RecordFilter(**wanted),
+            after=params.get("after"),
+            limit=_limit(request),
+            whole="format" in params,
+        )
+        found = await _there(self._console.tube).browser.records(name, query)
+        found = _known(found, f"topic {name!r} is not on this node")
+        chosen = {"topic": name, "from": start, "at": query.at, "partition": partition, **wanted}
+        await self._record_read(caller, {each: value for each, value in chosen.items() if value}, query.after)
+        return found
+
+    async def record(self, request: Request, caller: Caller) -> object:
+        name, partition, offset = (request.path_params[each] for each in ("name", "partition", "offset"))
+        found = _there(self._console.tube).browser.record(name, partition, offset)
+        found = _known(found, f"topic {name!r} has no record at offset {offset} of partition {partition}")
+        await self._record("read_records", caller, {"topic": name, "partition": partition, "offset": offset})
+        return found
+
+    async def _record_read(self, caller: Caller, parameters: Mapping[str, object], after: str | None) -> None:
+        """Write an entry for a new list, and once a minute for its further pages: a live list has one a second."""
+        reader = (caller.credential, caller.user, caller.address, str(parameters["topic"]))
+        now = time.monotonic()
+        if after is not None and now - self._reads.get(reader, -READ_ENTRY_S) < READ_ENTRY_S:
+            return
+        if len(self._reads) >= 1000:
+            self._reads.clear()
+        self._reads[reader] = now
+        await self._record("read_records", caller, parameters)
+
     async def groups(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.tube).groups(_query(request))
 
@@ -268,6 +317,8 @@ def api_routes(
         route("/rules", api.rules),
         route("/topics", api.topics),
         route("/topics/{name}", api.topic),
+        route("/topics/{name}/records", api.records, protected=True),
+        route("/topics/{name}/records/{partition:int}/{offset:int}", api.record, protected=True),
         route("/groups", api.groups),
         route("/groups/{name:path}", api.group),
         route("/groups/{name:path}/reset", api.reset, protected=True, method="POST"),
@@ -343,7 +394,7 @@ def _export(kind: str, first: object, read: Callable[[str], Awaitable[object]]) 
     Raises:
         LocalProtocolError: the format is not known, or the response is not a list.
     """
-    if kind not in _FORMATS or not isinstance(first, Page):
+    if kind not in _FORMATS or not isinstance(first, Page | RecordPage):
         raise LocalProtocolError(f"format={kind!r}", do="use csv or ndjson, for a list with pages")
 
     async def lines() -> AsyncIterator[bytes]:
@@ -378,7 +429,7 @@ def _object(row: object) -> dict[str, object]:
 def _csv_cell(value: object) -> object:
     """Return a CSV cell that spreadsheets do not interpret as a formula, because clients choose names."""
     if isinstance(value, list):
-        value = " ".join(map(str, value))
+        value = " ".join(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in value)
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
 
 

@@ -141,6 +141,34 @@ export const lag = (row) => (row.lag_records == null ? "–" : `${row.lag_exact 
 export const oldest = (row) => (row.lag_records && row.lag_s ? age(row.lag_s) : "–");
 export const clock = (ms) => new Date(ms).toISOString().slice(0, 19).replace("T", " ");
 
+/** JSON text with line breaks. It is not parsed: 4.0 and integers above 2^53 stay as they are. */
+export function indented(text) {
+  const tokens = text.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g) ?? [];
+  let line = "";
+  let depth = 0;
+  const lines = [];
+  const end = () => { lines.push("  ".repeat(depth) + line); line = ""; };
+  tokens.forEach((token, index) => {
+    if (token === "{" || token === "[") {
+      line += token;
+      if (tokens[index + 1] === (token === "{" ? "}" : "]")) return;
+      end();
+      depth += 1;
+    } else if (token === "}" || token === "]") {
+      if (tokens[index - 1] !== (token === "}" ? "{" : "[")) {
+        end();
+        depth -= 1;
+      }
+      line += token;
+    } else if (token === ",") {
+      line += token;
+      end();
+    } else line += token === ":" ? ": " : token;
+  });
+  end();
+  return lines.join("\n");
+}
+
 /** An error with cause and action; a form for credentials where they are missing. */
 export function Failure({ error }) {
   const { login } = useContext(Session);

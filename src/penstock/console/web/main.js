@@ -3,6 +3,7 @@ import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, Session, useRoute } from "./lib.js";
 import { Overview } from "./overview.js";
+import { Records } from "./records.js";
 import { Clients, Events, Groups, Keys, Topics } from "./views.js";
 
 const PAGES = [
@@ -13,6 +14,8 @@ const PAGES = [
   ["keys", "Keys", "k", Keys],
   ["events", "Events", "e", Events],
 ];
+// Pages that are reached from another one, whose tab is marked.
+const INNER = { records: ["topics", Records] };
 
 function App() {
   const route = useRoute();
@@ -27,17 +30,17 @@ function App() {
   useEffect(() => {
     document.title = `${route.name ?? PAGES.find(([page]) => page === route.page)?.[1] ?? "?"} · penstock`;
   }, [route.page, route.name]);
-  const found = PAGES.find(([page]) => page === route.page);
+  const [tab, View] = INNER[route.page] ?? [route.page, PAGES.find(([page]) => page === route.page)?.[3]];
   return html`<${Session.Provider} value=${session}>
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>
     <header class="container-fluid"><nav aria-label="Main">
       <ul><li><strong>penstock</strong></li></ul>
-      <ul class="tabs">${PAGES.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === route.page ? "page" : undefined}>${title}</a></li>`)}</ul>
+      <ul class="tabs">${PAGES.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === tab ? "page" : undefined}>${title}</a></li>`)}</ul>
       <ul><li><button class="plain" onClick=${() => showHelp(true)} aria-label="Keyboard shortcuts">?</button></li>
         ${credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
     </nav></header>
     <main id="main" class="container-fluid" tabindex="-1" ref=${main}>
-      ${found ? h(found[3], { route, key: route.page }) : html`<h1>There is no page ${route.page}</h1><p><a href=${link("overview")}>Overview</a></p>`}
+      ${View ? h(View, { route, key: route.page }) : html`<h1>There is no page ${route.page}</h1><p><a href=${link("overview")}>Overview</a></p>`}
     </main>
     ${help && html`<${Help} close=${() => showHelp(false)} />`}
   </${Session.Provider}>`;

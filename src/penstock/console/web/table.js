@@ -29,7 +29,7 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
         ? html`<label>${filter.title}<select name=${filter.name} onChange=${(event) => event.target.form.requestSubmit()}>
             ${filter.options.map(([value, text]) => html`<option value=${value} selected=${(route.parameters[filter.name] ?? "") === value}>${text}</option>`)}
           </select></label>`
-        : html`<label>${filter.title}<input type="search" name=${filter.name} value=${route.parameters[filter.name] ?? ""} placeholder=${filter.placeholder ?? ""} /></label>`)}
+        : html`<label>${filter.title}<input type="search" name=${filter.name} defaultValue=${route.parameters[filter.name] ?? ""} placeholder=${filter.placeholder ?? ""} /></label>`)}
       <button class="secondary">Apply</button>
     </form></search>
     ${(error ?? failed) && html`<${Failure} error=${error ?? failed} />`}

@@ -1,6 +1,6 @@
 // Clients, topics, consumer groups, keys, events: a list, and a page for one row.
 import { useContext, useState } from "preact/hooks";
-import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
+import { age, bytes, clock, Failure, html, indented, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
 import { Facts, List, Plain } from "./table.js";
 
 const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
@@ -86,6 +86,7 @@ function Topic({ name }) {
   if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
   const { topic } = data;
   return html`<h1>${name}</h1>
+    <p><a href=${link("records", name)}>Browse records</a> · <a href=${link("records", name, { follow: 1 })}>Follow new records</a></p>
     <${Facts} facts=${[
       ["Records/s", rate(topic.rate)], ["Size", bytes(topic.bytes)], ["Retention", topic.retention], ["Accepts records", topic.accepts_records ? "yes" : "no"],
       ["Accepts consumers", topic.accepts_consumers ? "yes" : "no"], ["Newest record", topic.last_at ? `${clock(topic.last_at)} UTC` : null],
@@ -96,7 +97,7 @@ function Topic({ name }) {
     <h2>Partitions</h2>
     <p>${number(data.partitions.length)} of ${number(topic.partitions)}</p>
     <${Plain} title="Partitions" rows=${data.partitions} columns=${[
-      { title: "Partition", right: true, cell: (row) => row.partition },
+      { title: "Partition", right: true, cell: (row) => html`<a href=${link("records", name, { partition: row.partition })}>${row.partition}</a>` },
       { title: "Records", right: true, cell: (row) => `${row.records_exact ? "" : "≤ "}${number(row.records)}` },
       { title: "First offset", right: true, cell: (row) => row.first_offset }, { title: "End offset", right: true, cell: (row) => row.end_offset },
     ]} />`;
@@ -194,7 +195,7 @@ function Key({ name }) {
   if (!data) return html`<h1><code>${name}</code></h1><p aria-busy="true">Loading…</p>`;
   let text = data.value ?? data.value_base64;
   try {
-    if (data.value !== null) text = JSON.stringify(JSON.parse(data.value), null, 2);
+    if (data.value !== null && JSON.parse(data.value) !== undefined) text = indented(data.value);
   } catch { /* it is not JSON */ }
   return html`<h1><code>${name}</code></h1>
     <${Facts} facts=${[
