@@ -6,6 +6,7 @@ failed request and on a request to another host. With ``PENSTOCK_SCREENSHOTS=DIR
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,18 @@ from tests.unit.node.test_node import config, token_of
 
 __all__ = ["LOOKS", "Browser", "browsing", "console_node", "filled"]
 
+STATUS = {
+    "run": "run-7", "host": "line-3", "pid": 711, "since": "2026-11-26T10:00:00Z", "state": "running", "why": "",
+    "progress": {
+        "sinks": {
+            "bottles": {"batch": 41, "batches": 42, "read": 12_400, "out": 12_380, "dead": 20, "rows_per_s": 310.5,
+                        "batch_s": 0.41, "lag_records": 155, "lag_s": 0.9},
+            "alarms": {"batch": 12, "batches": 13, "read": 12_400, "out": 37, "rows_per_s": 280.0, "lag_records": 2_300,
+                       "lag_s": 8.2, "behind_s": 60.0, "state_rows": 48, "state_bytes": 24_576},
+        }
+    },
+}  # fmt: skip
+"""Status of a pipeline."""
 LOOKS = {"light": (1280, "light"), "dark": (1280, "dark"), "narrow": (400, "light")}
 
 
@@ -95,13 +108,17 @@ async def console_node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def filled(node: Node) -> ReadyNode:
-    """A node with a client that is away, keys, records and a group that has stopped."""
+    """A node with a client that is away, keys, records, a group that has stopped, and pipelines."""
     ready = await node.start()
     host, port = parse_address(ready.mqtt)
     async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
         for number in range(120):
             await store.set(f"line/{number:03}", '{"value": 1}')
         await store.set("plant/a", '{"value": [1, 2]}')
+        await store.set("penstock/pipeline/bottling/run", json.dumps(STATUS))
+        await store.set("penstock/pipeline/bottling/lease", "run-7", ttl_ms=600_000)
+        await store.set("penstock/pipeline/packing/run", json.dumps(STATUS | {"state": "failed", "why": "disk full"}))
+        await store.set("penstock/pipeline/sorting/run", json.dumps(STATUS))  # without a lease
     async with MqttClient(host, port, client_id="meter/1", session_expiry_s=600) as client:
         await client.subscribe("plant/#")
     async with (

@@ -26,6 +26,9 @@ PAGES = (
     "groups",
     "keys",
     "events",
+    "pipelines",
+    "pipelines/bottling",
+    "pipelines/packing",
     "clients/meter%2F1",
     "topics/water",
     "records/water",
@@ -115,6 +118,28 @@ async def test_a_filter_that_is_being_typed_is_not_reset(node: Node) -> None:
             async with page.expect_response(lambda response: "/api/v1/topics" in response.url):
                 pass
         await expect(page.get_by_label("Filter")).to_have_value("wat")
+
+
+async def test_pipelines_show_lag_dead_letters_and_the_last_error(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    async with browsing(ready) as browser:
+        page = browser.page
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("clients")
+        await browser.sign_in()
+        await expect(page.get_by_role("link", name="meter/1")).to_be_visible()
+        await page.keyboard.press("g")
+        await page.keyboard.press("p")
+        rows = page.locator("tbody tr")
+        await expect(rows).to_have_count(3)
+        await expect(rows.first).to_contain_text("bottlingrunning25912\u202f3008 s")
+        await expect(rows.filter(has_text="packing")).to_contain_text("disk full")
+        await page.get_by_role("link", name="sorting").click()
+        await expect(page.get_by_role("alert")).to_contain_text("its lease has expired")
+        await browser.open("pipelines/bottling")
+        await expect(page.get_by_role("cell", name="48 rows, 24.0 KiB")).to_be_visible()
 
 
 async def test_the_keyboard_reaches_pages_filter_rows_and_help(node: Node) -> None:

@@ -10,12 +10,13 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from penstock.console.events import EventRing
 from penstock.console.mqtt import MqttViews
 from penstock.console.pages import Pages
+from penstock.console.pipelines import PipelineViews
 from penstock.console.rates import Rates
 from penstock.console.snapshots import Health, Hop, Listener, Load, NodeSnapshot, Overview, Rule
 from penstock.console.statestore import StateStoreViews
@@ -74,7 +75,8 @@ class Console:
     """Views of a node. ``node``, ``health``, ``listeners`` and ``rules`` return the current state; ``stalls`` returns a
     counter.
 
-    ``disk``: bytes used by the data directory and free on its file system.
+    ``disk``: bytes used by the data directory and free on its file system. ``managed``: names of the pipelines whose
+    dead letters the node manages.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Console:
         rules: Callable[[], tuple[Rule, ...]],
         disk: Callable[[], tuple[int, int]],
         stalls: Callable[[], int] = lambda: 0,
+        managed: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.events = EventRing()
         self.pages = Pages()
@@ -96,9 +99,11 @@ class Console:
         self.rules = rules
         self.mqtt: MqttViews | None = None
         self.statestore: StateStoreViews | None = None
+        self.pipelines: PipelineViews | None = None
         self.tube: TubeViews | None = None
         self._disk = disk
         self._stalls = stalls
+        self._managed = managed
         self._server: MqttServer | None = None
         self._store: StateStoreService | None = None
         self._broker: TubeBroker | None = None
@@ -134,6 +139,7 @@ class Console:
         self._store = store
         self._commits["statestore"] = lambda: store.commit_s
         self.statestore = StateStoreViews(store, self.pages)
+        self.pipelines = PipelineViews(store, self.pages, self._managed)
 
     def show_tube(self, master: TubeMaster, broker: TubeBroker) -> None:
         """Add the views of TubeMQ, which has started."""

@@ -40,13 +40,14 @@ class Page(Generic[R]):
     """Rows, and the cursor of the next page; None on the last one.
 
     ``total``: number of rows of the whole list; ``matched``: number of rows that pass the filter, None if they were not
-    counted.
+    counted. ``complete`` False: there are more rows than were read.
     """
 
     rows: tuple[R, ...]
     next: str | None
     total: int
     matched: int | None = None
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ __all__ = [
     "OffsetMove",
     "OffsetReset",
     "Overview",
+    "Pipeline",
+    "PipelineDetail",
+    "PipelineSink",
     "Reason",
     "RecordPage",
     "Retained",
@@ -400,6 +403,67 @@ class RecordPage:
     unsearched: int = 0
     damaged: int = 0
     expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline, as its last run reported itself. Counts are those of this run, over all sinks.
+
+    ``state``: ``running``, ``stopped``, ``failed``, ``lost`` (its lease has expired, but it did not report its end), or
+    ``never run``. ``why``: the error that ended it. Lags are those of the sink that is farthest behind, None unless it
+    runs. ``managed``: its dead letters are in the configuration of this node.
+    """
+
+    pipeline: str
+    state: str
+    run: str | None
+    host: str | None
+    pid: int | None
+    since_at: int | None
+    status_age_s: float | None
+    why: str | None
+    sinks: int
+    rows_per_s: float
+    lag_records: int | None
+    lag_s: float | None
+    read: int
+    out: int
+    dead: int
+    restarts: int
+    managed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSink:
+    """A sink of a pipeline. ``behind_s``: of the watermark behind the clock; ``state_*``: for dedupes and windows."""
+
+    sink: str
+    batch: int | None
+    batches: int
+    read: int
+    out: int
+    dead: int
+    filtered: int
+    duplicates: int
+    late: int
+    restarts: int
+    rows_per_s: float
+    batch_s: float | None
+    lag_records: int | None
+    lag_s: float | None
+    in_batch_records: int | None
+    in_batch_s: float | None
+    behind_s: float | None
+    state_rows: int | None
+    state_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDetail:
+    """A pipeline with its sinks."""
+
+    pipeline: Pipeline
+    sinks: tuple[PipelineSink, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run`` for a preview. Required permissions:
 
 * overview, health, history, topics, groups, rules: as queries of the administration, see :class:`HttpAccess`;
-* clients, subscriptions, retained messages, keys and events have names and addresses that clients chose: they need the
-  administration token, or a user with the right to administer;
+* clients, subscriptions, retained messages, keys, pipelines and events have names and addresses that clients chose:
+  they need the administration token, or a user with the right to administer;
 * values of keys and records need the same, and requests for them have an entry in the audit trail, like each change;
   further pages of a list of records have one per minute.
 
@@ -280,6 +280,17 @@ class _Api:
         await self._record("backup", caller, {})
         return _BackupResponse(first, items)
 
+    # Pipelines
+
+    async def pipelines(self, request: Request, _caller: Caller) -> object:
+        return await _there(self._console.pipelines).pipelines(_query(request))
+
+    async def pipeline(self, request: Request, _caller: Caller) -> object:
+        name = request.path_params["name"]
+        return _known(
+            _there(self._console.pipelines).pipeline(name), f"pipeline {name!r} has no status in the state store"
+        )
+
     async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
         """Write an entry of the audit trail; it is durable when this returns."""
         row = {
@@ -322,6 +333,8 @@ def api_routes(
         route("/groups", api.groups),
         route("/groups/{name:path}", api.group),
         route("/groups/{name:path}/reset", api.reset, protected=True, method="POST"),
+        route("/pipelines", api.pipelines, protected=True),
+        route("/pipelines/{name:path}", api.pipeline, protected=True),
         route("/events", api.events, protected=True),
         route("/clients", api.clients, protected=True),
         route("/clients/{name:path}", api.client, protected=True),

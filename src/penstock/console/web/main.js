@@ -3,6 +3,7 @@ import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, Session, useRoute } from "./lib.js";
 import { Overview } from "./overview.js";
+import { Pipelines } from "./pipelines.js";
 import { Records } from "./records.js";
 import { Clients, Events, Groups, Keys, Topics } from "./views.js";
 
@@ -12,6 +13,7 @@ const PAGES = [
   ["topics", "Topics", "t", Topics],
   ["groups", "Groups", "g", Groups],
   ["keys", "Keys", "k", Keys],
+  ["pipelines", "Pipelines", "p", Pipelines],
   ["events", "Events", "e", Events],
 ];
 // Pages that are reached from another one, whose tab is marked.

@@ -1,0 +1,170 @@
+"""Pipelines, as their runs report them in the state store of this node: state, rates, lag, dead letters, last error.
+
+A run writes its status every five seconds as JSON to ``penstock/pipeline/NAME/run``, and holds the lease
+``penstock/pipeline/NAME/lease`` (``pipelines/run/lease.py``). Every client that may write such a key can write another
+status: nothing here trusts its types, and its texts are shown as texts only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from penstock.console.pages import Page, PageQuery, Pages
+from penstock.console.snapshots import Pipeline, PipelineDetail, PipelineSink
+from penstock.statestore.engine.record import Record
+from penstock.statestore.service.service import StateStoreService
+
+__all__ = ["PipelineViews"]
+
+PREFIX: Final = "penstock/pipeline/"
+STATUS: Final = "/run"
+MAX_PIPELINES: Final = 1000
+"""Pipelines in the list: the status of each is parsed for a page."""
+MAX_STATUS_BYTES: Final = 256 << 10
+MAX_S: Final = 1.0
+STEP_KEYS: Final = 100
+MAX_TEXT: Final = 10_000
+MAX_SINKS: Final = 1000
+
+T = TypeVar("T")
+
+
+class PipelineViews:
+    """Pipelines in ``store``. ``managed``: names of those whose dead letters this node manages."""
+
+    def __init__(self, store: StateStoreService, pages: Pages, managed: Callable[[], Collection[str]] = tuple) -> None:
+        self._store = store
+        self._pages = pages
+        self._managed = managed
+
+    async def pipelines(self, query: PageQuery) -> Page[Pipeline]:
+        """Return a page of the pipelines, those of the configuration that have not run yet included."""
+        found = {name: self._pipeline(name, None, {}) for name in self._managed()}
+        pattern, after = f"{PREFIX}*{STATUS}".encode(), None
+        ends_s = time.monotonic() + MAX_S
+        while True:
+            records, after = self._store.records(pattern, after, STEP_KEYS)
+            for record in records:
+                name = record.key.decode(errors="replace").removeprefix(PREFIX).removesuffix(STATUS)
+                if (status := _status(record)) is not None:
+                    found[name] = self._pipeline(name, record, status)
+            if after is None or len(found) >= MAX_PIPELINES or time.monotonic() > ends_s:
+                break
+            await self._pages.pause()
+        page = await self._pages.page(
+            found.values(),
+            query,
+            columns={
+                "pipeline": lambda row: row.pipeline,
+                "state": lambda row: row.state,
+                "rows_per_s": lambda row: row.rows_per_s,
+                "lag_records": lambda row: -1 if row.lag_records is None else row.lag_records,
+                "lag_s": lambda row: -1.0 if row.lag_s is None else row.lag_s,
+                "dead": lambda row: row.dead,
+            },
+            name=lambda row: row.pipeline,
+            row=lambda row: row,
+        )
+        return page if after is None else Page(page.rows, page.next, page.total, page.matched, complete=False)
+
+    def pipeline(self, name: str) -> PipelineDetail | None:
+        """Return one pipeline with its sinks; None if it has neither a status nor a place in the configuration."""
+        record = self._store.record(f"{PREFIX}{name}{STATUS}".encode())
+        status = None if record is None else _status(record)
+        if status is None and name not in self._managed():
+            return None
+        found = self._pipeline(name, record, status or {})
+        return PipelineDetail(found, tuple(_sinks(status or {})))
+
+    def _pipeline(self, name: str, record: Record | None, status: Mapping[str, Any]) -> Pipeline:
+        lease = self._store.record(f"{PREFIX}{name}/lease".encode())
+        run = _get(status, "run", str) or None
+        state = _get(status, "state", str) or "never run"
+        holds = lease is not None and run is not None and lease.value == run.encode()
+        if state == "running" and not holds:
+            state = "lost"
+        sinks = list(_sinks(status))
+        lags = [sink for sink in sinks if sink.lag_records is not None]
+        return Pipeline(
+            pipeline=name,
+            state=state,
+            run=run,
+            host=_get(status, "host", str) or None,
+            pid=_get(status, "pid", int) or None,
+            since_at=_time(status, "since"),
+            status_age_s=None if record is None else max(0, self._store.clock() - record.version.wall_ms) / 1000,
+            why=_get(status, "why", str)[:MAX_TEXT] or None,
+            sinks=len(sinks),
+            rows_per_s=sum(sink.rows_per_s for sink in sinks) if holds else 0.0,
+            lag_records=max((sink.lag_records or 0 for sink in lags), default=None) if holds else None,
+            lag_s=max((sink.lag_s or 0.0 for sink in lags), default=None) if holds else None,
+            read=sum(sink.read for sink in sinks),
+            out=sum(sink.out for sink in sinks),
+            dead=sum(sink.dead for sink in sinks),
+            restarts=sum(sink.restarts for sink in sinks),
+            managed=name in self._managed(),
+        )
+
+
+def _status(record: Record) -> dict[str, Any] | None:
+    """The status in ``record``; None if it is not one."""
+    if len(record.value) > MAX_STATUS_BYTES:
+        return None
+    try:
+        found = json.loads(record.value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("run"), str) else None
+
+
+def _sinks(status: Mapping[str, Any]) -> list[PipelineSink]:
+    sinks = _get(_get(status, "progress", dict), "sinks", dict)
+    return [_sink(name, found) for name, found in list(sinks.items())[:MAX_SINKS] if isinstance(found, dict)]
+
+
+def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
+    def number(field: str) -> float | None:
+        value = found.get(field)
+        return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
+
+    def count(field: str) -> int | None:
+        value = number(field)
+        return None if value is None else int(value)
+
+    return PipelineSink(
+        sink=name[:MAX_TEXT],
+        batch=count("batch"),
+        batches=count("batches") or 0,
+        read=count("read") or 0,
+        out=count("out") or 0,
+        dead=count("dead") or 0,
+        filtered=count("filtered") or 0,
+        duplicates=count("duplicates") or 0,
+        late=count("late") or 0,
+        restarts=count("restarts") or 0,
+        rows_per_s=number("rows_per_s") or 0.0,
+        batch_s=number("batch_s"),
+        lag_records=count("lag_records"),
+        lag_s=number("lag_s"),
+        in_batch_records=count("in_batch_records"),
+        in_batch_s=number("in_batch_s"),
+        behind_s=number("behind_s"),
+        state_rows=count("state_rows"),
+        state_bytes=count("state_bytes"),
+    )
+
+
+def _get(found: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = found.get(name)
+    return value if isinstance(value, kind) else kind()
+
+
+def _time(status: Mapping[str, Any], name: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(_get(status, name, str)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,109 @@
+"""Pipelines in the API of the console: what runs report in the state store, and what other clients write there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.console import pipelines
+from penstock.console.snapshots import PipelineSink
+from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
+from penstock.pipelines.run.progress import SinkProgress
+from penstock.pipelines.spec.values import lease_key, run_key
+from penstock.statestore.client.client import StateStoreClient
+from tests.unit.node.test_api import Api
+from tests.unit.node.test_http_access import running
+from tests.unit.node.test_node import config
+
+TABLE = SinkProgress(
+    batches=7, read=900, out=880, dead=15, filtered=5, batch=6, rows_per_s=120.5, batch_s=0.4, lag_records=30,
+    lag_s=2.5, state_rows=10, state_bytes=4096, behind_s=12.0,
+)  # fmt: skip
+ALARMS = SinkProgress(
+    batches=7, read=900, out=3, dead=1, duplicates=2, late=4, rows_per_s=20.0, lag_records=200, lag_s=9.0
+)
+
+
+def record(run: str, **more: Any) -> RunRecord:
+    progress = {"sinks": {"table": asdict(TABLE), "alarms": asdict(ALARMS)}}
+    return RunRecord(
+        run, "press-host", 4711, "2026-11-26T10:00:00Z", "2026-11-26T10:05:00Z", **{"progress": progress, **more}
+    )
+
+
+async def test_pipelines_show_what_their_runs_report(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        for name, found, holder in (
+            ("water", record("r1"), "r1"),
+            ("gone", record("r2"), None),
+            ("taken", record("r3"), "r9"),
+            ("ended", record("r4", state=STOPPED), None),
+            ("broken", record("r5", state=FAILED, why="the table is not writable\nhint: free disk space"), None),
+        ):
+            await store.set(run_key(name), found.encode())
+            if holder is not None:
+                await store.set(lease_key(name), holder, ttl_ms=600_000)
+        api = Api(ready)
+        page = await api.get("/pipelines")
+        states = {row["pipeline"]: row["state"] for row in page["rows"]}
+        assert states == {"water": "running", "gone": "lost", "taken": "lost", "ended": "stopped", "broken": "failed"}
+        assert (page["total"], page["complete"]) == (5, True)
+        (water,) = (await api.get("/pipelines?q=water"))["rows"]
+        assert (water["host"], water["pid"], water["sinks"], water["run"]) == ("press-host", 4711, 2, "r1")
+        assert water["since_at"] == 1795687200000
+        assert (water["rows_per_s"], water["lag_records"], water["lag_s"]) == (140.5, 200, 9.0)
+        assert (water["read"], water["out"], water["dead"], water["managed"]) == (1800, 883, 16, False)
+        first = (await api.get("/pipelines?sort=-lag_records&limit=1"))["rows"]
+        assert first[0]["pipeline"] == "water"
+        detail = await api.get("/pipelines/broken")
+        assert detail["pipeline"]["why"] == "the table is not writable\nhint: free disk space"
+        assert detail["pipeline"]["lag_records"] is None
+        by_name = {sink["sink"]: sink for sink in detail["sinks"]}
+        for sink, wanted in (("table", TABLE), ("alarms", ALARMS)):
+            given = asdict(wanted)
+            assert {name: by_name[sink][name] for name in given if name in by_name[sink]} == {
+                name: value for name, value in given.items() if name in by_name[sink]
+            }
+        assert (await api.send("/pipelines/none"))[0] == 404
+        assert (await Api(ready, "").send("/pipelines"))[0] == 401
+
+
+def test_every_field_of_a_sink_is_shown() -> None:
+    assert {each.name for each in fields(SinkProgress)} - {each.name for each in fields(PipelineSink)} == {
+        "waiting_records",  # the lag without the batch that runs, which is shown
+        "waiting_s",
+    }
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "text", "[]", "{}", '{"run": 5}', "[" * 5000,
+        '{"run": "r", "progress": []}', '{"run": "r", "progress": {"sinks": 5}}',
+        '{"run": "r", "progress": {"sinks": {"a": 5, "b": {"read": "x", "lag_records": 1e400, "rows_per_s": -1e300}}}}',
+        '{"run": "r", "since": "never", "pid": "x", "why": 5, "state": "running", "host": {}}',
+        json.dumps({"run": "r", "why": "x" * 300_000}),
+    ],
+)  # fmt: skip
+async def test_another_value_of_the_key_is_no_harm(tmp_path: Path, value: str) -> None:
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        await store.set(run_key("odd"), value)
+        await store.set(run_key("good"), record("r1").encode())
+        api = Api(ready)
+        names = {row["pipeline"] for row in (await api.get("/pipelines"))["rows"]}
+        assert "good" in names
+        assert (await api.send("/pipelines/odd"))[0] == (200 if "odd" in names else 404)
+
+
+async def test_a_list_that_is_too_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "MAX_PIPELINES", 10)
+    monkeypatch.setattr(pipelines, "STEP_KEYS", 5)
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        for number in range(20):
+            await store.set(run_key(f"p{number:02}"), record("r").encode())
+        page = await Api(ready).get("/pipelines")
+        assert (len(page["rows"]), page["complete"]) == (10, False)
