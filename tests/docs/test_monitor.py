@@ -27,6 +27,9 @@ TEXTS = (
     ("node/tube_broker.py", "is prepared, neither committed nor aborted", "is prepared, neither committed nor aborted"),
     ("node/capture.py", "has accepted no change of the state store", "has accepted no change of the state store"),
     ("runtime/observability/audit.py", "cannot be written: ", "the audit trail … cannot be written: "),
+    ("node/cluster.py", "standby: the active node is", "`standby: the active node is …`"),
+    ("node/cluster.py", "standby: no node of the cluster is active", "`standby: no node of the cluster is active"),
+    ("node/cluster.py", "commits have been waiting for etcd for", "`commits have been waiting for etcd for … s`"),
 )
 """File, a part of the text in it, and the text of the page."""
 
@@ -40,7 +43,7 @@ def test_the_page_has_the_texts_of_the_code(file: str, text: str, shown: str) ->
 def test_every_part_that_reports_is_on_the_page() -> None:
     node = (SOURCES / "node" / "node.py").read_text(encoding="utf-8")
     parts = re.findall(r'self\._failures\["([^"]+)"\]', node)
-    assert sorted(parts) == ["mqtt sessions", "statestore", "tube"]
+    assert sorted(parts) == ["cluster", "mqtt sessions", "statestore", "tube"]
     for part in parts:
         assert f"`{part}: …" in PAGE
     told = node.partition("def _current_warnings(self)")[2].partition("def health")[0]
