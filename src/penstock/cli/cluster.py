@@ -56,7 +56,10 @@ def _connected(config: Path | None) -> Iterator[tuple[ClusterSection, EtcdClient
         from penstock.cluster.client import EtcdClient
     except ImportError as error:
         raise ConfigError(
-            "a library is not installed", option="cluster", why=str(error), do="pip install 'penstock[cluster]'"
+            "a library is not installed",
+            option="cluster",
+            why=str(error),
+            do='pip install ".[cluster]" in a clone of penstock',
         ) from error
     client = EtcdClient(section.etcd, section.login())
     try:

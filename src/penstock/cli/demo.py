@@ -232,7 +232,7 @@ def _report(outcome: DemoResult, options: DemoOptions, *, as_json: bool) -> None
         if not as_json:
             text = draw_text(outcome.readings, outcome.segments, width=_width())
     except ImportError as error:
-        note(f'no plot: {error} (pip install ".[console]" in a clone of penstock)')
+        note(f'no plot: {error} (pip install ".[plot]" in a clone of penstock)')
     if as_json:
         print_json(last_line(outcome.proof, outcome.segments, outcome.seconds))
         return
@@ -294,7 +294,7 @@ LONGEST_STEP = timedelta(hours=1)
 
 
 def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: Sequence[AbnormalSegment]) -> None:
-    """Draw into the file at ``path``. Needs matplotlib (the extra ``console``)."""
+    """Draw into the file at ``path``. Needs matplotlib (the extra ``plot``)."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -331,7 +331,7 @@ def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: 
 
 
 def draw_text(readings: Sequence[Reading], segments: Sequence[AbnormalSegment], *, width: int) -> str:
-    """Draw with characters, ``width`` columns wide, without colours. Needs plotext (the extra ``console``)."""
+    """Draw with characters, ``width`` columns wide, without colours. Needs plotext (the extra ``plot``)."""
     import plotext
 
     ordered = sorted(readings)

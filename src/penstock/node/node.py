@@ -790,7 +790,7 @@ def _membership(config: NodeConfig) -> Membership:
             "cluster: a library is not installed",
             option="cluster",
             why=str(error),
-            do="pip install 'penstock[cluster]'",
+            do='pip install ".[cluster]" in a clone of penstock',
         ) from error
     return Membership(config, restart_process)
 
