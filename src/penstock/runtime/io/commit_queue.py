@@ -281,6 +281,11 @@ class CommitQueue(Generic[Batch]):
         else:
             self._jobs.put(batch)
 
+    def _begin_pause(self) -> None:
+        quiet, self._quiet = self._quiet, None
+        if quiet is not None and not quiet.done():
+            quiet.set_result(None)
+
     def _may_begin(self) -> bool:
         return not self._paused_after or self.number <= self._paused_after
 
@@ -394,8 +399,5 @@ class CommitQueue(Generic[Batch]):
         elif self._idle is not None and not (self._requested or self.running):
             self._idle.set()
             self._idle = None
-        quiet = self._quiet
-        if quiet is not None and self.ended >= self._paused_after:
-            self._quiet = None
-            if not quiet.done():
-                quiet.set_result(None)
+        if self._quiet is not None and self.ended >= self._paused_after:
+            self._begin_pause()
