@@ -17,11 +17,15 @@ name: {name}
 source: {{topics: ["{topic}"], master: "{master}"}}
 statestore: {{broker: "{broker}"}}
 trigger: 50 milliseconds
+steps:
+  - {{name: once, dedupe: {{within: 1 day}}}}
 sinks:
   - name: rows
     table: {{path: "{lake}/rows"}}
+    from: source
   - name: again
     table: {{path: "{lake}/again"}}
+    from: once
 """
 pytestmark = pytest.mark.timeout(300)
 
