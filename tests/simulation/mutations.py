@@ -28,7 +28,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.link import ServerLink
 from penstock.node.rules import RuleService
 from penstock.runtime.io.wal import LoggedEnvironment
-from penstock.runtime.io.wal_frames import PUT
+from penstock.runtime.io.wal_frames import PUT, RowChanges
 from penstock.runtime.observability.metrics import Metrics
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine import requests, store
@@ -89,12 +89,14 @@ def without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def recovered_in_part(patch: pytest.MonkeyPatch) -> None:
-    """Recovery leaves out every other operation."""
+    """Recovery leaves out every other row."""
     write = LoggedEnvironment._write
 
-    def in_part(self: LoggedEnvironment, transaction: Any, operations: Any) -> None:
-        recovers = self._follower is None
-        write(self, transaction, operations[1::2] if recovers else operations)
+    def in_part(self: LoggedEnvironment, transaction: Any, changes: RowChanges) -> None:
+        if self._follower is None:  # it recovers
+            for table, rows in changes.tables.items():
+                changes.tables[table] = dict(list(rows.items())[1::2])
+        write(self, transaction, changes)
 
     patch.setattr(SimulatedLog, "_write", in_part)
 
@@ -105,26 +107,30 @@ def log_released_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def frame_applied_twice(patch: pytest.MonkeyPatch) -> None:
-    """Operations are applied to LMDB once more after the next ones."""
+    """Changes are applied to LMDB once more after the next ones."""
     write = LoggedEnvironment._write
-    earlier: dict[int, Any] = {}
+    earlier: dict[int, RowChanges] = {}
 
-    def twice(self: LoggedEnvironment, transaction: Any, operations: Any) -> None:
-        write(self, transaction, operations)
-        write(self, transaction, earlier.get(id(self), ()))
-        earlier[id(self)] = list(operations)
+    def twice(self: LoggedEnvironment, transaction: Any, changes: RowChanges) -> None:
+        write(self, transaction, changes)
+        write(self, transaction, earlier.get(id(self), RowChanges()))
+        earlier[id(self)] = changes
 
     patch.setattr(SimulatedLog, "_write", twice)
 
 
 def first_operation_wins(patch: pytest.MonkeyPatch) -> None:
-    """Of several operations on a row the first is applied, not the last."""
+    """Of several changes of a row the first one is applied, not the last."""
     write = LoggedEnvironment._write
+    first: dict[tuple[int, int, bytes], bytes | None] = {}
 
-    def reversed_order(self: LoggedEnvironment, transaction: Any, operations: Any) -> None:
-        write(self, transaction, operations[::-1])
+    def write_first(self: LoggedEnvironment, transaction: Any, changes: RowChanges) -> None:
+        for table, rows in changes.tables.items():
+            for key, value in rows.items():
+                rows[key] = first.setdefault((id(self), table, key), value)
+        write(self, transaction, changes)
 
-    patch.setattr(SimulatedLog, "_write", reversed_order)
+    patch.setattr(SimulatedLog, "_write", write_first)
 
 
 def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
