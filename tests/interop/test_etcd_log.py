@@ -87,7 +87,9 @@ class Node:
             assert time.monotonic() < end
             time.sleep(0.05)
         earlier = {NAME: SegmentLog(DirectFiles(), path, "rows", size=SEGMENT_BYTES)} if joins else None
-        self.logs = EtcdLogs(self.client, prefix, self.leadership.term, [NAME], most_bytes=most_bytes, earlier=earlier)
+        self.logs = EtcdLogs(
+            self.client, prefix, self.leadership.term, [NAME], most_bytes=most_bytes, backlog_bytes=0, earlier=earlier
+        )
         self.log = self.logs.logs[NAME]
         tables = tables_at(path)
         self.environment = LoggedEnvironment(tables, segment_bytes=4 << 20, log=self.log)

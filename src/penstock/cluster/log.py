@@ -113,7 +113,8 @@ def _head_of(answer: pb.RangeResponse) -> Head | None:
 def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iterator[Frame]:
     """Read the complete commits after the sequence ``after`` up to ``end``, in order, without gaps.
 
-    Raises: StorageError: a commit is missing or damaged.
+    Raises:
+        StorageError: a commit is missing or damaged.
         UnavailableError, RefusedError: etcd does not answer.
     """
     while after < end:
@@ -132,7 +133,8 @@ def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iter
 def read_oldest(client: EtcdClient, keys: LogKeys) -> Frame | None:
     """Read the first commit of a log in etcd; None if there is none.
 
-    Raises: StorageError: the commit is damaged.
+    Raises:
+        StorageError: the commit is damaged.
         UnavailableError, RefusedError: etcd does not answer.
     """
     request = pb.RangeRequest(key=keys.frame(0), range_end=keys.frame(_LAST), limit=1)
