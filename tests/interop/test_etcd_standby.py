@@ -43,7 +43,7 @@ path, prefix, endpoints = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
 client = EtcdClient(endpoints)
 leadership = Leadership(client, prefix, "first")
 assert leadership.campaign()
-logs = EtcdLogs(client, prefix, leadership.term, NAMES)
+logs = EtcdLogs(client, prefix, leadership.term, NAMES, backlog_bytes=0)
 environments = {name: environment_at(path / name, logs.logs[name]) for name in NAMES}
 for environment in environments.values():
     environment.open(lambda _: None)
