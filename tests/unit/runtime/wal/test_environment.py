@@ -460,10 +460,11 @@ def test_commits_continue_while_lmdb_has_no_disk_space(
     store.environment.on_failure = told.append
     with monkeypatch.context() as patch:
         patch.setattr(LmdbEnvironment, "transact", is_full)
+        store.put(a="1")
         deadline = time.monotonic() + 20
         while not caplog.records and time.monotonic() < deadline:
             store.environment._haste.set()
-            store.put(a="1")
+            time.sleep(0.001)
         store.put(a="2")
     assert "is not written to LMDB for now" in caplog.records[0].getMessage()
     deadline = time.monotonic() + 20
