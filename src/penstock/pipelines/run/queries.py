@@ -147,6 +147,7 @@ class SinkBatches:
         """Closed to stop this query between two batches."""
         self._context = context
         self._writer = SinkWriter(plan, checkpoint, context.targets)
+        self._entry = partial(ledger_entry, plan, checkpoint, context.targets)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Process one batch. All writes are idempotent by batch id."""
@@ -261,34 +262,6 @@ class SinkBatches:
             for rows in (records, *late_rows):
                 rows.unpersist()
         return counts, int(row["late"]), letters
-
-    def _entry(
-        self,
-        batch: int,
-        start: Offsets,
-        end: Offsets,
-        read: int,
-        counts: Counts,
-        *,
-        out: int,
-        duplicates: int | None,
-        late: int = 0,
-        letters: int = 0,
-    ) -> LedgerEntry:
-        return ledger_entry(
-            self.plan,
-            self.checkpoint,
-            self._context.targets,
-            batch,
-            start,
-            end,
-            read,
-            counts,
-            out=out,
-            duplicates=duplicates,
-            late=late,
-            letters=letters,
-        )
 
 
 def ledger_entry(
