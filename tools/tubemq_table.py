@@ -135,4 +135,4 @@ def _administration(title: str, methods: Mapping[str, Any]) -> list[str]:
 
 
 def _cell(text: object) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+    return " ".join(str(text).replace("|", "\\|").split())
