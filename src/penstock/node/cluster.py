@@ -174,8 +174,9 @@ class Membership:
 
     # Standby
 
-    async def become_active(self) -> bool:
-        """Follow the active node until this one is elected; returns True.
+    async def become_active(self, on_standby: Callable[[], None] = lambda: None) -> bool:
+        """Follow the active node until this one is elected; returns True. ``on_standby`` is called when the standby
+        answers clients.
 
         Raises:
             ConfigError: a file of a listener cannot be used.
@@ -198,6 +199,7 @@ class Membership:
                 except OSError as error:
                     raise bind_error(error, name, security.listeners[name].bind) from error
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
+            on_standby()
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
             self._thread.start()
             await self._elected.wait()

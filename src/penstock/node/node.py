@@ -57,6 +57,7 @@ from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics, counters_of
+from penstock.runtime.observability.systemd import ServiceNotifier
 from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import Storage
 from penstock.tube.admin import broker as broker_admin
@@ -765,17 +766,24 @@ def run_node(
 async def serve(
     config: NodeConfig, on_ready: Callable[[ReadyNode], None], read_again: Callable[[], NodeConfig] | None = None
 ) -> None:
-    """Start a node, report that it is ready, wait for a signal, close it."""
+    """Start a node, report that it is ready, also to systemd, wait for a signal, close it.
+
+    A standby of a cluster reports to systemd that it is ready when it answers clients.
+    """
     stop = install_signal_handlers()
+    notifier = ServiceNotifier()
     loop = asyncio.get_running_loop()
     membership = None
     if config.cluster is not None:
         loop.add_signal_handler(signal.SIGHUP, _log.info, "a standby reads its files when it becomes active")
         membership = _membership(config)
     try:
-        if membership is not None and not await run_until(stop, membership.become_active()):
+        if membership is not None and not await run_until(
+            stop, membership.become_active(on_standby=lambda: notifier.ready("standby"))
+        ):
+            notifier.stopping()
             return
-        await _serve(config, on_ready, read_again or (lambda: config), stop, membership)
+        await _serve(config, on_ready, read_again or (lambda: config), stop, membership, notifier)
     finally:
         if membership is not None:
             await asyncio.to_thread(membership.close)
@@ -801,9 +809,15 @@ async def _serve(
     read_again: Callable[[], NodeConfig],
     stop: asyncio.Event,
     membership: Membership | None,
+    notifier: ServiceNotifier,
 ) -> None:
     node = Node(config, membership)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, node.reload, read_again)
+
+    def reload() -> None:
+        notifier.reloading()
+        notifier.reloaded(done=node.reload(read_again))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     try:
         ready = await run_until(stop, node.start())
         if ready is not None:
@@ -817,8 +831,10 @@ async def _serve(
             _log.info("ready", extra={"fields": fields})
             _warn_of_anonymous(config)
             on_ready(ready)
+            notifier.ready(f"mqtt {ready.mqtt}, http {ready.http}")
             await stop.wait()
     finally:
+        notifier.stopping()
         if membership is not None:
             membership.closing()
         await node.close()

@@ -39,6 +39,7 @@ from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.logs import LogFormat, LogLevel
 from penstock.runtime.observability.metrics import Metrics
+from penstock.runtime.observability.systemd import ServiceNotifier
 from penstock.security.passwords import read_passwords
 from penstock.security.policy_file import load_policy
 from penstock.tube.admin import broker as broker_admin
@@ -158,18 +159,19 @@ class _Security:
         )
         self._change()
 
-    def reload(self) -> None:
-        """Read the files again; if one is invalid, the previous users and permissions remain."""
+    def reload(self) -> bool:
+        """Read the files again; if one is invalid, the previous users and permissions remain, and it returns False."""
         try:
             self._read()
         except PenstockError as error:
             self.failure = error
             _log.error("reload failed, the previous settings remain: %s", error)
-            return
+            return False
         self.failure = None
         self._change()
         self.changed()
         _log.info("reloaded")
+        return True
 
     def expiry(self) -> dict[str, int | float]:
         """Expiry of the certificates, for the metrics."""
@@ -195,7 +197,13 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
     _check_directory(settings.data_dir)
     stop = install_signal_handlers()
     security = _Security(settings)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
+    notifier = ServiceNotifier()
+
+    def reload() -> None:
+        notifier.reloading()
+        notifier.reloaded(done=security.reload())
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     async with AsyncExitStack() as parts:
         parts.callback(DirectoryLock(settings.data_dir, "data directory").close)
         ready = await run_until(stop, _start(settings, security, parts))
@@ -204,7 +212,9 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
             fields = {"broker_id": settings.broker_id, "tube_broker": ready.tube_broker}
             _log.info("ready", extra={"fields": fields})
             on_ready(ready)
+            notifier.ready(f"tube-broker {ready.tube_broker}, http {ready.tube_broker_http}")
             await stop.wait()
+        notifier.stopping()
 
 
 async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExitStack) -> ReadyBroker:
