@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
-from penstock.pipelines.spec.steps import Step, Window
-from penstock.pipelines.spec.values import late_of, lease_key, sink_letter
+from penstock.pipelines.spec.steps import Enrich, Step, Window
+from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
 __all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_text", "query_path"]
@@ -146,9 +146,9 @@ def _does(step: Step) -> str:
         match = " and ".join(f"{field} = {column}" for field, column in step.enrich.match.items())
         what = f"the object with {match} under key" if match else "the value of key"
         return (
-            f"with {what} {step.enrich.key} as {step.enrich.into} ({step.enrich.columns}), refreshed every "
-            f"{step.enrich.refresh}; a missing one is {policies[step.enrich.missing]}, while the store is unavailable "
-            f"{policies[step.enrich.unavailable]}"
+            f"with {what} {step.enrich.key} as {step.enrich.into} ({step.enrich.columns}), "
+            f"{_lookup_method(step.enrich)}, refreshed every {step.enrich.refresh}; a missing one is "
+            f"{policies[step.enrich.missing]}, while the store is unavailable {policies[step.enrich.unavailable]}"
         )
     if step.dedupe is not None:
         if step.dedupe.on == "event":
@@ -163,6 +163,15 @@ def _does(step: Step) -> str:
         computed = [f"{path} = {expression}" for path, expression in step.map.compute.items()]
         return ", ".join([*renamed, *computed, *(f"without {path}" for path in step.map.drop)])
     return str(step.sql or step.filter)
+
+
+def _lookup_method(enrich: Enrich) -> str:
+    """Describe how the values reach the rows, and why in this way."""
+    if any(part.column for part in template_parts(enrich.key)):
+        return "by key lookup: each worker reads the distinct keys of its rows, since the key depends on the row"
+    if enrich.match:
+        return "by an index of the dataset in each worker, since one key has all objects and a row needs one"
+    return "by key lookup: each worker reads the key once, since all rows have the same key"
 
 
 def _window(window: Window) -> str:

@@ -1,10 +1,14 @@
-"""The enrich step: values of keys of the state store, and datasets (a JSON array, or one object per line) by fields."""
+"""The enrich step: values of keys of the state store, and datasets (a JSON array, or one object per line) by fields.
+
+Workers look up the distinct keys of each Arrow batch. A dataset is indexed in the worker, and a row gets only its
+object: a copy of the dataset for each row would need the size of the dataset times 10,000.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -17,7 +21,7 @@ from penstock.pipelines.spec.steps import Enrich
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.steps.parsing import from_json, schema_of
 from penstock.spark.option_parsing import json_value
-from penstock.spark.statestore.lookup import values_of
+from penstock.spark.statestore.lookup import read_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,6 +168,8 @@ _RESULT = StructType(
 )
 _MOST_DATASETS = 64
 _MOST_VALUES = 100_000
+_MOST_BYTES = (1 << 31) - 1
+"""Maximum size of a column of an Arrow batch."""
 
 LookupResult = tuple[bytes | None, str | None, str | None]
 """Value, code and reason: either a value, or the code and reason of a failure; all None if the key is missing."""
@@ -174,19 +180,17 @@ _indexes: dict[tuple[int, str, str, tuple[str, ...]], tuple[bytes, DatasetIndex]
 _json: set[int] = set()
 """Hashes of values in a worker that are valid JSON."""
 
-GetValues = Callable[[list[str | None], Lookup], list[bytes | None]]
-"""Function from keys to values; None for a None key and for a missing key."""
+GetValues = Callable[[Collection[str], Lookup], Mapping[str, bytes | None]]
+"""Function from distinct keys to their values; a missing key has None, or no entry."""
 
 
 def store_lookup(broker: str) -> WithLookup:
     """Return the lookup function of enrich steps for the state store at ``broker``."""
 
-    def get(keys: list[str | None], lookup: Lookup) -> list[bytes | None]:
-        import pyarrow as pa
-
-        found = values_of(pa.array(keys, pa.string()), broker, refresh_ms=lookup.refresh_ms, timeout_ms=lookup.wait_ms)
-        values: list[bytes | None] = found.to_pylist()
-        return values
+    def get(keys: Collection[str], lookup: Lookup) -> dict[str, bytes | None]:
+        encoded = {key: key.encode() for key in keys}
+        found = read_values(encoded.values(), broker, refresh_ms=lookup.refresh_ms, timeout_ms=lookup.wait_ms)
+        return {key: found[name] for key, name in encoded.items()}
 
     return lookup_with(get, broker)
 
@@ -202,6 +206,7 @@ def lookup_with(get: GetValues, name: str) -> WithLookup:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
             values: list[Any] = wanted.to_pylist()
             found = look_up_keys(get, name, lookup, texts, values)
+            _check_size(found)
             # Built by column: a dictionary for each row would cost more than the lookup.
             fields = [
                 pa.array([each[place] for each in found], kind)
@@ -229,32 +234,52 @@ def look_up_keys(
         UnavailableError: the store did not answer in time and the step's policy is to fail.
         PenstockError: a key does not exist and the step's policy is to fail.
     """
+    distinct = list(dict.fromkeys(key for key in keys if key is not None))
     try:
-        values = get(keys, lookup)
+        values = get(distinct, lookup) if distinct else {}
     except UnavailableError as error:
         if lookup.unavailable == "fail":
             raise
         code = UNAVAILABLE if lookup.unavailable == "dead_letter" else UNKNOWN
-        return [(None, None, None) if key is None else (None, code, error.what) for key in keys]
-    found = [_one(name, lookup.fields, key, value, each) for key, value, each in zip(keys, values, wanted, strict=True)]
+        return [_NOTHING if key is None else (None, code, error.what) for key in keys]
+    by_key = {key: _result_or_index(name, lookup.fields, key, values.get(key)) for key in distinct}
+    found = [_NOTHING if key is None else _of_row(by_key[key], each) for key, each in zip(keys, wanted, strict=True)]
     if lookup.missing == "fail":
         _fail_where_missing(lookup, keys, wanted, found)
     return found
 
 
-def _one(
-    store: str, fields: tuple[str, ...], key: str | None, value: bytes | None, wanted: list[str | None]
-) -> LookupResult:
-    if key is None or value is None:
-        return value, None, None
+_NOTHING: LookupResult = (None, None, None)
+
+
+def _result_or_index(store: str, fields: tuple[str, ...], key: str, value: bytes | None) -> LookupResult | DatasetIndex:
+    """Return the result for all rows with ``key``, or the dataset with the objects for them."""
+    if value is None:
+        return _NOTHING
     if not fields:
         return (value, None, None) if _is_json(value) else (None, NOT_JSON, f"the value of key {key} is not JSON")
     try:
-        objects = _index_of(store, key, fields, value)
+        return _index_of(store, key, fields, value)
     except ValueError as error:
         return None, NOT_JSON, f"the dataset under key {key} cannot be read: {error}"
+
+
+def _of_row(found: LookupResult | DatasetIndex, wanted: list[str | None]) -> LookupResult:
+    if isinstance(found, tuple):
+        return found
     named = tuple(text for text in wanted if text is not None)
-    return objects.get(named) if len(named) == len(wanted) else None, None, None
+    return found.get(named) if len(named) == len(wanted) else None, None, None
+
+
+def _check_size(found: Sequence[LookupResult]) -> None:
+    size = sum(len(value) for value, _, _ in found if value is not None)
+    if size > _MOST_BYTES:
+        raise PenstockError(
+            f"an enrich step adds {size} bytes to {len(found)} rows; the maximum is {_MOST_BYTES} bytes",
+            why="without match, each row gets a copy of the whole value of its key",
+            do="select one object of a large value with match, or set spark.sql.execution.arrow.maxRecordsPerBatch "
+            "(default 10000) to a smaller number",
+        )
 
 
 def _is_json(value: bytes) -> bool:

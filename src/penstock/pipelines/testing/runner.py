@@ -7,7 +7,7 @@ input. Sources, sinks and the state store are replaced by data in memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -106,10 +106,10 @@ def _records(spark: SparkSession, name: str, source: Source, case: Case) -> Data
 
 def _lookup(case: Case) -> WithLookup:
     """Return a lookup function on the keys of the case."""
-    values = {key: _bytes(value) for key, value in case.keys.items() if value is not None}
+    values: dict[str, bytes | None] = {k: _bytes(value) for k, value in case.keys.items() if value is not None}
 
-    def get(keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
-        return [None if key is None else values.get(key) for key in keys]
+    def get(_keys: Collection[str], _lookup: Lookup) -> Mapping[str, bytes | None]:
+        return values
 
     return lookup_with(get, f"case {case.name}")
 

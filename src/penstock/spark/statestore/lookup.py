@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchKeyReader", "Connect", "KeyReader", "ReadableStore", "values_of", "with_lookup"]
+__all__ = ["BatchKeyReader", "Connect", "KeyReader", "ReadableStore", "read_values", "values_of", "with_lookup"]
 
 CONCURRENT_GETS = 256
 """Maximum number of concurrent single-key requests; the broker's Receive Maximum may reduce it."""
@@ -149,6 +149,7 @@ async def _concurrently(work: Callable[[], Coroutine[None, None, None]], count: 
 
 _TIMEOUT_MS = 30_000
 _CACHED = 100_000  # maximum values in a worker's cache; the oldest are evicted first
+_CACHED_BYTES = 64 << 20  # maximum size of these values
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -200,6 +201,7 @@ class KeyReader:
         self._connect = connect
         self._clock = clock
         self._cache: dict[bytes, tuple[float, bytes | None]] = {}
+        self._cached_bytes = 0
         self._thread: LoopThread | None = None
         self._open: AbstractAsyncContextManager[ReadableStore] | None = None
         self._store: ReadableStore | None = None
@@ -239,10 +241,15 @@ class KeyReader:
 
     def _store_in_cache(self, fetched: Mapping[bytes, bytes | None], now: float) -> None:
         for key, value in fetched.items():
-            self._cache.pop(key, None)  # reinserted at the end: the dictionary is ordered by time
+            self._remove_from_cache(key)  # reinserted at the end: the dictionary is ordered by time
             self._cache[key] = (now, value)
-        while len(self._cache) > _CACHED:
-            del self._cache[next(iter(self._cache))]
+            self._cached_bytes += len(value or b"")
+        while len(self._cache) > _CACHED or self._cached_bytes > _CACHED_BYTES:
+            self._remove_from_cache(next(iter(self._cache)))
+
+    def _remove_from_cache(self, key: bytes) -> None:
+        _, value = self._cache.pop(key, (0.0, None))
+        self._cached_bytes -= len(value or b"")
 
     async def _fetch(self, keys: Collection[bytes], timeout_ms: int) -> dict[bytes, bytes | None]:
         """Read all ``keys``; after a failure, retry all of them over a new connection."""
@@ -297,11 +304,18 @@ def _reader(broker: str) -> KeyReader:
     return _readers[key]
 
 
+def read_values(
+    keys: Collection[bytes], broker: str, *, refresh_ms: int, timeout_ms: int
+) -> Mapping[bytes, bytes | None]:
+    """Return the values of ``keys`` over the connection of this worker; see :meth:`KeyReader.values`."""
+    return _reader(broker).values(keys, refresh_ms=refresh_ms, timeout_ms=timeout_ms)
+
+
 def values_of(keys: pa.Array[Any], broker: str, *, refresh_ms: int, timeout_ms: int) -> pa.Array[Any]:
     """Return the values (binary) of ``keys`` (string or binary), in order; null for null and for missing keys."""
     import pyarrow as pa
 
     encoded = keys.dictionary_encode()  # so that only distinct keys are processed in Python
     distinct: list[Any] = encoded.dictionary.cast(pa.binary()).to_pylist()
-    values = _reader(broker).values(distinct, refresh_ms=refresh_ms, timeout_ms=timeout_ms) if distinct else {}
+    values = read_values(distinct, broker, refresh_ms=refresh_ms, timeout_ms=timeout_ms) if distinct else {}
     return pa.array([values[key] for key in distinct], pa.binary()).take(encoded.indices)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from penstock.pipelines.steps import lookups
 from penstock.pipelines.steps.lookups import NOT_JSON, UNAVAILABLE, UNKNOWN, GetValues, Lookup, look_up_keys
 
 LINES = b'{"id":"a","low":1}\n{"id":"b","low":2}'
-STORED: dict[str | None, bytes] = {"plain": b"{}", "data": LINES, "broken": b"[1"}
+STORED: dict[str, bytes | None] = {"plain": b"{}", "data": LINES, "broken": b"[1"}
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +21,12 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "_json", set())
 
 
-def get(keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
-    return [STORED.get(key) for key in keys]
+def get(keys: Collection[str], _lookup: Lookup) -> Mapping[str, bytes | None]:
+    assert len(set(keys)) == len(keys) > 0
+    return STORED
 
 
-def away(_keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
+def away(_keys: Collection[str], _lookup: Lookup) -> Mapping[str, bytes | None]:
     raise UnavailableError("the state store did not answer")
 
 
@@ -106,3 +108,28 @@ def test_an_unavailable_state_store_is_an_error(policy: str, code: str) -> None:
     assert found == [(None, code, "the state store did not answer"), (None, None, None)]
     with pytest.raises(UnavailableError):
         look("plain", get=away, unavailable="fail")
+
+
+def test_rows_share_the_objects_of_a_dataset() -> None:
+    """A dataset of 1 MB and 10,000 rows, the largest Arrow batch of Spark: each row has only its object."""
+    objects = [{"id": str(number), "text": "x" * 1000} for number in range(1000)]
+    asked: list[Collection[str]] = []
+
+    def large(keys: Collection[str], _lookup: Lookup) -> Mapping[str, bytes | None]:
+        asked.append(keys)
+        return {"large": json.dumps(objects).encode()}
+
+    wanted: list[list[str | None]] = [[str(number % 1001)] for number in range(10_000)]
+    found = look_up_keys(large, "here", Lookup("k", "f", 5, fields=("id",)), ["large"] * 10_000, wanted)
+    assert asked == [["large"]]
+    assert json.loads(found[7][0] or b"") == objects[7]
+    assert found[1000] == (None, None, None)
+    assert len({id(value) for value, _, _ in found if value is not None}) == 1000, "no copies"
+
+
+def test_rows_that_arrow_cannot_carry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups._check_size(look("plain", "plain", "none", None))
+    monkeypatch.setattr(lookups, "_MOST_BYTES", 3)
+    with pytest.raises(PenstockError, match=r"adds 4 bytes to 4 rows; the maximum is 3 bytes") as caught:
+        lookups._check_size(look("plain", "plain", "none", None))
+    assert "match" in str(caught.value.do)

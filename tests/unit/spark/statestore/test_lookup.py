@@ -138,6 +138,16 @@ def test_the_cache_is_bounded(reader: KeyReader, store: FakeStore, monkeypatch: 
     assert store.asked == [b"a"]
 
 
+def test_the_size_of_the_cache_is_bounded(reader: KeyReader, store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "_CACHED_BYTES", 10)
+    store.data = {b"a": b"1" * 6, b"b": b"2" * 6, b"large": b"3" * 11}
+    for key in (b"a", b"a", b"b", b"a"):
+        assert reader.values([key], refresh_ms=500, timeout_ms=1000) == {key: store.data[key]}
+    assert store.asked == [b"a", b"b", b"a"], "the second a is cached, and b replaced it"
+    assert reader.values([b"large"], refresh_ms=500, timeout_ms=1000) == {b"large": b"3" * 11}
+    assert (reader._cache, reader._cached_bytes) == ({}, 0)
+
+
 def test_a_lost_connection_is_made_again(reader: KeyReader, store: FakeStore) -> None:
     store.failures = 2
     assert reader.values([b"a"], refresh_ms=0, timeout_ms=10_000) == {b"a": b"1"}
