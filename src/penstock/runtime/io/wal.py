@@ -97,6 +97,9 @@ class LoggedEnvironment:
         self._copied: list[bytes] | None = None
         """Commits since the start of a copy that were not read yet; None: no copy."""
         self._copied_bytes = 0
+        """Bytes collected since the start of the copy; only the thread that commits changes it."""
+        self._read_bytes = 0
+        """Bytes of them that were read; only the thread that copies changes it."""
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         """Open, apply the frames that LMDB does not contain, and return the result of ``load``.
@@ -213,11 +216,13 @@ class LoggedEnvironment:
     def start_copy(self) -> None:
         """Collect commits for a copy, from those that LMDB does not contain yet; waits while LMDB is updated."""
         with self._applying:
-            self._copied_bytes = 0
+            self._copied_bytes = self._read_bytes = 0
             copied: list[bytes] = []
             self._copied = copied
             # A commit of this moment may be collected twice, which does no harm.
-            copied[:0] = self._pending.pending[:]
+            pending = self._pending.pending[:]
+            self._read_bytes = -sum(map(len, pending))
+            copied[:0] = pending
 
     def copy_rows(self, table: int, after: bytes, max_bytes: int) -> tuple[bytes, bytes]:
         """Return the rows of ``table`` after the key ``after`` (b"": all) as PUTs, about ``max_bytes``, and the last
@@ -264,7 +269,7 @@ class LoggedEnvironment:
         bodies = copied[:]
         del copied[: len(bodies)]
         found = b"".join(bodies)
-        self._copied_bytes -= len(found)
+        self._read_bytes += len(found)
         return found
 
     def end_copy(self) -> None:
@@ -276,7 +281,7 @@ class LoggedEnvironment:
         if copied is not None:
             copied.append(body)
             self._copied_bytes += len(body)
-            if self._copied_bytes > _COPIED_BYTES:
+            if self._copied_bytes - self._read_bytes > _COPIED_BYTES:
                 self._copied = None
 
     def stored_bytes(self) -> int:
