@@ -46,9 +46,19 @@ from tests.simulation.node import SimulatedCommitQueue, SimulatedLog, SimulatedN
 from tests.simulation.run import simulate
 from tests.unit.runtime.recorded_disk import MemoryFile
 
-__all__ = ["ANY_FORM", "ENGINE", "HTTP", "LOG", "MOST_SEEDS", "seeds_needed"]
+__all__ = ["ANY_FORM", "ENGINE", "FOUND_BY", "HTTP", "LOG", "seeds_needed"]
 
 MOST_SEEDS = 20
+FOUND_BY = {
+    "lost_wake_up": 8,
+    "expiry_by_wall_clock": 6,
+    "lost_fence": 5,
+    "message_expired_early": 18,
+    "session_stored_late": 4,
+    "always_ready": 16,
+}
+"""The first seed that finds a bug which many seeds miss. The tests try it before the others; if it has become wrong,
+they take longer."""
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -533,11 +543,12 @@ ENGINE: list[Plant] = [
 ]
 
 
-def seeds_needed(plant: Plant, most: int = MOST_SEEDS) -> tuple[int, str]:
-    """The number of seeds, from 0 on, until one finds the bug, and the rule that was broken; 0: none did."""
+def seeds_needed(plant: Plant, first: int = 0) -> tuple[int, str]:
+    """The number of seeds until one finds the bug, and the rule that was broken; 0: none did. The order is ``first``,
+    then all from 0 on."""
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        for count, seed in enumerate(range(most), 1):
+        for count, seed in enumerate([first, *(n for n in range(MOST_SEEDS) if n != first)], 1):
             try:
                 simulate(seed)
             except Violation as violation:
