@@ -6,14 +6,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,142 +21,18 @@ from penstock.cluster.log import clock_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client.client import MqttClient
-from penstock.node.cluster import Member, Membership, read_cluster
+from penstock.node.cluster import Membership
 from penstock.node.config.node import NodeConfig, load_config
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.hlc import Hlc
 from tests.faults.mqtt_peers import Peer, Reader, Writer
 from tests.histories.mqtt import MqttRecorder, check
+from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command
 from tests.interop.etcd import EtcdCluster
-from tests.ports import free_ports
 
-DEADLINE_S = 60
-PENSTOCK = str(Path(sys.executable).with_name("penstock"))
-ROOT = Path(__file__).resolve().parents[2]
 _names = itertools.count(1)
-
-
-class NodeProcess:
-    """A node of a cluster as a process of its own, started by :meth:`start`."""
-
-    def __init__(self, folder: Path, name: str, cluster: str, etcd: EtcdCluster) -> None:
-        self.name = name
-        self.mqtt, self.http = free_ports(2)
-        self.data_dir = folder / name
-        self.config = folder / f"{name}.yaml"
-        self._cluster, self._etcd = cluster, etcd
-        self._log = folder / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"mqtt://127.0.0.1:{self.mqtt}"
-
-    def write_config(self, **cluster: object) -> None:
-        settings = {
-            "data_dir": str(self.data_dir),
-            "mqtt": f"127.0.0.1:{self.mqtt}",
-            "http": f"127.0.0.1:{self.http}",
-            "statestore": {"extensions": ["ttl"]},
-        }
-        if self._cluster:
-            settings["cluster"] = {"name": self._cluster, "node": self.name, "etcd": self._etcd.endpoints, **cluster}
-        else:
-            tube = dict(zip(("tube_master", "tube_broker", "tube_broker_http"), free_ports(3), strict=True))
-            settings |= {name: f"127.0.0.1:{port}" for name, port in tube.items()}
-        self.config.write_text(json.dumps(settings))
-
-    def start(self) -> None:
-        if not self.config.exists():
-            self.write_config()
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [PENSTOCK, "up", "--config", str(self.config)],
-                stdout=log,
-                stderr=log,
-                env=environment(),
-            )
-
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        assert self._process is not None
-        status = self._process.wait(DEADLINE_S)
-        self._process = None
-        return status
-
-    def end(self) -> None:
-        if self._process is not None:
-            for number in (signal.SIGCONT, signal.SIGKILL):
-                self.signal(number)
-            self.wait()
-
-    def health(self) -> dict[str, Any]:
-        """The body of ``/readyz``; empty without an answer."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/readyz", timeout=5) as answer:
-                return dict(json.load(answer))
-        except urllib.error.HTTPError as refused:  # 503
-            return dict(json.load(refused))
-        except OSError:
-            return {}
-
-    async def until(self, holds: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until ``/readyz`` is as wanted."""
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not holds(await asyncio.to_thread(self.health)):
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            raise AssertionError(f"{self.name}: {self.health()}\n{self.log()}") from None
-
-    async def until_active(self) -> None:
-        await self.until(lambda health: bool(health.get("ready")))
-
-    async def until_standby(self, active: NodeProcess) -> None:
-        wanted = f"standby: the active node is {active.name} (mqtt 127.0.0.1:{active.mqtt}"
-        await self.until(lambda health: any(each.startswith(wanted) for each in health.get("reasons", [])))
-
-    def log(self) -> str:
-        return self._log.read_text()[-4000:]
-
-    async def until_members(self, hold: Callable[[dict[str, Member]], bool]) -> None:
-        """Wait until the members of the cluster, by name, are as wanted. Nodes report themselves once a second."""
-        section = load_config(self.config, {}, {}).cluster
-        assert section is not None
-        client = EtcdClient(section.etcd)
-        found: dict[str, Member] = {}
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while True:
-                    state = await asyncio.to_thread(read_cluster, section, client)
-                    found = {member.node: member for member in state.members}
-                    if hold(found):
-                        return
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(f"{found}\n{self.log()}") from None
-        finally:
-            client.close()
-
-
-def environment() -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": paths}
-
-
-async def command(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command of ``penstock``."""
-    process = await asyncio.create_subprocess_exec(
-        PENSTOCK, *arguments,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-    )  # fmt: skip
-    out, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), errors.decode()
+CLUSTER = {"name": "edge", "node": "n1", "etcd": ["127.0.0.1:2379"]}
 
 
 @pytest.fixture(scope="module")
@@ -462,7 +333,7 @@ async def test_the_clock_of_expiry_times_continues_on_another_machine(
     time_ms = member.clock()
     passed_ms = wall_clock_ms() - start_ms
     assert start_ms + ahead_ms <= time_ms <= start_ms + ahead_ms + passed_ms + 5
-    member.close()
+    await member.close()
     client.close()
 
 
@@ -470,9 +341,14 @@ async def test_the_clock_of_expiry_times_continues_on_another_machine(
     ("settings", "error"),
     [
         ({"durability": "flushed"}, "durability flushed does not commit to etcd"),
-        ({"rules": [{"filter": "a/#", "topic": "topic_a"}]}, "`rules` is not replicated"),
-        ({"statestore": {"capture_topic": "changes"}}, "`statestore.capture_topic` is not replicated"),
-        ({"tube": {"topics": ["topic_a"]}}, "`tube.topics` is not replicated"),
+        ({"rules": [{"filter": "a/#", "topic": "topic_a"}]}, "`rules` needs TubeMQ"),
+        ({"statestore": {"capture_topic": "changes"}}, "`statestore.capture_topic` does not work in a cluster"),
+        ({"tube": {"topics": ["topic_a"]}}, "`tube.topics` needs TubeMQ"),
+        ({"cluster": {**CLUSTER, "tubemq": True}}, "set `tube.broker_id`"),
+        (
+            {"cluster": {**CLUSTER, "tubemq": True}, "tube": {"broker_id": 1}, "tube_master": "127.0.0.1:0"},
+            "tube_master: a port of 0",
+        ),
         ({"mqtt": "127.0.0.1:0"}, "mqtt: a port of 0"),
         ({"http": {"bind": "0.0.0.0:8080", "anonymous": "allow"}}, "set `advertise`"),
         ({"cluster": {"name": "a/b", "node": "n", "etcd": ["h:2379"]}}, "name"),
@@ -485,7 +361,7 @@ async def test_the_clock_of_expiry_times_continues_on_another_machine(
 def test_settings_that_a_cluster_does_not_replicate_are_refused(
     tmp_path: Path, settings: dict[str, Any], error: str
 ) -> None:
-    cluster = {"name": "edge", "node": "n1", "etcd": ["127.0.0.1:2379"]}
+    cluster = CLUSTER
     file = tmp_path / "penstock.yaml"
     file.write_text(json.dumps({"cluster": cluster}))
     assert isinstance(load_config(file, {}, {}), NodeConfig)

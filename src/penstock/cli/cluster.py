@@ -37,7 +37,6 @@ Config = Annotated[
 ]
 _COLUMNS = ["node", "role", "lag_commits", "lag_s", "mqtt", "http", "version", "problem"]
 _LOOK_S = 0.02
-_MOST_LAG = 1000
 """Maximum lag in commits of a standby to which the active node hands over."""
 
 
@@ -112,14 +111,14 @@ def handover(
     The active node ends the connections of its clients and becomes a standby. It is refused if no standby is up to
     date.
     """
-    from penstock.node.cluster import ActiveNode, read_cluster, request_handover
+    from penstock.node.cluster import MOST_LAG, ActiveNode, read_cluster, request_handover
 
     with _connected(config) as (section, client):
         state = read_cluster(section, client)
         if state.active is None:
             raise UnavailableError("cluster: no node is active", applied=False, do="see penstock cluster status")
         ready = [m for m in state.members if m.role == "standby" and m.lag_commits is not None]
-        if not any(member.lag_commits is not None and member.lag_commits <= _MOST_LAG for member in ready):
+        if not any(member.lag_commits is not None and member.lag_commits <= MOST_LAG for member in ready):
             raise RefusedError(
                 "cluster: no standby is up to date, so nothing was changed",
                 do="start a standby and wait until its lag is small: penstock cluster status",

@@ -124,7 +124,7 @@ def up(
 
 
 def _banner(ready: ReadyNode, *, users: bool) -> None:
-    if not ready.tube_master:  # a cluster has no TubeMQ
+    if not ready.tube_master:  # a cluster without it
         sys.stdout.write(
             f"penstock {ready.version} is active (pid {ready.pid}): mqtt {ready.mqtt}, http {ready.http}\n"
         )

@@ -41,7 +41,7 @@ def why_not_eligible(client: EtcdClient, prefix: str, applied: Mapping[str, LogP
         head = read_head(client, keys)
         sequence = 0 if position is None else position.sequence
         if head is None:
-            if position is not None:
+            if position is not None and not position.epoch:
                 return f"{name}: etcd has no log, and this node has data"
             continue
         if position is not None and (position.identity != head.identity or position.epoch):

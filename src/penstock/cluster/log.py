@@ -306,6 +306,11 @@ class EtcdLog(CommitLog):
         """Bytes of the commits in etcd."""
         return self._retention.stored_bytes
 
+    @property
+    def sequence(self) -> int:
+        """Number of the last commit that etcd has accepted."""
+        return self._position.sequence if self._commits is None else self._commits.head.sequence
+
     def recover(self, applied: LogPosition | None) -> tuple[list[bytes], LogPosition]:
         """Read the commits after ``applied`` [CommitLog].
 

@@ -4,6 +4,10 @@ A standby applies the commits of the active node to its data directory, refuses 
 active node, and reports itself as not ready. When it is elected, :class:`~penstock.node.node.Node` starts on the same
 data directory and addresses, with logs in etcd instead of files.
 
+The TubeMQ broker of a node runs from the start of the process to its end, in standbys too: the records are not
+replicated. It registers at the master of the active node, whose address is in the leadership key. The master of a
+standby refuses every request.
+
 An active node that may have lost its lease does not try to continue: its memory may have changes that were not
 committed. It replaces its process by a new one (``exec``), which is a standby. ``may_send`` decides this before each
 write to a client, after the last read of the memory: so a process that was suspended sends nothing outdated.
@@ -18,15 +22,19 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
 
 import penstock
 from penstock.cluster.client import EtcdClient
@@ -39,21 +47,32 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
+from penstock.node.client_warnings import TubeDenials
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig
+from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
-from penstock.node.http import health_routes
+from penstock.node.http import audited, broker_app, health_routes, names_of
+from penstock.node.node_broker import node_broker, reachable
 from penstock.node.security import NodeSecurity
 from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
+from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.network import bind_error
 from penstock.runtime.io.wal import SEGMENT_BYTES, LoggedEnvironment
 from penstock.runtime.io.wal_segments import SegmentLog
+from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics
 from penstock.statestore.service.storage import environment_at as statestore_environment
+from penstock.tube.admin import broker as broker_admin
+from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.engine.master.master import MasterPeer
+from penstock.tube.master.admin_token import load_or_create_token
+from penstock.tube.master.metadata import environment_at as tube_environment
+from penstock.tube.master.standby import StandbyMaster
 
 __all__ = [
     "LOGS",
@@ -68,8 +87,11 @@ __all__ = [
 
 _log = logging.getLogger("penstock.cluster")
 
-LOGS: Final = ("statestore", "mqtt")
-"""Names of the logs; those of the environments' directories below the data directory, too."""
+LOGS: Final = {"statestore": "statestore", "mqtt": "mqtt", "tube-master": "tube/master"}
+"""The logs by name, with the directories of their environments below the data directory."""
+
+MOST_LAG: Final = 1000
+"""Commits that a standby may lack at a handover."""
 
 _LOOK_S: Final = 0.2
 """Seconds between two reads of the leadership key by a standby, and between two checks of an active node."""
@@ -79,12 +101,14 @@ _REPORT_LEASE_S: Final = 5
 
 
 class ActiveNode(NamedTuple):
-    """The active node, as its leadership key describes it. ``mqtt``: advertised addresses of its MQTT listeners."""
+    """The active node, as its leadership key describes it. ``mqtt``: advertised addresses of its MQTT listeners;
+    ``tube_master``: that of its TubeMQ master, "" without TubeMQ."""
 
     node: str
     http: str
     mqtt: Mapping[str, str]
     term: int
+    tube_master: str = ""
 
     @classmethod
     def read(cls, client: EtcdClient, prefix: str) -> ActiveNode | None:
@@ -99,6 +123,7 @@ class ActiveNode(NamedTuple):
             str(described.get("http", "")),
             {str(name): str(address) for name, address in mqtt.items()} if isinstance(mqtt, dict) else {},
             answer.kvs[0].mod_revision,
+            str(described.get("tube_master", "")),
         )
 
 
@@ -127,8 +152,8 @@ class _Redirection:
 
 
 class Membership:
-    """This node in its cluster. Call :meth:`become_active`, run the node with :attr:`logs` and :attr:`clock`, then
-    :meth:`close`.
+    """This node in its cluster. Call :meth:`become_active`, run the node with :attr:`logs`, :attr:`clock` and
+    :attr:`broker`, then :meth:`close`.
 
     ``restart`` replaces the process and does not return; it is called in any thread, with the reason.
 
@@ -146,6 +171,20 @@ class Membership:
         self.problem: str | None = None
         """The reason why this node cannot become active."""
         self.role = "standby"
+        self.broker: TubeBroker | None = None
+        """The broker of the node; None without TubeMQ."""
+        self.broker_user = ("penstock-broker", "")
+        """Name and password with which the brokers of the cluster sign."""
+        self.tube_denials = TubeDenials()
+        """Denials of the broker's clients, for the node's warnings."""
+        self._directory: DataDirectory | None = None
+        self._names = [name for name in LOGS if section.tubemq or name != "tube-master"]
+        """Names of the logs that this node has."""
+        self._masters: list[str] = []
+        """Address of the active master, for the broker; empty if there is none."""
+        self._reports: list[dict[str, Any]] = []
+        """The last reports of all members, of an active node."""
+        self._handover = threading.Event()
         self._config = config
         self._section = section
         self._client = EtcdClient(section.etcd, section.login())
@@ -184,20 +223,31 @@ class Membership:
             UnavailableError: the data directory or an address is in use.
         """
         config = self._config
-        security = NodeSecurity(config)
-        security.check_certificates()
-        directory = DataDirectory(config.data_dir)
-        server = MqttServer()
-        routes = health_routes(self.problems, Metrics())
-        http = security.http_server("http", Starlette(routes=routes))
-        try:
+        async with AsyncExitStack() as parts:
+            security = NodeSecurity(config)
+            security.tube_denials = self.tube_denials
+            parts.callback(security.close)
+            security.check_certificates()
+            self._directory = DataDirectory(config.data_dir)
+            routes = [
+                *health_routes(self.problems, Metrics()),
+                Route("/webapi.htm", self._to_active_master, methods=["GET", "POST"]),
+            ]
+            http = security.http_server("http", Starlette(routes=routes))
+            parts.push_async_callback(http.close)
             await http.start("http", config.http.bind)
+            server = MqttServer()
+            parts.push_async_callback(server.close)
             for name in security.listeners:
                 settings = replace(security.settings(name), access=_Redirection(name, self))
                 try:
                     await server.listen(settings)
                 except OSError as error:
                     raise bind_error(error, name, security.listeners[name].bind) from error
+            parts.push_async_callback(asyncio.to_thread, self._close_standby)
+            parts.push_async_callback(self._join)
+            if self._section.tubemq:
+                await self._start_tube(security, parts)
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             on_standby()
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
@@ -205,17 +255,88 @@ class Membership:
             await self._elected.wait()
             if self._failure is not None:
                 raise self._failure
-            return True
-        finally:
-            if not self._elected.is_set():
-                self._closing.set()
-            if self._thread is not None:
-                await asyncio.to_thread(self._thread.join)
-            await asyncio.to_thread(self._close_standby)
-            await server.close()
-            await http.close()
-            security.close()
-            directory.close()
+        return True
+
+    async def _join(self) -> None:
+        """Wait for the end of the thread, of a node that was elected or is closed."""
+        if not self._elected.is_set():
+            self._closing.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def _start_tube(self, security: NodeSecurity, parts: AsyncExitStack) -> None:
+        """Start the broker, and what a standby has besides it; ``parts`` ends the latter."""
+        config, trail = self._config, AuditTrail(self.directory.audit)
+        if security.access_rules.users is not None or security.access_rules.policy is not None:
+            self.broker_user = (self.broker_user[0], await asyncio.to_thread(self._broker_password))
+        token = config.tube.admin_token or load_or_create_token(self.directory.admin_token)
+        broker = node_broker(
+            config,
+            lambda: self._masters,
+            web=config.tube_broker_http.bind,
+            token=token,
+            access=security.tube_access(config.tube_broker, self.broker_user),
+            user=self.broker_user,
+        )
+        bind = config.tube_broker.bind
+        try:
+            await broker.start(bind.host, bind.port)
+        except OSError as error:
+            raise bind_error(error, "tube-broker", bind) from error
+        self.broker = broker  # closed by close()
+        disk = DiskSpace(config.data_dir, config.disk.max_bytes, config.disk.min_free_bytes)
+        parts.push_async_callback(disk.close)
+        await disk.start()
+        disk.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
+        listener = config.tube_broker_http
+        identify = security.http_access(token, listener)
+        administer = audited(broker.webapi, "broker", trail, token, broker_admin.is_protected)
+        pages = broker_app(administer, names=names_of(listener.bind, listener.advertise), identify=identify)
+        http = security.http_server("tube_broker_http", pages)
+        parts.push_async_callback(http.close)
+        await http.start("tube-broker-http", listener.bind)
+        master = StandbyMaster(tube_limits(config.tube.limits))
+        parts.push_async_callback(master.close)
+        try:
+            await master.start(config.tube_master.bind.host, config.tube_master.bind.port)
+        except OSError as error:
+            raise bind_error(error, "tube-master", config.tube_master.bind) from error
+
+    def _broker_password(self) -> str:
+        """Return the password of the brokers, which the first node puts into etcd; waits for etcd."""
+        key = f"{self.prefix}broker-password".encode()
+        put = pb.PutRequest(key=key, value=secrets.token_urlsafe(24).encode())
+        found = pb.RequestOp(request_range=pb.RangeRequest(key=key))
+        request = pb.TxnRequest(
+            compare=[pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=0)],
+            success=[pb.RequestOp(request_put=put), found],
+            failure=[found],
+        )
+        while not self._closing.is_set():
+            try:
+                answer = self._client.call("KV/Txn", request, pb.TxnResponse, within_s=1.0)
+                return answer.responses[-1].response_range.kvs[0].value.decode()
+            except (UnavailableError, RefusedError) as error:
+                self._tell(f"etcd does not answer: {_line(error)}")
+                self._closing.wait(_LOOK_S)
+        return ""
+
+    async def _to_active_master(self, request: Request) -> Response:
+        """Redirect an administration request to the active node."""
+        active = self.active
+        if active is None or active.node == self.node:
+            text = "no node of the cluster is active at present"
+            return JSONResponse({"result": False, "errCode": 503, "errMsg": text}, status_code=503)
+        scheme = "http" if self._config.http.tls is None else "https"
+        url = f"{scheme}://{active.http}/webapi.htm" + (f"?{request.url.query}" if request.url.query else "")
+        # Apache's master sends 302, with which clients repeat a POST as a GET without its parameters.
+        return RedirectResponse(url, status_code=302 if request.method == "GET" else 307)
+
+    @property
+    def directory(self) -> DataDirectory:
+        """The data directory, locked until :meth:`close`."""
+        assert self._directory is not None, "call become_active() first"
+        return self._directory
 
     def problems(self) -> list[str]:
         """Reasons why a standby is not ready, beginning with its role."""
@@ -249,13 +370,17 @@ class Membership:
     def _look(self) -> bool:
         """Read etcd once; returns True if this node was elected."""
         active = self.active = ActiveNode.read(self._client, self.prefix)
+        # Until the next one is known, consumers continue without a master.
+        self._use_masters([active.tube_master] if active is not None and active.tube_master else [])
         has_log = True
         if active is None or time.monotonic() - self._reported > _REPORT_S:
             stamp_ms = self._read_clock()
-            heads = {name: read_head(self._client, LogKeys(self.prefix, name)) for name in LOGS}
-            has_log = any(heads.values())
-            if self._standby is None and all(heads.values()):
-                self._follow()
+            heads = {name: read_head(self._client, LogKeys(self.prefix, name)) for name in self._names}
+            existing = [name for name, head in heads.items() if head is not None]
+            has_log = bool(existing)
+            if existing and existing != list(self._standby_logs):  # the active node has started another one
+                self._close_standby()
+                self._follow(existing)
             if self._standby is not None and self._standby.failure is None:
                 positions = self._standby.positions
                 if all(head is None or head.sequence <= positions[name].sequence for name, head in heads.items()):
@@ -285,13 +410,20 @@ class Membership:
         if not leadership.campaign():
             return False
         self._leadership = leadership
+        self._use_masters([str(reachable(self._config.tube_master.bind))])
         self._tell(None)
         _log.info("elected", extra={"fields": {"cluster": self._section.name, "term": leadership.term}})
         return True
 
-    def _follow(self) -> None:
+    def _use_masters(self, masters: list[str]) -> None:
+        if masters != self._masters:
+            self._masters = masters
+            if self.broker is not None:
+                self._loop.call_soon_threadsafe(self.broker.masters_changed)
+
+    def _follow(self, names: Sequence[str]) -> None:
         """Open the environments with the logs of the active node, and begin to follow."""
-        self._standby_logs = {name: StandbyLog(self._client, self.prefix, name) for name in LOGS}
+        self._standby_logs = {name: StandbyLog(self._client, self.prefix, name) for name in names}
         self._environments = {
             name: LoggedEnvironment(self._lmdb(name), log=log) for name, log in self._standby_logs.items()
         }
@@ -301,8 +433,8 @@ class Membership:
         self._standby.start()
 
     def _lmdb(self, name: str) -> LmdbEnvironment:
-        make = {"statestore": statestore_environment, "mqtt": mqtt_environment}[name]
-        return make(self._data_dir / name, Durability.DURABLE)
+        make = {"statestore": statestore_environment, "mqtt": mqtt_environment, "tube-master": tube_environment}[name]
+        return make(self._data_dir / LOGS[name], Durability.DURABLE)
 
     def _close_standby(self) -> None:
         """Stop following; LMDB then has every commit that was received."""
@@ -311,6 +443,7 @@ class Membership:
             standby.close()
             if standby.clock_offset is not None:
                 self._clock_offset = max(self._clock_offset or standby.clock_offset, standby.clock_offset)
+        self._standby_logs = {}
         environments, self._environments = self._environments, {}
         for environment in environments.values():
             environment.close()
@@ -320,7 +453,7 @@ class Membership:
         if self._standby is not None:
             return why_not_eligible(self._client, self.prefix, self._standby.positions)
         if self._stored is None:
-            self._stored = {name: self._stored_position(name) for name in LOGS}
+            self._stored = {name: self._stored_position(name) for name in self._names}
         stored = self._stored
         if has_log:
             return why_not_eligible(self._client, self.prefix, stored)
@@ -334,7 +467,7 @@ class Membership:
         return None
 
     def _stored_position(self, name: str) -> LogPosition | None:
-        if not (self._data_dir / name / "data.mdb").exists():
+        if not (self._data_dir / LOGS[name] / "data.mdb").exists():
             return None
         environment = self._lmdb(name)
         try:
@@ -345,7 +478,17 @@ class Membership:
 
     def _description(self) -> str:
         """The value of the leadership key."""
-        return json.dumps({"node": self.node, "http": _address(self._config.http), "mqtt": self._mqtt()})
+        return json.dumps(
+            {
+                "node": self.node,
+                "http": _address(self._config.http),
+                "mqtt": self._mqtt(),
+                "tube_master": self._tube_master(),
+            }
+        )
+
+    def _tube_master(self) -> str:
+        return _address(self._config.tube_master) if self._section.tubemq else ""
 
     def _mqtt(self) -> dict[str, str]:
         config = self._config
@@ -412,8 +555,11 @@ class Membership:
             self._client,
             self.prefix,
             self._leadership.term,
-            LOGS,
-            earlier={name: SegmentLog(DirectFiles(), self._data_dir / name, name, size=SEGMENT_BYTES) for name in LOGS},
+            self._names,
+            earlier={
+                name: SegmentLog(DirectFiles(), self._data_dir / LOGS[name], name, size=SEGMENT_BYTES)
+                for name in self._names
+            },
             clock=self.clock,
             stamp=self._stamp,
             on_fenced=lambda: self._fence("another node is active"),
@@ -454,10 +600,11 @@ class Membership:
         while not self._closing.wait(_LOOK_S):
             self.may_send()
             try:
-                if self._handover_requested():
+                if self._handover.is_set() or self._handover_requested():
                     self._hand_over()
                 if time.monotonic() - self._reported > _REPORT_S:
                     self._report()
+                    self._reports = _read_reports(self._client, self.prefix)
             except (UnavailableError, RefusedError) as error:
                 _log.warning("etcd does not answer: %s", error)
 
@@ -465,6 +612,28 @@ class Membership:
         assert self._leadership is not None
         answer = self._client.once("KV/Range", pb.RangeRequest(key=_handover_key(self.prefix)), pb.RangeResponse)
         return bool(answer.kvs) and answer.kvs[0].value == str(self._leadership.term).encode()
+
+    def masters(self) -> list[MasterPeer]:
+        """The TubeMQ masters of the cluster, of an active node."""
+        found = {str(report.get("node")): str(report.get("tube_master") or "") for report in self._reports}
+        found[self.node] = self._tube_master()
+        return [MasterPeer(node, at, node == self.node) for node, at in sorted(found.items()) if at]
+
+    def hand_over_soon(self) -> None:
+        """Hand over to a standby, after the response to the request was sent. Raises RefusedError: none is up to
+        date."""
+        logs = {} if self._logs is None else self._logs.logs
+        for report in self._reports:
+            applied = report.get("applied")
+            if report.get("node") == self.node or not applied or report.get("problem") is not None:
+                continue
+            if sum(max(0, log.sequence - int(applied.get(name, 0))) for name, log in logs.items()) <= MOST_LAG:
+                self._handover.set()
+                return
+        raise RefusedError(
+            "cluster: no standby is up to date, so nothing was changed",
+            do="start a standby and wait until its lag is small: penstock cluster status",
+        )
 
     def _hand_over(self) -> None:
         assert self._leadership is not None
@@ -496,6 +665,7 @@ class Membership:
             "version": penstock.__version__,
             "mqtt": _address(self._config.mqtt),
             "http": _address(self._config.http),
+            "tube_master": self._tube_master(),
             "applied": applied,
             "seen_ms": self._seen_ms,
             "problem": self.problem,
@@ -505,8 +675,16 @@ class Membership:
             "KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse, within_s=1.0
         )
 
-    def close(self) -> None:
-        """Give up the leadership, so that a standby takes over immediately; after the node was closed."""
+    async def close(self) -> None:
+        """Give up the leadership, so that a standby takes over immediately, and close the broker; after the node was
+        closed."""
+        await asyncio.to_thread(self._leave)
+        if self.broker is not None:
+            await self.broker.close()
+        if self._directory is not None:
+            self._directory.close()
+
+    def _leave(self) -> None:
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -573,11 +751,8 @@ def read_cluster(section: ClusterSection, client: EtcdClient) -> ClusterState:
     commits = {name: head.sequence for name, head in heads.items() if head is not None}
     clock = client.call("KV/Range", pb.RangeRequest(key=clock_key(prefix)), pb.RangeResponse).kvs
     now_ms = int(_decoded(clock[0].value).get("time_ms", 0)) if clock else 0
-    first = _node_key(prefix, "")
-    entries = client.call("KV/Range", pb.RangeRequest(key=first, range_end=first[:-1] + b"0"), pb.RangeResponse).kvs
     members = []
-    for entry in entries:
-        report = _decoded(entry.value)
+    for report in _read_reports(client, prefix):
         node = str(report.get("node", "?"))
         leads = active is not None and active.node == node
         applied, problem = report.get("applied") or {}, report.get("problem")
@@ -603,6 +778,13 @@ def read_cluster(section: ClusterSection, client: EtcdClient) -> ClusterState:
             used, quota = max(used, status.used_bytes), max(quota, status.quota_bytes)
     name, term = (None, 0) if active is None else (active.node, active.term)
     return ClusterState(section.name, name, term, members, commits, used, quota, unavailable)
+
+
+def _read_reports(client: EtcdClient, prefix: str) -> list[dict[str, Any]]:
+    """Read the reports of the members. Raises UnavailableError, RefusedError."""
+    first = _node_key(prefix, "")
+    entries = client.call("KV/Range", pb.RangeRequest(key=first, range_end=first[:-1] + b"0"), pb.RangeResponse).kvs
+    return [_decoded(entry.value) for entry in entries]
 
 
 def request_handover(section: ClusterSection, client: EtcdClient, term: int) -> None:

@@ -7,12 +7,12 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -30,18 +30,21 @@ from penstock.node.backup import Backups, Source
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.client_warnings import ClientWarnings
 from penstock.node.config.listeners import ListenerSection
-from penstock.node.config.node import LISTENERS, NodeConfig, TubeBrokerHttpListener
+from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
 from penstock.node.metric_help import add_metrics
+from penstock.node.node_broker import advertised_address, node_broker, reachable
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, reload_failed
 from penstock.node.tube_broker import late_batches
 from penstock.node.web import WebConsole
 from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
+from penstock.runtime.io.commit_log import CommitLog
 from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.disk_space import DiskSpace, Writer
+from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import (
     freeze_memory,
     install_signal_handlers,
@@ -68,6 +71,7 @@ from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.master.metadata import SettingStore, environment_at
 from penstock.tube.storage.broker_storage import BrokerStorage
 
 if TYPE_CHECKING:
@@ -86,7 +90,7 @@ _SCHEMES = {Transport.TCP: "mqtt", Transport.TLS: "mqtts", Transport.WS: "ws", T
 @dataclass(frozen=True, slots=True)
 class ReadyNode:
     """Addresses and settings of a ready node; addresses are HOST:PORT for clients, those of TubeMQ empty in a
-    cluster."""
+    cluster without it."""
 
     version: str
     pid: int
@@ -116,7 +120,7 @@ class ReadyNode:
 class Node:
     """All parts of a node on one data directory. Call ``close()`` also after a failed ``start()``.
 
-    ``membership``: that of an elected node in its cluster, which then runs without TubeMQ; None: no cluster.
+    ``membership``: that of an elected node in its cluster, whose broker already runs; None: no cluster.
     """
 
     def __init__(self, config: NodeConfig, membership: Membership | None = None) -> None:
@@ -152,7 +156,15 @@ class Node:
         self._clients: ClientWarnings | None = None
         self._tube_broker: TubeBroker | None = None
         self._token = ""
-        self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
+        if membership is not None:
+            self.security.tube_denials = membership.tube_denials
+        self._tube_user = (
+            (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
+            if membership is None
+            else membership.broker_user
+        )
+        self._logs: Mapping[str, CommitLog] = {}
+        """The logs in etcd, of a node in a cluster."""
 
     def problems(self) -> Sequence[str]:
         """Reasons why the node, or a part of it, is not ready; empty if it is ready."""
@@ -226,8 +238,13 @@ class Node:
         self.clock.start()
         self._parts.callback(self.clock.close)
         self._parts.callback(watch_stalls(self._stalled).remove, self._stalled)
-        directory = DataDirectory(config.data_dir)
-        self._parts.callback(directory.close)
+        membership = self._membership
+        if membership is None:
+            directory = DataDirectory(config.data_dir)
+            self._parts.callback(directory.close)
+        else:
+            directory = membership.directory
+            self._logs = await asyncio.to_thread(membership.logs)
         await self._check_addresses()
         disk = self._disk
         self._parts.push_async_callback(disk.close)
@@ -238,8 +255,7 @@ class Node:
         self._parts.callback(self.console.close)
         self._token = token = config.tube.admin_token or load_or_create_token(directory.admin_token)
         identify = self.security.http_access(token, config.http)
-        clustered = self._membership is not None
-        master = None if clustered else self._master(directory, token)
+        master = self._master(directory, token) if membership is None or membership.broker is not None else None
         names = names_of(config.http.bind, config.http.advertise)
         trail = AuditTrail(directory.audit)
         add_metrics(self.metrics, "audit", trail.metric_values)
@@ -263,6 +279,8 @@ class Node:
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
         if master is not None:
             await self._start_master(master, trail)
+            if membership is not None:
+                master.engine.peers, master.engine.hand_over = membership.masters, membership.hand_over_soon
         self._parts.callback(self.security.close)
         # It is closed after the broker and the store, which send their last acknowledgements through it.
         server = self.security.server
@@ -273,7 +291,7 @@ class Node:
         stored = [directory.mqtt, directory.statestore]
         broker = None
         if master is not None:
-            broker = await self._broker(directory)
+            broker = await self._broker()
             self.console.show_tube(master, broker)
             master.on_change = broker.heartbeat_now
             await self._topics(master)
@@ -291,9 +309,9 @@ class Node:
             pid=os.getpid(),
             data_dir=str(directory.path),
             durability=str(config.durability),
-            mqtt=_advertised_address(config.mqtt, mqtt[DEFAULT_LISTENER]),
+            mqtt=advertised_address(config.mqtt, mqtt[DEFAULT_LISTENER]),
             listeners={
-                name: f"{_SCHEMES[entry.transport]}://{_advertised_address(entry, mqtt[name])}"
+                name: f"{_SCHEMES[entry.transport]}://{advertised_address(entry, mqtt[name])}"
                 + (entry.path if entry.transport.websocket else "")
                 for name, entry in self.security.listeners.items()
             }
@@ -303,12 +321,12 @@ class Node:
             tube_master_tls=None if master is None else _beside(config.tube_master, master.tls_bound),
             tube_broker_tls=None if broker is None else _beside(config.tube_broker, broker.tls_bound),
             tube_broker_http=self._shown("tube-broker-http", config.tube_broker_http),
-            http=_advertised_address(config.http, http),
+            http=advertised_address(config.http, http),
             http_tls=None if config.http.tls is None else True,
             tube_broker_http_tls=None if config.tube_broker_http.tls is None else True,
             admin_token_file=None if config.tube.admin_token is not None else str(directory.admin_token),
         )
-        local = str(_reachable(http))
+        local = str(reachable(http))
         await asyncio.to_thread(directory.announce, ready.as_json() | {"http_local": local})
         return ready
 
@@ -326,12 +344,10 @@ class Node:
         """
         config = self.config
         wanted = {"http": config.http.bind}
-        if self._membership is None:
-            wanted |= {
-                "tube-broker-http": config.tube_broker_http.bind,
-                "tube-master": config.tube_master.bind,
-                "tube-broker": config.tube_broker.bind,
-            }
+        if self._membership is None or self._membership.broker is not None:
+            wanted |= {"tube-broker-http": config.tube_broker_http.bind, "tube-master": config.tube_master.bind}
+        if self._membership is None:  # otherwise the broker already listens
+            wanted["tube-broker"] = config.tube_broker.bind
         if config.tube.tls is not None:
             wanted["tube.tls.master_port"] = Address(config.tube_master.bind.host, config.tube.tls.master_port)
             wanted["tube.tls.broker_port"] = Address(config.tube_broker.bind.host, config.tube.tls.broker_port)
@@ -371,7 +387,12 @@ class Node:
         return await self._tube_broker.webapi(params, caller)
 
     def _master(self, directory: DataDirectory, token: str) -> TubeMaster:
-        tube = self.config.tube
+        tube, membership = self.config.tube, self._membership
+
+        def open_replicated(path: Path) -> SettingStore:
+            tables = environment_at(path, Durability.DURABLE)
+            return SettingStore(path, environment=LoggedEnvironment(tables, log=self._logs["tube-master"]))
+
         return TubeMaster(
             directory.tube_master,
             config=MasterConfig(
@@ -381,6 +402,8 @@ class Node:
             ),
             admin_token=token,
             access=self.security.tube_access(self.config.tube_master, self._tube_user),
+            may_answer=_always if membership is None else membership.may_send,
+            open_settings=SettingStore if membership is None else open_replicated,
         )
 
     async def _start_master(self, master: TubeMaster, trail: AuditTrail) -> None:
@@ -401,36 +424,31 @@ class Node:
 
     def _shown(self, option: str, listener: ListenerSection) -> str:
         """Return the advertised address of a listener that the node may not have ("")."""
-        return _advertised_address(listener, self._bound[option]) if option in self._bound else ""
+        return advertised_address(listener, self._bound[option]) if option in self._bound else ""
 
-    async def _broker(self, directory: DataDirectory) -> TubeBroker:
+    async def _broker(self) -> TubeBroker:
         config = self.config
-        tube_master = self._bound["tube-master"]
-        web_address = _web_address(config.tube_broker_http, self._bound["tube-broker-http"])
-        told = config.tube_broker.advertise
-        broker = TubeBroker(
-            directory.path,
-            config.durability,
-            config.tube.broker_id,
-            masters=[str(_reachable(tube_master))],
-            advertise=None if told is None else str(told),
-            web_address=web_address,
-            max_store_bytes=config.tube.max_store_bytes,
-            session_ms=config.tube.consumer_session_s * 1000,
-            topic_durability={
-                name: topic.durability for name, topic in config.topics().items() if topic.durability is not None
-            },
-            staging=config.tube.staging.limits,
-            limits=tube_limits(config.tube.limits),
-            admin_token=self._token,
-            access=self.security.tube_access(config.tube_broker, self._tube_user),
-            master_user=self._tube_user,
-        )
-        tls = config.tube.tls
-        certificates = self.security.tube_certificates
-        start = broker.start if tls is None else certificates.beside(broker.start, tls.broker_port)
-        self._bound["tube-broker"] = await self._listen("tube-broker", config.tube_broker, start)
-        self._parts.push_async_callback(broker.close)
+        tube_master, membership = self._bound["tube-master"], self._membership
+        if membership is not None:
+            assert membership.broker is not None, "a node without TubeMQ has no broker"
+            broker = membership.broker
+            self.security.tube_access(config.tube_broker, self._tube_user, broker.access)
+            self._bound["tube-broker"] = config.tube_broker.bind
+            broker.masters_changed()
+        else:
+            broker = node_broker(
+                config,
+                [str(reachable(tube_master))],
+                web=self._bound["tube-broker-http"],
+                token=self._token,
+                access=self.security.tube_access(config.tube_broker, self._tube_user),
+                user=self._tube_user,
+            )
+            tls = config.tube.tls
+            certificates = self.security.tube_certificates
+            start = broker.start if tls is None else certificates.beside(broker.start, tls.broker_port)
+            self._bound["tube-broker"] = await self._listen("tube-broker", config.tube_broker, start)
+            self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
         self._disk.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
         self._failures["tube"] = lambda: broker.failure or broker.stalled
@@ -482,7 +500,6 @@ class Node:
         """Start the state store, the rules and the listeners; return the bound addresses."""
         capture = None if broker is None else self._capture(broker)
         membership = self._membership
-        logs = {} if membership is None else await asyncio.to_thread(membership.logs)
         store = StateStoreService(
             directory.statestore,
             self.config.durability,
@@ -491,7 +508,7 @@ class Node:
             policy=StorePolicy(self.security) if self.security.enforced else None,
             capture=capture,
             steady=None if membership is None else membership.clock,
-            storage=None if membership is None else Storage(directory.statestore, log=logs["statestore"]),
+            storage=None if membership is None else Storage(directory.statestore, log=self._logs["statestore"]),
         )
         await store.start(server.outlet)
         self._store = store
@@ -505,7 +522,7 @@ class Node:
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
         shapes = {} if master is None else {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
-            assert broker is not None, "a cluster has no rules"
+            assert broker is not None, "the configuration has no rules without TubeMQ"
             shape = shapes[rule.topic].at(self.config.tube.broker_id)
             service = RuleService(
                 rule,
@@ -519,7 +536,9 @@ class Node:
             self._rules.append(service)
             self._show(service)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
-        persistence = self._persistence = Persistence(directory.mqtt, self.config.durability, log=logs.get("mqtt"))
+        persistence = self._persistence = Persistence(
+            directory.mqtt, self.config.durability, log=self._logs.get("mqtt")
+        )
         add_metrics(self.metrics, "mqtt_storage", persistence.metric_values)
         self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
         # After the services, which may get wills of clients that disconnected while the node was down.
@@ -553,7 +572,7 @@ class Node:
         asked = self.config.mqtt_faults
         if asked is None:
             return None
-        behind = _reachable(mqtt)
+        behind = reachable(mqtt)
         listener = FaultListener(behind.host, behind.port)
         bound = await self._listen("mqtt-faults", ListenerSection(bind=asked), listener.start)
         self._parts.push_async_callback(listener.close)
@@ -668,8 +687,12 @@ class Node:
 
 
 async def _no_tube(_parameters: Mapping[str, str], _caller: Caller) -> Mapping[str, object]:
-    """Answer administration requests of TubeMQ in a cluster."""
-    return {"result": False, "errCode": 503, "errMsg": "a node of a cluster does not run TubeMQ"}
+    """Answer administration requests of TubeMQ in a cluster without it."""
+    return {"result": False, "errCode": 503, "errMsg": "this cluster does not run TubeMQ: set `cluster.tubemq: true`"}
+
+
+def _always() -> bool:
+    return True
 
 
 def _listener_option(name: str) -> str:
@@ -716,33 +739,12 @@ def _store_metrics(store: StateStoreService) -> dict[str, int | float]:
     }
 
 
-def _reachable(address: Address) -> Address:
-    """Return the address at which this process connects to its own listener."""
-    if not address.is_wildcard:
-        return address
-    return Address("::1" if address.host == "::" else "127.0.0.1", address.port)
-
-
 def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | None:
     """Return the advertised address of the TLS listener of ``listener``; None if there is none."""
     if bound is None:
         return None
     host = listener.bind.host if listener.advertise is None else listener.advertise.host
-    return _advertised_address(ListenerSection(bind=listener.bind), Address(host, bound[1]))
-
-
-def _web_address(listener: TubeBrokerHttpListener, bound: Address) -> str:
-    """Return the address of the broker's administration that is reported to the master; without a scheme for plain
-    HTTP."""
-    return ("" if listener.tls is None else "https://") + _advertised_address(listener, bound)
-
-
-def _advertised_address(listener: ListenerSection, bound: Address) -> str:
-    """Return the advertised address: the configured one, otherwise the bound address, with the host name instead of a
-    wildcard."""
-    if listener.advertise is not None:
-        return str(listener.advertise)
-    return str(Address(socket.gethostname(), bound.port) if bound.is_wildcard else bound)
+    return advertised_address(ListenerSection(bind=listener.bind), Address(host, bound[1]))
 
 
 def run_node(
@@ -786,7 +788,7 @@ async def serve(
         await _serve(config, on_ready, read_again or (lambda: config), stop, membership, notifier)
     finally:
         if membership is not None:
-            await asyncio.to_thread(membership.close)
+            await membership.close()
     _log.info("stopped")
 
 

@@ -186,15 +186,20 @@ class NodeSecurity:
             return user in named
         return may_administer(rights_of(self.access_rules.policy), user)
 
-    def tube_access(self, listener: ListenerSection, part: tuple[str, str]) -> ClientAccess | None:
+    def tube_access(
+        self, listener: ListenerSection, part: tuple[str, str], used: ClientAccess | None = None
+    ) -> ClientAccess | None:
         """Return the access rules of a TubeMQ server of the node; None if every client has all permissions.
 
-        ``part``: user and password of the node's own broker, which has all permissions.
+        ``part``: user and password of the node's own broker, which has all permissions. ``used``: the rules of a server
+        that already runs, which are kept up to date from now on.
         """
         if self.access_rules.users is None and self.access_rules.policy is None:
             return None
         exempt = self.config.tube.access
-        access = ClientAccess({}, networks=exempt.networks, groups=exempt.groups, denied=self.tube_denials.count)
+        access = used or ClientAccess(
+            {}, networks=exempt.networks, groups=exempt.groups, denied=self.tube_denials.count
+        )
         self._tube.append((access, listener.anonymous is not None, part))
         self._change_tube()
         return access

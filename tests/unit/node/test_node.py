@@ -27,7 +27,8 @@ from penstock.node.config.node import (
     TubeMasterListener,
 )
 from penstock.node.data_dir import DataDirectory
-from penstock.node.node import Node, ReadyNode, _advertised_address
+from penstock.node.node import Node, ReadyNode
+from penstock.node.node_broker import advertised_address
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address, parse_address
@@ -322,12 +323,12 @@ async def test_a_lost_environment_stops_the_start_and_nothing_is_made_in_its_pla
 
 def test_the_wildcard_address_is_advertised_as_the_host_name() -> None:
     everywhere = MqttListener(bind=Address("0.0.0.0", 1883))
-    host = parse_address(_advertised_address(everywhere, everywhere.bind)).host
+    host = parse_address(advertised_address(everywhere, everywhere.bind)).host
     assert host not in {"0.0.0.0", ""}
-    assert _advertised_address(MqttListener(bind=FREE), Address("127.0.0.1", 5)) == "127.0.0.1:5"
+    assert advertised_address(MqttListener(bind=FREE), Address("127.0.0.1", 5)) == "127.0.0.1:5"
 
 
-async def test_the_advertised_address_is_the_configured_one(tmp_path: Path) -> None:
+async def test_theadvertised_address_is_the_configured_one(tmp_path: Path) -> None:
     node = Node(config(tmp_path, tube_broker=TubeBrokerListener(bind=FREE, advertise=Address("edge-1.example", 8123))))
     ready: ReadyNode = await node.start()
     try:

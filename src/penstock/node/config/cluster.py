@@ -37,8 +37,8 @@ class EtcdTls(Section):
 
 
 class ClusterSection(Section):
-    """Cluster of nodes: one is active, the others are standbys. MQTT sessions, retained messages and the state store
-    are replicated with etcd; TubeMQ is not, and does not run in a cluster."""
+    """Cluster of nodes: one is active, the others are standbys. MQTT sessions, retained messages, the state store, and
+    topics and settings of TubeMQ are replicated with etcd; records of TubeMQ are not."""
 
     name: str = Field(
         pattern=_NAME, description="name of the cluster; its keys in etcd begin with `/penstock/` and the name"
@@ -50,6 +50,11 @@ class ClusterSection(Section):
     tls: EtcdTls | None = Field(default=None, description="TLS of the connections to etcd; default: plain TCP")
     user: str | None = Field(default=None, description="user in etcd")
     password_file: Path | None = Field(default=None, description="file whose first line is the password of `user`")
+    tubemq: bool = Field(
+        default=False,
+        description="run TubeMQ: a broker on each node, with its own `tube.broker_id`, and the master of the active "
+        "node. Records are not replicated. The same on all nodes",
+    )
     lease_s: int = Field(
         default=3,
         ge=2,

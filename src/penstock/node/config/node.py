@@ -413,19 +413,29 @@ class NodeConfig(Section):
         if self.durability is not Durability.DURABLE:
             raise ValueError(f"cluster: durability {self.durability.value} does not commit to etcd: use `durable`")
         used = {
-            "rules": self.rules,
             "bridges": self.bridges,
             "statestore.capture_topic": self.statestore.capture_topic,
-            "tube.topics": self.tube.topics,
             "tube.tls": self.tube.tls,
         }
         for setting, value in used.items():
             if value:
                 raise ValueError(
-                    f"cluster: `{setting}` is not replicated, so a cluster does not have it: remove it, or set it on"
-                    " another node, without `cluster`"
+                    f"cluster: `{setting}` does not work in a cluster: remove it, or set it on another node, without"
+                    " `cluster`"
                 )
-        listeners = {"mqtt": self.mqtt, "http": self.http}
+        listeners: dict[str, ListenerSection] = {"mqtt": self.mqtt, "http": self.http}
+        if self.cluster is not None and self.cluster.tubemq:
+            listeners |= {
+                "tube_master": self.tube_master,
+                "tube_broker": self.tube_broker,
+                "tube_broker_http": self.tube_broker_http,
+            }
+            if "broker_id" not in self.tube.model_fields_set:
+                raise ValueError("cluster: each broker of a cluster has its own id: set `tube.broker_id`")
+        else:
+            for setting, asked in {"rules": self.rules, "tube.topics": self.tube.topics}.items():
+                if asked:
+                    raise ValueError(f"cluster: `{setting}` needs TubeMQ: set `cluster.tubemq: true`, or remove it")
         listeners |= {f"mqtt.listeners.{name}": entry for name, entry in self.mqtt.listeners.items()}
         for name, listener in listeners.items():
             if not listener.bind.port:

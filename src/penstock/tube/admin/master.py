@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import penstock
+from penstock.errors import RefusedError
 from penstock.tube.admin import brokers, groups, topics
 from penstock.tube.admin.changes import Answer, MakeChange, SettingChange, batch, failure, item, success
 from penstock.tube.admin.request import UNAUTHORIZED, UNKNOWN, BadParameter, Caller, Params, format_time
 from penstock.tube.engine.master.balance import Group
 from penstock.tube.engine.master.clients import ClientGroup
-from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.master import MasterEngine, MasterPeer
 from penstock.tube.engine.master.settings import Authorship, BrokerStatus, Removal, Setting, TopicDeployment, key_of
 
 __all__ = ["METHODS", "BadParameter", "MasterMethod", "SettingChange", "authors", "failure", "handle", "is_protected"]
@@ -207,9 +208,16 @@ def _release(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     return SettingChange([], success(rows))
 
 
-def _transfer(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Refused: there is one master."""
-    return failure(f"{engine.address} is the only master of this cluster: no other can take over")
+def _transfer(engine: MasterEngine, params: Params, now: int) -> SettingChange:
+    """Hand over to another master; refused if there is one master."""
+    if engine.hand_over is None:
+        text = f"{engine.address} is the only master of this cluster: no other can take over"
+        return SettingChange([], failure(text))
+    try:
+        engine.hand_over()
+    except RefusedError as refused:
+        return SettingChange([], failure(refused.what))
+    return SettingChange([], success([]))
 
 
 # --- table and requests ---
@@ -249,11 +257,14 @@ def is_protected(name: str) -> bool:
 
 
 def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """The master and its state."""
-    host, _, port = engine.address.rpartition(":")
-    status = "MASTER" if engine.active else "REPLICA"
-    node = {"index": 1, "name": "master", "hostName": host, "port": port, "statusInfo": {"nodeStatus": status}}
-    return success([node]) | {
+    """The masters and their states."""
+    peers = [MasterPeer("master", engine.address, engine.active)] if engine.peers is None else engine.peers()
+    rows = []
+    for index, peer in enumerate(peers, 1):
+        host, _, port = peer.address.rpartition(":")
+        status = {"nodeStatus": "MASTER" if peer.active else "REPLICA"}
+        rows.append({"index": index, "name": peer.name, "hostName": host, "port": port, "statusInfo": status})
+    return success(rows) | {
         "groupName": "penstock",
         "isPrimaryNodeActive": False,
         "groupStatus": "Running-ReadWrite" if engine.active else "Running-ReadOnly",
@@ -462,7 +473,7 @@ METHODS: dict[str, MasterMethod] = {
     **_immediate_change(_release, "admin_release_broker_autoforbidden_status", "brokerId", "relReason"),
     **_query(_statistics_on, "admin_enable_stats"),
     **_query(_statistics_off, "admin_disable_stats", "admin_disable_all_stats"),
-    **_query(_transfer, "admin_transfer_current_master"),
+    **_immediate_change(_transfer, "admin_transfer_current_master"),
     **_query(_master_group, "admin_query_master_group_info"),
     **_query(_version, "admin_query_server_version"),
     **_query(_methods, "admin_get_methods"),

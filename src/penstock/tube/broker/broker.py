@@ -54,7 +54,8 @@ _log = logging.getLogger("penstock.tube.broker.broker")
 class TubeBroker:
     """One broker over one data directory. All methods are called in the loop that `start` ran in.
 
-    ``masters``: ``host:port`` texts; empty: a standalone broker, whose topics come from `create_topic` only.
+    ``masters``: ``host:port`` texts, or a function that returns the current ones (then call `masters_changed`); empty:
+    a standalone broker, whose topics come from `create_topic` only.
     ``advertise``: ``host:port`` for clients, if it differs from the bound address. ``web_address``: ``host:port`` of
     its administration, which the master reports to clients. ``access``: users and their rights.
     ``master_user``: name and password with which the broker itself signs. ``master_tls``: TLS for the masters;
@@ -68,7 +69,7 @@ class TubeBroker:
         data_dir: Path,
         durability: Durability = Durability.DURABLE,
         broker_id: int = 1,
-        masters: Sequence[str] = (),
+        masters: Sequence[str] | Callable[[], Sequence[str]] = (),
         advertise: str | None = None,
         *,
         topic_durability: Mapping[str, Durability] | None = None,
@@ -96,7 +97,7 @@ class TubeBroker:
         self.bytes_out = 0
         self.requests = 0
         self._directory = data_dir / "tube" / f"broker-{broker_id}"
-        self._masters = [parse_address(text) for text in masters]
+        self._masters = masters if callable(masters) else [parse_address(text) for text in masters]
         self._advertise = advertise
         self._topic_durability = dict(topic_durability or {})
         self._limits = limits
@@ -151,6 +152,11 @@ class TubeBroker:
         """The stores; for administration and tests."""
         assert self._storage is not None, "call start() first"
         return self._storage
+
+    @property
+    def access(self) -> ClientAccess | None:
+        """Users and their rights; None if every client has all rights."""
+        return self._access
 
     @property
     def tls_bound(self) -> tuple[str, int] | None:
@@ -286,8 +292,9 @@ class TubeBroker:
             tls_port=None if bound_tls is None else bound_tls[1], web_address=self._web_address,
         )  # fmt: skip
         self._member = MasterConnection(
-            membership, self._masters, self.commands.apply, self.commands.status, lost=self.commands.without_master,
-            heartbeat_s=self._heartbeat_s, user=self._master_user, tls=self._master_tls,
+            membership, self._current_masters, self.commands.apply, self.commands.status,
+            lost=self.commands.without_master, heartbeat_s=self._heartbeat_s, user=self._master_user,
+            tls=self._master_tls,
         )  # fmt: skip
         self._member.start()
 
@@ -404,6 +411,15 @@ class TubeBroker:
         """Send a heartbeat to the master now, for example because a topic was created at the master."""
         if self._member is not None:
             self._member.heartbeat_now()
+
+    def masters_changed(self) -> None:
+        """Connect to the current masters now, and leave one that is not among them any more."""
+        if self._member is not None:
+            self._member.masters_changed()
+
+    def _current_masters(self) -> Sequence[tuple[str, int]]:
+        masters = self._masters
+        return [parse_address(text) for text in masters()] if callable(masters) else masters
 
     def durability_of(self, topic: str) -> Durability:
         """Return the durability of acknowledged messages of ``topic``."""

@@ -42,15 +42,16 @@ _SAY_AGAIN_MS = 30_000
 
 
 class MasterConnection:
-    """Keeps a broker registered at one of ``masters``. ``apply(update)`` is called in the loop for each response.
+    """Keeps a broker registered at one of ``masters()``. ``apply(update)`` is called in the loop for each response.
 
-    ``lost()`` is called after each failed attempt to reach a master, and when the connection is lost.
+    ``masters`` returns the current addresses; none if no master is active at present. ``lost()`` is called after each
+    failed attempt to reach a master, and when the connection is lost.
     """
 
     def __init__(
         self,
         membership: BrokerMembership,
-        masters: Sequence[tuple[str, int]],
+        masters: Callable[[], Sequence[tuple[str, int]]],
         apply: Callable[[MasterUpdate], None],
         status: Callable[[], tuple[int, int, str | None]],
         *,
@@ -64,7 +65,8 @@ class MasterConnection:
         self.membership = membership
         self.heartbeats = 0
         self.registered = asyncio.Event()
-        self._masters = sorted(masters)
+        self._masters = masters
+        self._master: tuple[str, int] | None = None
         self._apply = apply
         self._status = status
         self._lost = lost
@@ -81,6 +83,12 @@ class MasterConnection:
 
     def heartbeat_now(self) -> None:
         """Send a heartbeat immediately."""
+        self._wake.set()
+
+    def masters_changed(self) -> None:
+        """Try the masters again immediately, and leave the current one if it is not among them any more."""
+        if self._connection is not None and self._master not in self._masters():
+            self._connection.abort()
         self._wake.set()
 
     async def close(self) -> None:
@@ -107,20 +115,24 @@ class MasterConnection:
         place = 0
         backoff = Backoff(_RETRY_S, _RETRY_MOST_S, random.random)
         while True:
-            host, port = self._masters[place % len(self._masters)]
-            try:
-                await self._serve(host, port)
-            except PenstockError as error:
-                if self.membership.registered:
-                    backoff.reset()
-                self._report(f"{host}:{port}", error)
-                self.membership.lost()
-                self._lost()
+            if masters := sorted(self._masters()):
+                host, port = self._master = masters[place % len(masters)]
+                try:
+                    await self._serve(host, port)
+                except PenstockError as error:
+                    if self.membership.registered:
+                        backoff.reset()
+                    self._report(f"{host}:{port}", error)
+                    self.membership.lost()
+                    self._lost()
             if self._connection is not None:
                 self._connection.abort()
             self._connection = None
             place += 1
-            await asyncio.sleep(backoff.failed())
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff.failed()):
+                    await self._wake.wait()
 
     def _report(self, master: str, error: PenstockError) -> None:
         """Log why no master is connected: immediately for a lost master or a new error, otherwise at intervals."""

@@ -28,6 +28,7 @@ _DO_AUTHORIZE = (
 )
 
 _WRONG_CREDENTIALS = 401
+_REDIRECT = 307
 _DO_LOG_IN = "set a user of security.passwords and its password: --username, --password-file"
 
 
@@ -97,6 +98,8 @@ def _ask(
     parameters: Mapping[str, str],
     timeout_s: float,
     login: WebLogin,
+    *,
+    redirected: bool = False,
 ) -> list[dict[str, Any]]:
     server, path = asked
     try:
@@ -140,6 +143,10 @@ def _ask(
         ) from error
     finally:
         connection.close()
+    if response.status == _REDIRECT and not redirected:  # a standby of a cluster names the active node
+        scheme, _, rest = response.getheader("Location", "").partition("://")
+        active = f"{scheme}://{rest.partition('/')[0]}"
+        return _ask(active, asked, option, method, parameters, timeout_s, login, redirected=True)
     try:
         answer = json.loads(body)
         rows: list[Any] = answer.get("dataSet" if "dataSet" in answer else "data", [])

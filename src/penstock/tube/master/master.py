@@ -53,6 +53,7 @@ _STARTS = frozenset(
 class TubeMaster(CommitClient[list[Setting | Removal]]):
     """A TubeMQ master. ``data_dir`` holds its topics; sessions and assignments are in memory, as in the reference.
 
+    ``may_answer``: returns False if another master may be active; the response is then a StandbyException.
     ``clock`` (ms since 1970, without steps), ``open_settings`` and ``commit_queue`` are replaced by the simulator. Use:
     ``await start(host, port)``, later ``await close()``.
     """
@@ -64,6 +65,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         config: MasterConfig | None = None,
         admin_token: str | None = None,
         access: ClientAccess | None = None,
+        may_answer: Callable[[], bool] = lambda: True,
         clock: Callable[[], int] | None = None,
         open_settings: Callable[[Path], SettingStore] = SettingStore,
         commit_queue: Callable[[str, CommitClient[Any]], CommitQueue[Any]] = CommitQueue,
@@ -74,6 +76,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._config = config if config is not None else MasterConfig()
         self._admin_token = admin_token
         self._access = access
+        self._may_answer = may_answer
         self._clock = clock if clock is not None else steady_clock()
         self._open_settings = open_settings
         self._commit_queue = commit_queue
@@ -279,7 +282,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             self._set_timer_by(self._clock() + self.engine.shortest_session_ms)
         if self._waiters:
             self._wake()
-        return body
+        return body if self._may_answer() else self.engine.standby_answer(request)
 
     def _lost(self, connection: str) -> None:
         self.engine.disconnected(connection)

@@ -31,7 +31,7 @@ from penstock.tube.engine.master.settings import (
     key_of,
 )
 
-__all__ = ["SCHEMA", "TABLES", "SettingStore"]
+__all__ = ["SCHEMA", "TABLES", "SettingStore", "environment_at"]
 
 SCHEMA = 2
 """Layout of the databases; a newer one is rejected. From 2 on there may be commits in a log next to them."""
@@ -56,6 +56,14 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
+def environment_at(path: Path, durability: Durability, map_bytes: int = _MAP_BYTES) -> LmdbEnvironment:
+    """Return the environment of the settings in the directory ``path``, which is not open yet."""
+    return LmdbEnvironment(
+        path, "tube settings", "master that has them", TABLES, schema=SCHEMA,
+        durability=durability, map_bytes=map_bytes, many=True,
+    )  # fmt: skip
+
+
 class SettingStore:
     """The store in directory ``path``; it can be open once per path.
 
@@ -70,10 +78,7 @@ class SettingStore:
         if environment is None:
             # Two masters with one directory would announce different topics to their brokers.
             self._lock = DirectoryLock(path)
-            tables = LmdbEnvironment(
-                path, "tube settings", "master that has them", TABLES, schema=SCHEMA,
-                durability=Durability.DURABLE, map_bytes=map_bytes, many=True,
-            )  # fmt: skip
+            tables = environment_at(path, Durability.DURABLE, map_bytes)
             environment = LoggedEnvironment(tables, segment_bytes=_LOG_BYTES)
         self._environment = environment
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.errors import RefusedError
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_state import Membership
+from penstock.tube.engine.master.master import MasterPeer
 from tests.engine.tube.master_harness import NOW, ask, join_broker, master
 from tests.unit.tube.admin.admin_requests import change, query
 
@@ -55,6 +57,28 @@ def test_unsupported_changes_are_refused() -> None:
     for method in ("admin_disable_stats", "admin_disable_all_stats"):
         refused = query(engine, method)
         assert (refused["result"], "cannot be disabled" in refused["errMsg"]) == (False, True)
-    refused = query(engine, "admin_transfer_current_master")
+    refused = change(engine, "admin_transfer_current_master")
     assert not refused["result"]
     assert "only master" in refused["errMsg"]
+
+
+def test_a_master_of_several_hands_over() -> None:
+    engine = master()
+    engine.peers = lambda: [MasterPeer("one", "10.0.0.1:8715", active=True), MasterPeer("two", "10.0.0.2:8715", False)]
+    rows = query(engine, "admin_query_master_group_info")["data"]
+    assert [(row["index"], row["name"], row["hostName"], row["port"], row["statusInfo"]) for row in rows] == [
+        (1, "one", "10.0.0.1", "8715", {"nodeStatus": "MASTER"}),
+        (2, "two", "10.0.0.2", "8715", {"nodeStatus": "REPLICA"}),
+    ]
+    asked = []
+    engine.hand_over = lambda: asked.append(1)
+    assert not query(engine, "admin_transfer_current_master")["result"], "it needs the token"
+    assert asked == []
+    assert change(engine, "admin_transfer_current_master")["result"]
+    assert asked == [1]
+
+    def refuse() -> None:
+        raise RefusedError("no standby is up to date")
+
+    engine.hand_over = refuse
+    assert change(engine, "admin_transfer_current_master")["errMsg"] == "no standby is up to date"

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import UnavailableError
 from penstock.runtime.observability.logs import TextFormatter
 from penstock.tube.broker.master_connection import MasterConnection
 from penstock.tube.client.connection import ClientConnection
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.master.standby import StandbyMaster
+from penstock.tube.reader import partitions
 from tests.ports import free_port
 from tests.unit.tube.servers import until
 
@@ -24,7 +27,11 @@ async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
     seen: list[MasterUpdate] = []
     membership = BrokerMembership(1, "127.0.0.1:1", "v")
     member = MasterConnection(
-        membership, [dead.sockets[0].getsockname(), address], seen.append, lambda: (0, 0, None), heartbeat_s=0.05
+        membership,
+        lambda: [dead.sockets[0].getsockname(), address],
+        seen.append,
+        lambda: (0, 0, None),
+        heartbeat_s=0.05,
     )
     member.start()
     async with asyncio.timeout(20):
@@ -61,7 +68,7 @@ async def test_an_absent_master_is_one_line_until_it_comes(
     made = ClientConnection.connect
     monkeypatch.setattr(ClientConnection, "connect", connect)
     membership = BrokerMembership(4, "127.0.0.1:1", "v")
-    member = MasterConnection(membership, [address], lambda _: None, status, heartbeat_s=0.05)
+    member = MasterConnection(membership, lambda: [address], lambda _: None, status, heartbeat_s=0.05)
     member.start()
     await until(lambda: tries > 3)
     (record,) = caplog.records
@@ -77,3 +84,37 @@ async def test_an_absent_master_is_one_line_until_it_comes(
     await master.close()
     await until(lambda: "tube broker lost its master" in caplog.text)
     await member.close()
+
+
+async def test_a_broker_leaves_a_master_that_is_not_active_any_more(tmp_path: Path) -> None:
+    """It does not wait for the old one, whose connections may be open and silent."""
+    active = True
+    first, second = TubeMaster(tmp_path / "a", may_answer=lambda: active), TubeMaster(tmp_path / "b")
+    current = [await first.start("127.0.0.1", 0)]
+    member = MasterConnection(
+        BrokerMembership(1, "127.0.0.1:1", "v"), lambda: current, lambda _: None, lambda: (0, 0, None), heartbeat_s=60
+    )
+    member.start()
+    async with asyncio.timeout(60):
+        await member.registered.wait()
+    current.clear()
+    member.masters_changed()
+    await until(lambda: not member.membership.registered)
+    current.append(await second.start("127.0.0.1", 0))
+    member.masters_changed()
+    await until(lambda: member.membership.registered)
+    assert second.engine.cluster.brokers[1].online
+    active = False  # the first one, whose lease has expired, refuses
+    with pytest.raises(UnavailableError, match="is not master now"):
+        await asyncio.to_thread(partitions, first.engine.address, "demo")
+    await member.close()
+    await first.close()
+    await second.close()
+
+
+async def test_a_standby_refuses_every_request() -> None:
+    standby = StandbyMaster()
+    host, port = await standby.start("127.0.0.1", 0)
+    with pytest.raises(UnavailableError, match=f"127.0.0.1:{port} is not master now"):
+        await asyncio.to_thread(partitions, f"{host}:{port}", "demo")
+    await standby.close()

@@ -8,8 +8,8 @@ are durable: the shell stores them, then calls `stored`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
@@ -51,7 +51,15 @@ from penstock.tube.engine.master.settings import (
 )
 from penstock.tube.engine.sessions import LEAST_SESSION_MS, RequestContext
 
-__all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
+__all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine", "MasterPeer"]
+
+
+class MasterPeer(NamedTuple):
+    """A master of the cluster. ``address``: ``host:port`` for clients."""
+
+    name: str
+    address: str
+    active: bool
 
 
 class MasterEngine:
@@ -59,6 +67,9 @@ class MasterEngine:
     StandbyException.
 
     ``settings`` are the stored topics and settings; ``access`` None: clients do not authenticate.
+
+    :attr:`peers` returns the masters of the cluster, and :attr:`hand_over` begins to hand over to one of the others or
+    raises RefusedError; both are None for a master without others.
     """
 
     def __init__(
@@ -74,6 +85,8 @@ class MasterEngine:
         self.config = config if config is not None else MasterConfig()
         self.address = address
         self.active = active
+        self.peers: Callable[[], Sequence[MasterPeer]] | None = None
+        self.hand_over: Callable[[], None] | None = None
         stored = list(settings)
         self.cluster = Cluster([s for s in stored if isinstance(s, TopicSetting)], DEFAULTS, now)
         self.controls = ClusterControls(s for s in stored if not isinstance(s, TopicSetting))
@@ -136,8 +149,7 @@ class MasterEngine:
             text = f"method {request.method} does not belong to service {request.service} of a master"
             return encode_error(exceptions.EXCEPTION, text, version=request.version)
         if not self.active:
-            text = f"{self.address} is not master now"
-            return encode_error(exceptions.STANDBY, text, version=request.version)
+            return self.standby_answer(request)
         try:
             message = decode(row.request, request.payload)
         except RemoteProtocolError as error:
@@ -150,6 +162,10 @@ class MasterEngine:
         except RemoteProtocolError as error:
             answer = refused(row.response, ErrCode.BAD_REQUEST, error.what)
         return encode_response(row.id, answer.SerializeToString())
+
+    def standby_answer(self, request: Request) -> bytes:
+        """Return the response of a master that is not active: clients then try the next master."""
+        return encode_error(exceptions.STANDBY, f"{self.address} is not master now", version=request.version)
 
     def _consumer_close(self, request: pb.CloseRequestC2M, context: RequestContext) -> Message:
         # One method is used by both kinds of consumers.

@@ -1,0 +1,157 @@
+"""Nodes of a cluster as processes of their own, which are killed, paused and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.cluster.client import EtcdClient
+from penstock.node.cluster import Member, read_cluster
+from penstock.node.config.node import load_config
+from tests.interop.etcd import EtcdCluster
+from tests.ports import free_ports
+
+__all__ = ["DEADLINE_S", "NodeProcess", "command", "environment"]
+
+DEADLINE_S = 60
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class NodeProcess:
+    """A node of a cluster as a process of its own, started by :meth:`start`."""
+
+    def __init__(self, folder: Path, name: str, cluster: str, etcd: EtcdCluster, broker_id: int = 0) -> None:
+        """``broker_id``: that of its TubeMQ broker; 0: a cluster without TubeMQ."""
+        self.name = name
+        self.broker_id = broker_id
+        self.mqtt, self.http, self.tube_master, self.tube_broker, self.tube_broker_http = free_ports(5)
+        self.data_dir = folder / name
+        self.config = folder / f"{name}.yaml"
+        self.more: dict[str, object] = {}
+        """More settings."""
+        self._cluster, self._etcd = cluster, etcd
+        self._log = folder / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.mqtt}"
+
+    def write_config(self, **cluster: object) -> None:
+        settings: dict[str, object] = {
+            "data_dir": str(self.data_dir),
+            "mqtt": f"127.0.0.1:{self.mqtt}",
+            "http": f"127.0.0.1:{self.http}",
+            "statestore": {"extensions": ["ttl"]},
+        }
+        if self._cluster:
+            own = {"name": self._cluster, "node": self.name, "etcd": self._etcd.endpoints}
+            settings["cluster"] = {**own, "tubemq": self.broker_id > 0, **cluster}
+            if self.broker_id:
+                settings["tube"] = {"broker_id": self.broker_id, "admin_token": "administer"}
+        if self.broker_id or not self._cluster:
+            names = ("tube_master", "tube_broker", "tube_broker_http")
+            settings |= {name: f"127.0.0.1:{getattr(self, name)}" for name in names}
+        settings |= self.more
+        self.config.write_text(json.dumps(settings))
+
+    def start(self) -> None:
+        if not self.config.exists():
+            self.write_config()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [PENSTOCK, "up", "--config", str(self.config)],
+                stdout=log,
+                stderr=log,
+                env=environment(),
+            )
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        status = self._process.wait(DEADLINE_S)
+        self._process = None
+        return status
+
+    def end(self) -> None:
+        if self._process is not None:
+            for number in (signal.SIGCONT, signal.SIGKILL):
+                self.signal(number)
+            self.wait()
+
+    def health(self) -> dict[str, Any]:
+        """The body of ``/readyz``; empty without an answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/readyz", timeout=5) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as refused:  # 503
+            return dict(json.load(refused))
+        except OSError:
+            return {}
+
+    async def until(self, holds: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until ``/readyz`` is as wanted."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not holds(await asyncio.to_thread(self.health)):
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"{self.name}: {self.health()}\n{self.log()}") from None
+
+    async def until_active(self) -> None:
+        await self.until(lambda health: bool(health.get("ready")))
+
+    async def until_standby(self, active: NodeProcess) -> None:
+        wanted = f"standby: the active node is {active.name} (mqtt 127.0.0.1:{active.mqtt}"
+        await self.until(lambda health: any(each.startswith(wanted) for each in health.get("reasons", [])))
+
+    def log(self) -> str:
+        return self._log.read_text()[-4000:]
+
+    async def until_members(self, hold: Callable[[dict[str, Member]], bool]) -> None:
+        """Wait until the members of the cluster, by name, are as wanted. Nodes report themselves once a second."""
+        section = load_config(self.config, {}, {}).cluster
+        assert section is not None
+        client = EtcdClient(section.etcd)
+        found: dict[str, Member] = {}
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    state = await asyncio.to_thread(read_cluster, section, client)
+                    found = {member.node: member for member in state.members}
+                    if hold(found):
+                        return
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"{found}\n{self.log()}") from None
+        finally:
+            client.close()
+
+
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+async def command(*arguments: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command of ``penstock``."""
+    process = await asyncio.create_subprocess_exec(
+        PENSTOCK, *arguments,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), errors.decode()

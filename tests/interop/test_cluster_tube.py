@@ -1,0 +1,274 @@
+"""TubeMQ on two nodes with three etcd members: one master is active, clients and brokers find it, every broker serves
+its records."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.mqtt.client.client import MqttClient
+from penstock.security.passwords import edit_passwords, make_credential
+from penstock.tube.client import web
+from penstock.tube.consumer import Consumer
+from penstock.tube.producer import Producer
+from penstock.tube.reader import partitions
+from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command
+from tests.interop.etcd import EtcdCluster
+from tests.interop.tube_java.clients import JavaClients
+
+_names = itertools.count(1)
+PARTITIONS = 2
+LOGIN = web.WebLogin("administer")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path, three: EtcdCluster) -> Iterator[list[NodeProcess]]:
+    three.start()
+    cluster = f"t{next(_names)}"
+    nodes = [NodeProcess(tmp_path, name, cluster, three, number) for number, name in enumerate(("one", "other"), 1)]
+    yield nodes
+    for node in nodes:
+        node.end()
+
+
+async def start(
+    nodes: list[NodeProcess], user: str | None = None, password: str | None = None
+) -> tuple[NodeProcess, NodeProcess]:
+    """Start both; returns the active node and its standby, when the master has the brokers of both."""
+    active, standby = nodes
+    active.start()
+    await active.until_active()
+    await asyncio.to_thread(create_topic, active)
+    standby.start()
+    await standby.until_standby(active)
+    await until_partitions(nodes, 2 * PARTITIONS, user, password)
+    return active, standby
+
+
+def create_topic(node: NodeProcess) -> None:
+    add = {"topicName": "demo", "numPartitions": str(PARTITIONS), "createUser": "test"}
+    web.call(f"127.0.0.1:{node.http}", "admin_add_new_topic_record", add, login=LOGIN)
+
+
+@pytest_asyncio.fixture
+async def pair(two: list[NodeProcess]) -> AsyncIterator[tuple[NodeProcess, NodeProcess]]:
+    yield await start(two)
+
+
+def masters(nodes: tuple[NodeProcess, NodeProcess] | list[NodeProcess]) -> str:
+    return ",".join(f"127.0.0.1:{node.tube_master}" for node in nodes)
+
+
+async def until_partitions(
+    nodes: tuple[NodeProcess, NodeProcess] | list[NodeProcess],
+    count: int,
+    user: str | None = None,
+    password: str | None = None,
+) -> None:
+    """Wait until the active master announces ``count`` partitions of the topic."""
+
+    def found() -> int:
+        try:
+            return len(partitions(masters(nodes), "demo", user=user, password=password))
+        except UnavailableError:
+            return 0
+
+    async with asyncio.timeout(DEADLINE_S):
+        while await asyncio.to_thread(found) != count:
+            await asyncio.sleep(0.1)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+class Load:
+    """A producer and two members of a group; each runs until it is closed, whichever master is active."""
+
+    def __init__(
+        self, nodes: tuple[NodeProcess, NodeProcess], user: str | None = None, password: str | None = None
+    ) -> None:
+        self.acknowledged: set[int] = set()
+        self.received: dict[int, set[int]] = {1: set(), 2: set()}
+        """By broker."""
+        self.members: list[Consumer] = []
+        self._masters = masters(nodes)
+        self._user, self._password = user, password
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._produce()), *(asyncio.create_task(self._consume()) for _ in range(2))]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            assert isinstance(result, asyncio.CancelledError), result
+
+    @property
+    def all_received(self) -> set[int]:
+        return self.received[1] | self.received[2]
+
+    def balanced(self) -> bool:
+        """True if each partition has exactly one owner, and both members have some."""
+        held = [set(member.assignment) for member in self.members]
+        return len(held) == 2 and all(held) and not held[0] & held[1] and len(held[0] | held[1]) == 2 * PARTITIONS
+
+    async def _produce(self) -> None:
+        async with Producer(self._masters, delivery_timeout_s=5, user=self._user, password=self._password) as producer:
+            for number in itertools.count():
+                try:
+                    await producer.send("demo", str(number).encode())
+                except PenstockError:
+                    await asyncio.sleep(0.05)
+                    continue
+                self.acknowledged.add(number)
+
+    async def _consume(self) -> None:
+        async with Consumer(self._masters, "readers", ["demo"], user=self._user, password=self._password) as member:
+            self.members.append(member)
+            async for message in member:
+                self.received[message.broker_id].add(int(message.record.value))
+
+
+async def test_a_takeover_of_the_master_under_load(two: list[NodeProcess], tmp_path: Path) -> None:
+    """``kill -9`` of the active node: every acknowledged record is read, when its broker is back.
+
+    With users: the brokers sign with a password that they have from etcd.
+    """
+    passwords = tmp_path / "passwords"
+    login = "app", "secret of app"
+    edit_passwords(passwords, lambda _: {"app": make_credential("app", b"secret of app")})
+    for node in two:
+        node.more = {"security": {"passwords": str(passwords)}}
+    active, standby = pair = await start(two, *login)
+    async with Load(pair, *login) as load:
+        await until(load.balanced)
+        await until(lambda: all(len(found) > 50 for found in load.received.values()))
+        active.signal(signal.SIGKILL)
+        active.wait()
+        await standby.until_active()
+        await until_partitions(pair, PARTITIONS, *login)  # those of the dead broker disappear
+        before = len(load.received[standby.broker_id])
+        await until(lambda: len(load.received[standby.broker_id]) > before + 50)
+        active.start()
+        await active.until_standby(standby)
+        await until_partitions(pair, 2 * PARTITIONS, *login)
+        await until(load.balanced)
+        before = len(load.received[active.broker_id])
+        await until(lambda: len(load.received[active.broker_id]) > before + 50)
+        wanted = set(load.acknowledged)
+        await until(lambda: wanted <= load.all_received)
+
+
+@pytest.mark.nightly  # 35 s: the client waits before it uses a broker again
+async def test_clients_of_apache_survive_a_takeover(
+    pair: tuple[NodeProcess, NodeProcess], java_clients: JavaClients
+) -> None:
+    active, standby = pair
+    count = 400
+    sent = java_clients.produce(masters(pair), "demo", count, pause_ms=10)
+    read = java_clients.consume(masters(pair), "readers", "demo", count, members=2, timeout_ms=100_000)
+    seen = 0
+    async with Consumer(masters(pair), "others", ["demo"]) as member:
+        async for _ in member:
+            seen += 1
+            if seen == 100:
+                break
+    active.signal(signal.SIGKILL)
+    active.wait()
+    await standby.until_active()
+    active.start()
+    await active.until_standby(standby)
+    produced = await asyncio.wrap_future(sent)
+    print("produced:", produced)
+    found = {message.number for message in await asyncio.wrap_future(read)}
+    assert found == set(range(count))
+
+
+async def test_records_flow_while_no_master_is_active(
+    pair: tuple[NodeProcess, NodeProcess], three: EtcdCluster
+) -> None:
+    """Without a majority of etcd no node is elected; clients continue with the partitions that they have."""
+    async with Load(pair) as load:
+        await until(load.balanced)
+        three.kill(0, 1)
+        for node in pair:
+            await node.until(lambda health: "no node of the cluster is active" in str(health))
+        with pytest.raises(UnavailableError):
+            await asyncio.to_thread(partitions, masters(pair), "demo")
+        before = {broker: len(found) for broker, found in load.received.items()}
+        await until(lambda: all(len(load.received[broker]) > count + 50 for broker, count in before.items()))
+        await asyncio.to_thread(three.start)
+        await until_partitions(pair, 2 * PARTITIONS)
+        await until(load.balanced)
+        wanted = set(load.acknowledged)
+        await until(lambda: wanted <= load.all_received)
+
+
+async def test_masters_are_listed_and_transferred(two: list[NodeProcess]) -> None:
+    for node in two:
+        node.more = {"rules": [{"filter": "plant/#", "topic": "alarms"}]}
+    active, standby = pair = await start(two)
+    await publish(active)
+    with pytest.raises(UnavailableError, match="not master now"):
+        await asyncio.to_thread(partitions, f"127.0.0.1:{standby.tube_master}", "demo")
+
+    def group(node: NodeProcess) -> list[tuple[str, str, str]]:
+        rows = web.call(f"127.0.0.1:{node.http}", "admin_query_master_group_info", {})
+        return [(row["name"], row["port"], row["statusInfo"]["nodeStatus"]) for row in rows]
+
+    wanted = [(active.name, str(active.tube_master), "MASTER"), (standby.name, str(standby.tube_master), "REPLICA")]
+    async with asyncio.timeout(DEADLINE_S):
+        while sorted(await asyncio.to_thread(group, active)) != sorted(wanted):
+            await asyncio.sleep(0.1)
+    # A standby redirects: 302 as Apache's master for a GET, 307 for the command's POST.
+    url = f"http://127.0.0.1:{standby.http}/webapi.htm?method=admin_query_topic_info"
+    body = await asyncio.to_thread(lambda: json.load(urllib.request.urlopen(url, timeout=10)))
+    assert {row["topicName"] for row in body["data"]} == {"alarms", "demo"}
+    status, out, errors = await command("tube", "topic", "list", "--http", f"127.0.0.1:{standby.http}")
+    assert status == 0, errors
+    assert "demo" in out
+    await standby.until_members(lambda members: members[standby.name].lag_commits == 0)
+    transferred: list[dict[str, Any]] = await asyncio.to_thread(
+        web.call, f"127.0.0.1:{active.http}", "admin_transfer_current_master", {}, login=LOGIN
+    )
+    assert transferred == []
+    await standby.until_active()
+    await active.until_standby(standby)
+    await until_partitions(pair, 2 * PARTITIONS)
+    # The rule of the active node writes to its own broker.
+    await publish(standby)
+    found: set[tuple[int, str]] = set()
+    async with Consumer(masters(pair), "readers", ["alarms"]) as member, asyncio.timeout(DEADLINE_S):
+        async for message in member:
+            found.add((message.broker_id, message.record.value.decode()))
+            if len(found) == 2:
+                break
+    assert found == {(node.broker_id, f"from {node.name}") for node in pair}
+
+
+async def publish(node: NodeProcess) -> None:
+    async with MqttClient(node.url) as client:
+        await client.publish("plant/1", f"from {node.name}".encode(), qos=1)
