@@ -10,7 +10,8 @@ A fenced block, which may stand in a list, may have an HTML comment on the line 
 ``<!-- test: nightly -->`` on a line of its own: the page takes long and is followed every night only.
 
 Console blocks are commands (``$ `` in front) and, under each, what it prints; a line ``...`` stands for any lines and
-``...`` inside a line for any text. A command without output lines is only required to succeed.
+``...`` inside a line for any text; columns of a table may have another width. A command without output lines is only
+required to succeed.
 """
 
 from __future__ import annotations
@@ -79,12 +80,13 @@ def commands(block: Block) -> list[Command]:
     return [Command(command, tuple(output)) for command, output in found]
 
 
+def _pattern(line: str) -> str:
+    return re.sub(r"(?:\\ ){2,}", " {2,}", re.escape(line).replace(r"\.\.\.", ".*"))
+
+
 def matches(shown: tuple[str, ...], printed: str) -> bool:
     """Whether ``printed`` is what the page shows, with ``...`` standing for anything."""
     if not shown:
         return True
-    lines = [
-        r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line.rstrip()).replace(r"\.\.\.", ".*") + r"[ \t]*\n"
-        for line in shown
-    ]
+    lines = [r"(?:.*\n)*?" if line.strip() == "..." else f"{_pattern(line.rstrip())}[ \\t]*\n" for line in shown]
     return re.fullmatch("".join(lines), printed.rstrip("\n") + "\n") is not None

@@ -54,6 +54,7 @@ __all__ = [
     "TubeBrokerListener",
     "TubeMasterListener",
     "load_config",
+    "read_settings",
     "tube_section",
 ]
 
@@ -516,6 +517,11 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
     Raises:
         ConfigError: a setting cannot be used; the error names the source of the setting.
     """
+    return validate(read_settings(path, flags, environment), NodeConfig)
+
+
+def read_settings(path: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> Document:
+    """Return the settings of a configuration with the source of each, not validated; otherwise as `load_config`."""
     if path is None and DEFAULT_FILE.exists():
         path = DEFAULT_FILE
     document = read_document(path, environment) if path is not None else Document("defaults", {})
@@ -532,7 +538,7 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
         if option.location == ("data_dir",) and not given.strip():
             raise ConfigError(f"{where}: the data directory is empty", option="data_dir", where=where)
         _put(document, option, given, where)
-    return validate(document, NodeConfig)
+    return document
 
 
 def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:

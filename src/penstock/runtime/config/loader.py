@@ -21,7 +21,7 @@ from penstock.runtime.config.values import did_you_mean, nearest
 from penstock.runtime.config.yaml_document import Document, Location, Value, parse_document, path_text, read_document
 from penstock.runtime.io.network import without_secret
 
-__all__ = ["load", "parse", "validate"]
+__all__ = ["has_secret_name", "load", "parse", "validate"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -202,8 +202,13 @@ def _inner(node: Value, part: str | int) -> tuple[Value] | None:
     return None
 
 
+def has_secret_name(location: Location) -> bool:
+    """True if the value at ``location`` may be a secret, by the name of the option or of a section around it."""
+    return any(isinstance(part, str) and _SECRET.search(part) is not None for part in location)
+
+
 def _show(value: object, location: Location) -> str:
-    if any(isinstance(part, str) and _SECRET.search(part) for part in location):
+    if has_secret_name(location):
         return "a value that is not shown"
     if isinstance(value, dict):
         return "a mapping"
