@@ -25,6 +25,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.ui.enabled": "false",
         # A worker has 15 s to start and connect; on a machine that does much else it needs more.
         "spark.python.authenticate.socketTimeout": "60s",
+        **errors.STATE_SETTINGS,
     }
     if jars.is_set_up():
         # Here, since a JVM that runs takes no more jars.

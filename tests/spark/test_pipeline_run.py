@@ -260,6 +260,10 @@ def test_a_run_is_stopped_remotely_and_a_second_run_learns_the_lease_holder(setu
     assert (last["read"], last["lag_records"], last["waiting_records"]) == (150, 0, 0)
     assert last["batch_s"] > 0
     assert last["state_rows"] == 150
+    # Only RocksDB has files; the checkpoint says that it keeps this query's state.
+    assert last["state_disk_bytes"] is not None
+    entries = (setup.state / "checkpoints/rows/offsets").glob("[0-9]*")
+    assert all(".RocksDBStateStoreProvider" in entry.read_text() for entry in entries)
     holder = lease_holder(broker, name, 10.0)
     assert holder.run is None
     assert holder.record is not None

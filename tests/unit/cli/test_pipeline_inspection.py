@@ -66,6 +66,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "batch_s": 0.4,
             "state_rows": None,
             "state_bytes": None,
+            "state_disk_bytes": None,
             "lease": "held",
             "run": "abc",
         }

@@ -30,7 +30,7 @@ app = Commands("List, correct, redrive, close and purge dead letters: records th
 
 _STORE_TIMEOUT_S = 2.0
 """Timeout in seconds of the request to the state store for the lease. It is short, because the ledger is local."""
-_NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes")
+_NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes", "state_disk_bytes")
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "BUSY",
     "DRAIN_S",
     "FULL",
+    "STATE_SETTINGS",
     "UNAVAILABLE",
     "ErrorText",
     "RetryPolicy",
@@ -178,6 +179,19 @@ BROKEN = (Py4JError, ConnectionError)
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
+_STATE = "spark.sql.streaming.stateStore"
+STATE_SETTINGS = {
+    # The state of dedupes and windows in RocksDB, on the workers' disks, instead of a map on Java's heap. A checkpoint
+    # contains the class of its provider, so queries of earlier versions keep theirs.
+    f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    # A batch writes its changes to the checkpoint, not new files of all rows.
+    f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+    # One limit for the stores of all partitions in a process; by default each store has its own.
+    f"{_STATE}.rocksdb.boundedMemoryUsage": "true",
+    f"{_STATE}.rocksdb.maxMemoryUsageMB": "256",
+}
+
+
 @contextmanager
 def shield_signals() -> Iterator[None]:
     """Block SIGTERM for processes started inside; a pending SIGTERM is delivered to this process at the end.
@@ -210,6 +224,7 @@ def pipeline_session(
         "spark.ui.showConsoleProgress": "false",
         # Timestamps in UTC, which every Parquet reader understands; Spark's default has no time zone.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        **STATE_SETTINGS,
         **(conf or {}),
     }
     if delta:

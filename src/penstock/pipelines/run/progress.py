@@ -50,7 +50,7 @@ class SinkProgress(Counts):
     ``lag_*``: all records that the query has not finished: ``waiting_*`` are not in a batch yet, ``in_batch_*`` are in
     the active batch. ``lag_s`` and ``waiting_s`` are the age of the oldest record since it was appended to TubeMQ,
     ``in_batch_s`` is the time since the batch began, ``behind_s`` the difference between the clock and the watermark.
-    ``state_*``: rows and bytes that Spark keeps for dedupes and windows.
+    ``state_*``: rows that Spark keeps for dedupes and windows, and their bytes in memory and, with RocksDB, on disk.
     """
 
     batch: int | None = None
@@ -66,6 +66,7 @@ class SinkProgress(Counts):
     behind_s: float | None = None
     state_rows: int | None = None
     state_bytes: int | None = None
+    state_disk_bytes: int | None = None
 
 
 COUNTERS: Final = (*(f.name for f in fields(Counts)), "restarts")
@@ -90,7 +91,8 @@ MEANINGS: Final = {
     "in_batch_seconds": "Time since the active batch started; 0 between batches.",
     "behind_seconds": "Delay of the watermark behind the clock, and so of closed windows.",
     "state_rows": "Rows in Spark's state for dedupes and windows.",
-    "state_bytes": "Memory that these rows use.",
+    "state_bytes": "Memory that these rows use, with RocksDB that of its caches and buffers.",
+    "state_disk_bytes": "Size of RocksDB's files with these rows, on the disks of the workers.",
 }
 """Help text of each metric."""
 
@@ -198,14 +200,22 @@ def _seconds(lag: Lag | None) -> float | None:
     return None if lag is None or lag.seconds is None else round(lag.seconds, 3)
 
 
+_FILES = "rocksdbSstFileSize"
+
+
 def of_spark(progress: Mapping[str, Any]) -> dict[str, int | float]:
-    """Extract batch time and state size from a ``StreamingQueryProgress``; no time for a trigger without data."""
+    """Extract batch time and state size from a ``StreamingQueryProgress``.
+
+    There is no time for a trigger without data, and no size on disk without RocksDB.
+    """
     operators = progress.get("stateOperators") or []
     took = progress["durationMs"]
+    files = [size for operator in operators if (size := operator.get("customMetrics", {}).get(_FILES)) is not None]
     return {
         **({"batch_s": took.get("triggerExecution", 0) / 1000} if "addBatch" in took else {}),
         "state_rows": sum(operator["numRowsTotal"] for operator in operators),
         "state_bytes": sum(operator["memoryUsedBytes"] for operator in operators),
+        **({"state_disk_bytes": sum(files)} if files else {}),
     }
 
 

@@ -66,6 +66,10 @@ def test_spark_progress_becomes_metrics() -> None:
     operators = [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 4, "memoryUsedBytes": 50}]
     said = of_spark({"durationMs": {"triggerExecution": 250, "addBatch": 200}, "stateOperators": operators})
     assert said == {"batch_s": 0.25, "state_rows": 7, "state_bytes": 150}
+    # RocksDB reports its files.
+    on_disk = [{**operator, "customMetrics": {"rocksdbSstFileSize": 500}} for operator in operators]
+    found = of_spark({"durationMs": {}, "stateOperators": on_disk})
+    assert found == {"state_rows": 7, "state_bytes": 150, "state_disk_bytes": 500 * len(operators)}
     # A trigger that found nothing to do is no batch.
     idle = {"durationMs": {"triggerExecution": 1}, "stateOperators": []}
     assert of_spark(idle) == {"state_rows": 0, "state_bytes": 0}
