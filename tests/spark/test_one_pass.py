@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from penstock.pipelines.sinks.one_pass import SHARED, Outcomes, is_supported, outcome, type_of_rows, write_in_one_pass
-from penstock.pipelines.sinks.table import SPARKS_SCHEMA
+from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 
 COLUMNS = """
     id AS n, CAST(id % 100 AS TINYINT) AS tiny, CAST(id AS SMALLINT) AS small, CAST(id AS INT) AS int, id / 3 AS double,

@@ -1,25 +1,31 @@
-"""Delta tables as sinks: each batch once, by transaction id; merged by key. And as sources: as Delta wrote them."""
+"""Delta tables as sinks: each batch once, merged by key. As sources: as delta-spark writes them."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError
-from penstock.pipelines.sinks.delivery import DeltaSink
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.sinks.delivery import COORDINATES, RemoteDeltaTable, last_of_each_key
+from penstock.pipelines.sinks.delta import DeltaWriter
 from penstock.pipelines.spec.sinks import TableSink
 from penstock.spark.environment import jars
 from penstock.spark.files.source import FileLog, FilesStreamReader
+from tests.spark.pipelines import Setup
 
 COLUMNS = "_id STRING, k STRING, a STRING, n INT"
 
 
-@pytest.fixture(autouse=True)
-def delta() -> None:
+@pytest.fixture
+def delta_spark() -> None:
     if not jars.is_set_up():
         pytest.skip("Delta Lake was never set up here: `make jars` does, which needs Maven")
 
@@ -28,40 +34,110 @@ def rows(spark: SparkSession, *values: tuple[str, str, int]) -> DataFrame:
     return spark.createDataFrame([(f"i{n}", k, a, v) for n, (k, a, v) in enumerate(values)], COLUMNS)
 
 
-def table(spark: SparkSession, path: Path) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in spark.read.format("delta").load(str(path)).select("k", "a", "n").collect())
+def table(path: Path) -> list[tuple[Any, ...]]:
+    found = DeltaTable(path).to_pyarrow_table().select(["k", "a", "n"]).to_pylist()
+    return sorted(tuple(row.values()) for row in found)
 
 
-def test_a_batch_is_appended_once_by_each_query(spark: SparkSession, tmp_path: Path) -> None:
+def test_batches_of_spark_are_appended_once(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "it`s a table"
-    sink = DeltaSink(TableSink(format="delta", path=str(path)), "rows", "q1")
-    assert sink.write(0, rows(spark), 0) == 0
+    writer = DeltaWriter(path, "rows", "q1")
+    assert writer.write(0, rows(spark), 0) == 0
     for batch in (1, 2, 2, 1):
-        # What a batch holds when it runs again does not matter.
-        assert sink.write(batch, rows(spark, ("a", "x", batch)), 1) == 1
-    DeltaSink(TableSink(format="delta", path=str(path)), "rows", "q2").write(1, rows(spark, ("b", "y", 9)), 1)
-    assert table(spark, path) == [("a", "x", 1), ("a", "x", 2), ("b", "y", 9)]
+        # The content of a batch that is repeated does not matter.
+        assert writer.write(batch, rows(spark, ("a", "x", batch)), 1) == 1
+    DeltaWriter(path, "more", "q2").write(1, rows(spark, ("b", "y", 9)), 1)
+    assert table(path) == [("a", "x", 1), ("a", "x", 2), ("b", "y", 9)]
+
+
+@pytest.mark.usefixtures("delta_spark")
+def test_tables_continue_in_both_directions(spark: SparkSession, tmp_path: Path) -> None:
+    """Tables that were written with Delta's jars continue without them, and delta-spark honours our transactions."""
+    path, uri = tmp_path / "t", f"file://{tmp_path}/t"
+    remote = RemoteDeltaTable(TableSink(format="delta", path=uri), "rows", "q")
+    remote.write(0, rows(spark, ("a", "x", 0)), 1)
+    writer = DeltaWriter(path, "rows", "q")
+    for batch in (0, 1):
+        writer.write(batch, rows(spark, ("b", "ä", batch)), 1)
+    remote.write(1, rows(spark, ("c", "x", 1)), 1)
+    remote.write(2, rows(spark, ("d", "x", 2)), 1)
+    DeltaWriter(path, "rows", "q").write(2, rows(spark, ("e", "x", 2)), 1)
+    expected = [("a", "x", 0), ("b", "ä", 1), ("d", "x", 2)]
+    assert table(path) == expected
+    read = spark.read.format("delta").load(uri)
+    assert sorted(tuple(row) for row in read.select("k", "a", "n").collect()) == expected
+    # delta-spark skips files by our statistics.
+    assert [row["k"] for row in read.where("n = 1 AND a > 'z'").collect()] == ["b"]
+
+
+@pytest.mark.usefixtures("delta_spark")
+def test_delta_spark_finds_nan_and_times_without_a_zone(spark: SparkSession, tmp_path: Path) -> None:
+    writer = DeltaWriter(tmp_path / "t", "rows", "q")
+    for batch, value in enumerate(("1.0D", "double('NaN')")):
+        made = spark.sql(f"SELECT {value} AS x, timestamp_ntz'2026-03-01 00:00:00.00000{batch}' AS at, {batch} AS n")
+        writer.write(batch, made, 1)
+    read = spark.read.format("delta").load(str(tmp_path / "t"))
+    for condition in ("x > 5", "isnan(x)", "at > timestamp_ntz'2026-03-01'"):
+        assert [row["n"] for row in read.where(condition).collect()] == [1]
 
 
 def test_rows_are_merged_by_key_and_a_batch_counts_once(spark: SparkSession, tmp_path: Path) -> None:
     merged = TableSink(format="delta", path=str(tmp_path / "t"), mode="merge", keys=["k", "a"], order_by="n")
-    sink = DeltaSink(merged, "rows", "q")
-    sink.write(1, rows(spark, ("a", "x", 2), ("a", "x", 1), ("b", "x", 5)), 3)
-    sink.write(2, rows(spark, ("a", "x", 7), ("c", "x", 0), ("a", "x", 3)), 3)
+
+    def write(batch: int, *values: tuple[str, str, int]) -> None:
+        last = last_of_each_key(rows(spark, *values), merged, "rows")
+        DeltaWriter(tmp_path / "t", "rows", "q", merged.keys).write(batch, last, len(values))
+
+    write(1, ("a", "x", 2), ("a", "x", 1), ("b", "x", 5))
+    write(2, ("a", "x", 7), ("c", "x", 0), ("a", "x", 3))
     expected = [("a", "x", 7), ("b", "x", 5), ("c", "x", 0)]
-    assert table(spark, tmp_path / "t") == expected
-    # An earlier batch, of a run that woke up, is left out.
-    sink.write(1, rows(spark, ("a", "x", 100), ("d", "x", 1)), 2)
-    sink.write(2, rows(spark, ("a", "x", 100)), 1)
-    assert table(spark, tmp_path / "t") == expected
+    assert table(tmp_path / "t") == expected
+    # An earlier batch, of a run that resumed, is left out.
+    write(1, ("a", "x", 100), ("d", "x", 1))
+    write(2, ("a", "x", 100))
+    assert table(tmp_path / "t") == expected
 
 
-def test_two_rows_of_a_key_need_an_order(spark: SparkSession, tmp_path: Path) -> None:
-    sink = DeltaSink(TableSink(format="delta", path=str(tmp_path / "t"), mode="merge", keys=["k"]), "rows", "q")
+def test_two_rows_of_a_key_need_an_order(spark: SparkSession) -> None:
+    merged = TableSink(format="delta", path="t", mode="merge", keys=["k"])
     with pytest.raises(PenstockError, match="2 rows of one batch have the key k 'a'"):
-        sink.write(1, rows(spark, ("a", "x", 1), ("a", "y", 2)), 2)
-    sink.write(1, rows(spark, ("a", "x", 1), ("b", "y", 2)), 2)
-    assert [row[0] for row in table(spark, tmp_path / "t")] == ["a", "b"]
+        last_of_each_key(rows(spark, ("a", "x", 1), ("a", "y", 2)), merged, "rows")
+    assert last_of_each_key(rows(spark, ("a", "x", 1), ("b", "y", 2)), merged, "rows").count() == 2
+
+
+PIPELINE = """
+name: {name}
+source: {{topics: [{topic}], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+steps:
+  - {{name: parsed, parse: {{schema: "k STRING NOT NULL, n INT"}}}}
+sinks:
+  - {{name: rows, table: {{format: delta, path: "{lake}/rows"}}}}
+  - {{name: again, table: {{format: delta, path: "{lake}/again"}}}}
+  - {{name: newest, table: {{format: delta, path: "{lake}/newest", mode: merge, keys: [k], order_by: n}}}}
+dead_letters: {{path: "{lake}/dead"}}
+"""
+
+
+def message(key: str, n: int) -> bytes:
+    return json.dumps({"k": key, "n": n}).encode()
+
+
+def test_a_pipeline_writes_delta_tables(setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(PIPELINE)
+    setup.send(message("a", 1), message("b", 2), b"broken")
+    setup.run()
+    setup.send(message("a", 3))
+    setup.run()
+    for name in ("rows", "again"):
+        found = DeltaTable(setup.lake / name).to_pyarrow_table()
+        assert Counter(found["n"].to_pylist()) == {1: 1, 2: 1, 3: 1}
+        assert set(found.schema.names) == {"k", "n", "_id", *(f"_{each}" for each in COORDINATES)}
+    newest = {row["k"]: row["n"] for row in DeltaTable(setup.lake / "newest").to_pyarrow_table().to_pylist()}
+    assert newest == {"a": 3, "b": 2}
+    for accounts in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
+        assert (accounts.off, accounts.unknown) == ((), ())
+        assert (accounts.counts.out, accounts.counts.dead) == (3, 1)
 
 
 def read(path: Path, log: Path, **options: str) -> list[dict[str, Any]]:
@@ -73,6 +149,7 @@ def read(path: Path, log: Path, **options: str) -> list[dict[str, Any]]:
     return [json.loads(row["value"]) for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
+@pytest.mark.usefixtures("delta_spark")
 def test_a_table_is_read_as_delta_wrote_it(spark: SparkSession, tmp_path: Path) -> None:
     path, log = tmp_path / "a table", tmp_path / "log.jsonl"
     # A checkpoint soon, so that what older versions said is read out of it.

@@ -6,8 +6,8 @@ Problems of a session from ``SparkSession.builder.getOrCreate()`` without this c
   activated, they fail with "Python worker exited unexpectedly";
 * every Python process of a local session compiles pyspark again, which takes a second;
 * a local session listens on two ports of an external interface;
-* the default checkpoint manager takes 60 to 70 ms per micro-batch on a local disk;
-* each file created on a local disk starts the program ``chmod``, four times per micro-batch;
+* each file created on a local disk starts the program ``chmod``, about ten times per micro-batch;
+* of two drivers with the same checkpoint on a local disk, both may write the file of the same batch;
 * with 200 shuffle partitions, a micro-batch of a stateful query takes minutes on two cores;
 * timestamps are in the time zone of the machine.
 
@@ -42,13 +42,11 @@ _LOOPBACK_MASTER = re.compile(r"spark://(127(\.\d+){3}|localhost|\[::1\])(:|$)")
 _LOG_LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE", "ALL")
 _WITH_STACKS = frozenset(("INFO", "DEBUG", "TRACE", "ALL"))
 """Log levels at which exceptions are logged with their Java stack."""
-_CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _JAR = Path(__file__).with_name("jvm") / "penstock.jar"
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|credential|//[^/@\s]*:[^/@\s]*@"
 """Spark redacts options with a matching name or value in its web pages and event logs: Spark's default pattern, and
 URLs with a password."""
-_RENAMING_SCHEMES = frozenset({"", "file", "hdfs"})
 
 
 def session(
@@ -56,14 +54,11 @@ def session(
     master: str = "local[2]",
     conf: Mapping[str, str] | None = None,
     *,
-    checkpoint: str | None = None,
     log_level: str = "ERROR",
 ) -> SparkSession:
     """Return the Spark session of this process for penstock's connectors; the first call creates it (4 to 12 s).
 
-    ``conf`` overrides all options set here. ``checkpoint`` is the path or URI of the queries' checkpoints. It
-    determines whether the faster checkpoint manager is used, which needs an atomic rename (local disks and HDFS only).
-    Default: a local disk if the master is local.
+    ``conf`` overrides all options set here.
 
     With ``SUBMITTED`` as ``master``, only options that a running session can change are set.
 
@@ -82,7 +77,7 @@ def session(
             do='pip install ".[spark]" in a clone of penstock (and [java] if Java is not installed)',
         ) from error
 
-    settings = configuration(app_name, master, conf, checkpoint=checkpoint, log_level=log_level)
+    settings = configuration(app_name, master, conf, log_level=log_level)
     if SparkSession.getActiveSession() is None and master != SUBMITTED:
         check_launcher(os.environ)
         os.environ["JAVA_HOME"] = str(find_java().home)
@@ -107,7 +102,6 @@ def configuration(
     master: str,
     conf: Mapping[str, str] | None = None,
     *,
-    checkpoint: str | None = None,
     log_level: str = "ERROR",
 ) -> dict[str, str]:
     """Return all Spark options that :func:`session` sets, including ``conf``.
@@ -130,10 +124,7 @@ def configuration(
             do="use one of " + " ".join(_LOG_LEVELS),
         )
     if master == SUBMITTED:
-        settings = {"spark.sql.session.timeZone": "UTC"}
-        if _renames_atomically(checkpoint, master):
-            settings["spark.sql.streaming.checkpointFileManagerClass"] = _CHECKPOINT_MANAGER
-        return settings | conf
+        return {"spark.sql.session.timeZone": "UTC"} | conf
     settings = {
         "spark.app.name": app_name,
         "spark.master": master,
@@ -153,13 +144,13 @@ def configuration(
             "spark.sql.shuffle.partitions": str(cores),
         }
         settings |= _local_files(conf)
-    if _renames_atomically(checkpoint, master):
-        settings["spark.sql.streaming.checkpointFileManagerClass"] = _CHECKPOINT_MANAGER
     return settings | conf
 
 
 def _local_files(conf: dict[str, str]) -> dict[str, str]:
-    """Return the options that make Spark set file modes without starting ``chmod``; empty if not possible.
+    """Return the options for files on a local disk: modes without ``chmod``, and checkpoints of one driver only.
+
+    Empty if this is not possible.
 
     The class paths in ``conf`` are moved into the result.
     """
@@ -168,6 +159,7 @@ def _local_files(conf: dict[str, str]) -> dict[str, str]:
     paths = {name: conf.pop(name, "") for name in _CLASS_PATHS}
     return {
         "spark.hadoop.fs.file.impl": "penstock.spark.LocalFiles",
+        "spark.hadoop.fs.AbstractFileSystem.file.impl": "penstock.spark.LocalFileContext",
         **{name: os.pathsep.join(filter(None, (given, str(_JAR)))) for name, given in paths.items()},
     }
 
@@ -185,14 +177,6 @@ def _cores(master: str) -> int:
     match = _LOCAL.fullmatch(master)
     threads = (match["threads"] if match else None) or ("1" if match else "*")
     return int(threads) if threads.isdecimal() and threads != "0" else os.cpu_count() or 1
-
-
-def _renames_atomically(checkpoint: str | None, master: str) -> bool:
-    """Return True if the file system renames atomically, as the faster checkpoint manager requires."""
-    if checkpoint is None:
-        return is_local(master)
-    scheme, separator, _ = checkpoint.partition(":/")
-    return (scheme.lower() if separator else "") in _RENAMING_SCHEMES
 
 
 _STANDALONE = "spark://"

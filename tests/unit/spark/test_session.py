@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.session import configuration, is_local
-
-MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+from penstock.spark.session import SUBMITTED, configuration, is_local
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,6 @@ def test_a_local_session_stays_on_the_machine_and_small() -> None:
     assert settings["spark.ui.enabled"] == "false"
     assert settings["spark.sql.shuffle.partitions"] == "3"
     assert settings["spark.sql.session.timeZone"] == "UTC"
-    assert MANAGER in settings
     assert "-Dpenstock.spark.logLevel=ERROR" in settings["spark.driver.extraJavaOptions"]
 
 
@@ -72,23 +69,12 @@ def test_a_cluster_session_keeps_sparks_defaults() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "master", "expected"),
-    [
-        (None, "local[2]", True),
-        (None, "yarn", False),
-        ("/data/checkpoints", "yarn", True),
-        ("relative/path", "local[2]", True),
-        ("file:///data", "yarn", True),
-        ("hdfs://nn/data", "yarn", True),
-        ("s3a://bucket/data", "local[2]", False),
-        ("abfss://c@a.dfs.core.windows.net/x", "local[2]", False),
-    ],
-)
-def test_the_renaming_manager_only_where_renames_are_atomic(
-    checkpoint: str | None, master: str, expected: bool
-) -> None:
-    assert (MANAGER in configuration("app", master, checkpoint=checkpoint)) is expected
+@pytest.mark.parametrize("master", ["local[2]", "spark://127.0.0.1:7077", "yarn", SUBMITTED])
+def test_the_checkpoint_manager_is_sparks_default(master: str) -> None:
+    """The one that renames files lets two drivers write the same file of a checkpoint."""
+    assert not [name for name in configuration("app", master) if "checkpointFileManager" in name]
+    name = "spark.sql.streaming.checkpointFileManagerClass"
+    assert configuration("app", master, {name: "mine"})[name] == "mine"
 
 
 def test_the_users_configuration_wins() -> None:

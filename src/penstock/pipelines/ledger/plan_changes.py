@@ -138,7 +138,7 @@ def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
     """Return an error for each sink that writes a column of another type than its table has."""
     found = {}
     for sink in pipeline.sinks:
-        if sink.table is None or sink.table.format != "parquet":
+        if sink.table is None or sink.table.is_remote:
             continue
         try:
             check_types(Path(sink.table.path), sink.name, sink_types(pipeline, sink))
@@ -156,7 +156,7 @@ def _renamed_from(name: str, is_: str, were: Mapping[str, str], now: Mapping[str
 def _repetition(pipeline: Pipeline, name: str, old: str) -> str:
     sink = next(sink for sink in pipeline.sinks if sink.name == name)
     text = f"starts with the first record of its sources, and writes again what sink {old} has written"
-    if sink.table is not None and sink.table.format == "parquet":
+    if sink.table is not None and not sink.table.is_remote:
         count = writers(Path(sink.table.path)).get(old, 0)
         batches = "1 batch" if count == 1 else f"{count} batches"
         text += f": {sink.table.path} has {batches} of it, and would have these rows twice"

@@ -208,9 +208,7 @@ def shield_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def pipeline_session(
-    name: str, master: str, conf: Mapping[str, str] | None, state: Path, *, delta: bool
-) -> SparkSession:
+def pipeline_session(name: str, master: str, conf: Mapping[str, str] | None, *, delta: bool) -> SparkSession:
     """Return the session of the pipeline ``name``. ``conf`` overrides these settings; ``delta`` adds Delta's jars.
 
     Raises:
@@ -232,7 +230,7 @@ def pipeline_session(
     if master != SUBMITTED:
         settings[_JAVA_OPTIONS] = f"{settings.get(_JAVA_OPTIONS, '')} -Xrs".strip()
     with shield_signals():
-        return session(f"penstock-{name}", master, settings, checkpoint=str(state), log_level="FATAL")
+        return session(f"penstock-{name}", master, settings, log_level="FATAL")
 
 
 @contextmanager

@@ -25,7 +25,14 @@ from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, alive, windows_as_rows
 from penstock.pipelines.run.progress import RunningBatch
-from penstock.pipelines.sinks.delivery import SinkBatch, SinkWriter, Targets, mark_unwritable, record_identity
+from penstock.pipelines.sinks.delivery import (
+    SinkBatch,
+    SinkWriter,
+    Targets,
+    mark_unwritable,
+    record_identity,
+)
+from penstock.pipelines.sinks.delta import check_fields
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.pipeline import SinkPlan
@@ -440,10 +447,13 @@ def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
     """Check that a table has columns of the same types, and prepare the format of messages.
 
     Raises:
-        ConfigError: a column has another type.
+        ConfigError: a column has another type, or cannot be a column of a Delta table.
     """
-    if sink.table is not None and sink.table.format == "parquet":
-        check_columns(Path(sink.table.path), sink.name, columns)
+    if sink.table is not None and not sink.table.is_remote:
+        path = Path(sink.table.path)
+        check_columns(path, sink.name, columns)
+        if sink.table.format == "delta":
+            check_fields(path, sink.name, [columns[name].jsonValue() for name in columns.names if name[0] != "_"])
     if sink.messages is not None:
         make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
 

@@ -168,8 +168,7 @@ class _PipelineRun:
                 self._pipeline.name,
                 options.spark_master,
                 options.spark_conf,
-                self._state,
-                delta=any(sink.table is not None and sink.table.format == "delta" for sink in self._pipeline.sinks),
+                delta=any(sink.table is not None and sink.table.is_remote for sink in self._pipeline.sinks),
             )
             try:
                 token = token or self._acquired(waiting)

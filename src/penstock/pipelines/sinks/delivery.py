@@ -1,16 +1,14 @@
 """Write the rows of a batch to a sink and its dead letters to their table, idempotent by batch number.
 
 ``DELIVERY`` has an entry for each kind of sink: how to write, which rows cannot be written, and checks before a run
-starts. Parquet tables are in ``table``.
+starts. Parquet tables are in ``table``, Delta tables in ``delta``.
 
 Messages (``tubemq``, ``mqtt``) are sent inside the batch, and again after a failure. Penstock's TubeMQ brokers accept
 a write once: it is identified by the query of the checkpoint, the sink and the batch, and ordered by the run's lease.
 With other brokers delivery is at least once; ids come from the source's record, so all copies of a message have the
 same id.
 
-Delta tables are appended to, or merged by key. The query is the application id of a transaction, the batch number its
-version. Delta ignores a transaction whose version is already committed under that id, so a batch that is repeated after
-a crash, or by a run that lost its lease, changes nothing.
+A Delta table on another file system (a URI) is written with Delta's jars, with the same transactions as in ``delta``.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from pyspark.sql.types import BinaryType, StructType
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
+from penstock.pipelines.sinks.delta import DeltaWriter
 from penstock.pipelines.sinks.one_pass import (
     SHARED,
     Outcomes,
@@ -60,9 +59,9 @@ __all__ = [
     "CHECK_TIMEOUT_S",
     "COORDINATES",
     "DELIVERY",
-    "DeltaSink",
     "FencedStore",
     "OnePassCounts",
+    "RemoteDeltaTable",
     "SinkBatch",
     "SinkDelivery",
     "SinkWriter",
@@ -71,8 +70,8 @@ __all__ = [
     "as_messages",
     "check_sinks",
     "entry_value",
-    "is_uri",
     "key_changes",
+    "last_of_each_key",
     "mark_unwritable",
     "message_failures",
     "record_identity",
@@ -214,53 +213,49 @@ _VIEW = "penstock_merged"
 _IDEMPOTENT = "spark.databricks.delta.write.txn"
 
 
-def is_uri(path: str) -> bool:
-    """Return True if ``path`` is the URI of a table; only Spark can access its file system."""
-    return "://" in path or path.startswith("file:")
+def last_of_each_key(rows: DataFrame, sink: TableSink, writer: str) -> DataFrame:
+    """Return one of ``rows`` for each key of a table that is merged by key: the last one by ``order_by``.
+
+    Raises:
+        PenstockError: two rows have the same key, and their order is undefined.
+    """
+    keys = sink.keys
+    if sink.order_by is not None:
+        order = Window.partitionBy(*keys).orderBy(sf.col(sink.order_by).desc_nulls_last(), sf.col("_id"))
+        return rows.withColumn("_place", sf.row_number().over(order)).where("_place = 1").drop("_place")
+    twice = rows.groupBy(*keys).count().where("count > 1").first()
+    if twice is not None:
+        named = ", ".join(f"{key} {twice[key]!r}" for key in keys)
+        raise PenstockError(
+            f"{twice['count']} rows of one batch have the key {named}",
+            why=f"sink {writer!r} merges by key, and the order of these rows is undefined",
+            do="set order_by: <column> in the sink, or add a dedupe by that key before it",
+        )
+    return rows
 
 
-class DeltaSink:
-    """The Delta table of ``sink``, written by ``query`` (the id in the checkpoint) of the sink named ``writer``."""
+class RemoteDeltaTable:
+    """A Delta table at a URI, written by ``query`` (the id in the checkpoint) of the sink named ``writer``.
+
+    Spark writes it with Delta's jars, which must be set up.
+    """
 
     def __init__(self, sink: TableSink, writer: str, query: str) -> None:
         self._sink = sink
-        # Relative paths refer to the working directory of this process, not of the JVM. URIs are not changed.
-        self._path = sink.path if is_uri(sink.path) else str(Path(sink.path).absolute())
-        self._writer = writer
+        self._path = sink.path
         self._id = transaction_id(writer, query)
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
-        """Write the ``count`` ``rows`` to the table as ``batch``; return the number of rows in the table.
-
-        Raises:
-            PenstockError: two rows of the batch have the same key, and their order is undefined.
-        """
+        """Write the ``count`` ``rows``, with unique keys, to the table as ``batch``; return ``count``."""
         if not count:
             return 0
         if self._sink.mode == "merge" and is_delta_table(rows.sparkSession, self._path):
-            self._merge(batch, self._last(rows))
+            self._merge(batch, rows)
         else:
             # The first batch creates the table: there are no rows to merge with.
-            made = self._last(rows) if self._sink.mode == "merge" else rows
             options = {"txnAppId": self._id, "txnVersion": str(batch)}
-            made.write.format("delta").mode("append").options(**options).save(self._path)
+            rows.write.format("delta").mode("append").options(**options).save(self._path)
         return count
-
-    def _last(self, rows: DataFrame) -> DataFrame:
-        """Return one row for each key, the last one by ``order_by``."""
-        keys = self._sink.keys
-        if self._sink.order_by is not None:
-            order = Window.partitionBy(*keys).orderBy(sf.col(self._sink.order_by).desc_nulls_last(), sf.col("_id"))
-            return rows.withColumn("_place", sf.row_number().over(order)).where("_place = 1").drop("_place")
-        twice = rows.groupBy(*keys).count().where("count > 1").first()
-        if twice is not None:
-            named = ", ".join(f"{key} {twice[key]!r}" for key in keys)
-            raise PenstockError(
-                f"{twice['count']} rows of one batch have the key {named}",
-                why=f"sink {self._writer!r} merges by key, and the order of these rows is undefined",
-                do="set order_by: <column> in the sink, or add a dedupe by that key before it",
-            )
-        return rows
 
     def _merge(self, batch: int, rows: DataFrame) -> None:
         spark = rows.sparkSession
@@ -345,7 +340,7 @@ class SinkWriter:
         self.targets = targets
         self._plan = plan
         self._checkpoint = checkpoint
-        self._tables: dict[tuple[str, str], Table] = {}
+        self._tables: dict[tuple[str, str], Table | DeltaWriter] = {}
 
     def write(self, sink: Sink, batch: SinkBatch) -> int:
         """Write rows that :func:`mark_unwritable` has accepted.
@@ -356,8 +351,7 @@ class SinkWriter:
 
     def writes_in_one_pass(self, rows: DataFrame) -> bool:
         """Return True if :meth:`write_once` can write ``rows``."""
-        table = self._plan.sink.table
-        return table is not None and table.format == "parquet" and is_supported(rows.schema)
+        return self._committed_table() is not None and is_supported(rows.schema)
 
     def write_once(self, rows: DataFrame, batch: int) -> OnePassCounts:
         """Write the live rows and the dead letters of ``rows``, with one computation of ``rows``."""
@@ -385,13 +379,13 @@ class SinkWriter:
     def outcomes(self, batch: int, column: str, names: tuple[str, ...]) -> Outcomes:
         """Return the outcomes in ``column`` with new directories for an attempt to write ``batch``."""
         letters = self._letters_table()
-        table = self._parquet_table()
+        table = self._committed_table()
         rows = self.targets.staged(self._plan.sink.name) if table is None else table.new_attempt(batch)
         return Outcomes(column, names, rows, None if letters is None else letters.new_attempt(batch))
 
     def deliver(self, spark: SparkSession, batch: int, found: PassResult) -> OnePassCounts:
-        """Commit the files ``found`` of ``batch``, or write their rows to a sink that is not a Parquet table."""
-        sink, table, letters = self._plan.sink, self._parquet_table(), self._letters_table()
+        """Commit the files ``found`` of ``batch``, or write their rows to a sink that has no files of its own."""
+        sink, table, letters = self._plan.sink, self._committed_table(), self._letters_table()
         if table is not None:
             out = table.commit(batch, *found.rows)
         else:
@@ -407,15 +401,16 @@ class SinkWriter:
             return 0
         rows = spark.read.parquet(*(str(staged.attempt / name) for name in staged.names))
         if sink.table is not None:
-            return self.table(sink).write(batch, rows, staged.rows)
+            return self.write_table(sink, batch, rows, staged.rows)
         return self.write(sink, SinkBatch(batch, rows, staged.rows))
 
-    def _parquet_table(self) -> Table | None:
-        """Return the sink's table, if it is a Parquet table."""
+    def _committed_table(self) -> Table | DeltaWriter | None:
+        """Return the sink's table, if files that the executors have written can be committed to it."""
         sink = self._plan.sink
-        if sink.table is None or sink.table.format != "parquet":
+        if sink.table is None or sink.table.mode == "merge":
             return None
-        return self._parquet(sink.name, sink.table.path)
+        table = self.table(sink)
+        return None if isinstance(table, RemoteDeltaTable) else table
 
     def _letters_table(self) -> Table | None:
         """Return the dead letter table, if this query writes to it."""
@@ -446,17 +441,39 @@ class SinkWriter:
         """Return the identity of a write of this query, which brokers compare with earlier writes."""
         return WriteIdentity(self._checkpoint.query_id(), batch, str(self.targets.store.token))
 
-    def table(self, sink: Sink) -> Table | DeltaSink:
+    def write_table(self, sink: Sink, batch: int, rows: DataFrame, count: int) -> int:
+        """Write the ``count`` ``rows`` to the table of ``sink`` as ``batch``; return the number of rows written.
+
+        Raises:
+            PenstockError: two rows of the batch have the same key, and their order is undefined.
+        """
+        assert sink.table is not None
+        if sink.table.mode == "merge":
+            rows = last_of_each_key(rows, sink.table, sink.name)
+        return self.table(sink).write(batch, rows, count)
+
+    def table(self, sink: Sink) -> Table | DeltaWriter | RemoteDeltaTable:
         """Return the table of ``sink``."""
         assert sink.table is not None
-        if sink.table.format == "delta":
-            return DeltaSink(sink.table, sink.name, self._checkpoint.query_id())
-        return self._parquet(sink.name, sink.table.path)
+        if sink.table.format == "parquet":
+            return self._parquet(sink.name, sink.table.path)
+        query = self._checkpoint.query_id()
+        if sink.table.is_remote:
+            return RemoteDeltaTable(sink.table, sink.name, query)
+        key = (sink.name, sink.table.path)
+        if key not in self._tables:
+            self._tables[key] = DeltaWriter(Path(sink.table.path), sink.name, query, sink.table.keys)
+        table = self._tables[key]
+        assert isinstance(table, DeltaWriter)
+        return table
 
     def _parquet(self, writer: str, path: str) -> Table:
-        if (writer, path) not in self._tables:
-            self._tables[writer, path] = Table(Path(path), writer, self._checkpoint.query_id())
-        return self._tables[writer, path]
+        key = (writer, path)
+        if key not in self._tables:
+            self._tables[key] = Table(Path(path), writer, self._checkpoint.query_id())
+        table = self._tables[key]
+        assert isinstance(table, Table)
+        return table
 
 
 def _letter_columns(rows: DataFrame) -> list[Column]:
@@ -477,7 +494,7 @@ def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     rows = batch.rows
     if not batch.windows:
         rows = rows.select(*_table_columns(rows))
-    return writer.table(sink).write(batch.number, rows, batch.count)
+    return writer.write_table(sink, batch.number, rows, batch.count)
 
 
 def _write_keys(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
@@ -590,7 +607,7 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
 
 def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
     assert sink.table is not None
-    if not is_uri(sink.table.path):
+    if not sink.table.is_remote:
         _check_directory(f"sink {sink.name!r}", Path(sink.table.path))
 
 

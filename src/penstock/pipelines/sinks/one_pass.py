@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.pipelines.rows import alive
-from penstock.pipelines.sinks.table import SPARKS_SCHEMA
+from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.state_dir.layout import sync_file
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ may see unfinished batches and files of failed attempts.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import uuid
@@ -20,7 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.errors import PenstockError, StorageError
+from penstock.pipelines.sinks.delta import delta_files, delta_schema, delta_writers, is_delta_table, other_type
+from penstock.pipelines.sinks.parquet import spark_schema
 from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file, write_json
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Commit", "Table", "check_columns", "check_types", "commits", "delete_rows", "files", "read", "writers"]
 
-SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
-"""Key of Spark's own column types in the metadata of a Parquet file."""
 _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 
 
@@ -156,7 +155,7 @@ def check_columns(path: Path, writer: str, columns: StructType) -> None:
     for field in columns.fields:
         was, now = before.get(field.name.lower(), field.dataType).simpleString(), field.dataType.simpleString()
         if was != now:
-            raise _other_type(path, writer, field.name, was, now)
+            raise other_type(path, writer, field.name, was, now)
 
 
 def check_types(path: Path, writer: str, types: Mapping[str, str]) -> None:
@@ -173,7 +172,7 @@ def check_types(path: Path, writer: str, types: Mapping[str, str]) -> None:
             continue
         # Types that are not simple are objects, or contain numbers.
         was = _SHOWN.get(kind, kind) if isinstance(kind, str) else str(kind["type"])
-        raise _other_type(path, writer, name, was, given)
+        raise other_type(path, writer, name, was, given)
 
 
 _SPARKS_NAMES = {
@@ -197,26 +196,21 @@ _SHOWN = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIG
 
 def _newest_schema(path: Path, writer: str) -> dict[str, Any] | None:
     """Return Spark's schema, as JSON, of the newest rows that ``writer`` wrote to the table; None if unknown."""
+    if is_delta_table(path):
+        return delta_schema(path)
     commit = _newest(path, writer)
     if commit is None or not commit.files or not (file := path / commit.files[0]).is_file():
         return None
-    import pyarrow.parquet as pq
-
-    of_spark = (pq.read_schema(file).metadata or {}).get(SPARKS_SCHEMA)
-    return None if of_spark is None else dict(json.loads(of_spark))
-
-
-def _other_type(path: Path, writer: str, column: str, was: str, now: str) -> ConfigError:
-    return ConfigError(
-        f"sink {writer!r}: column {column!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",
-        option=f"sinks.{writer}",
-        why="no reader of the table can read both types",
-        do="cast it in a map step, rename the column, or give the sink a new name and a new table",
-    )
+    return spark_schema(file)
 
 
 def writers(path: Path) -> dict[str, int]:
-    """Return the number of committed batches of the table at ``path``, by writer."""
+    """Return the number of committed batches of the table at ``path``, by writer.
+
+    For a Delta table, whose log forgets batches, the number of the newest batch and one.
+    """
+    if is_delta_table(path):
+        return {writer: max(queries.values()) + 1 for writer, queries in delta_writers(path).items()}
     return dict(Counter(writer for writer, _ in _named(path)))
 
 
@@ -256,16 +250,16 @@ def delete_rows(path: Path, is_gone: Callable[[dict[str, Any]], bool]) -> int:
 
 
 def files(path: Path) -> list[Path]:
-    """Return the committed Parquet files, for any Parquet reader.
+    """Return the committed Parquet files of a Parquet or Delta table, for any Parquet reader.
 
     Raises:
         StorageError: a committed file is missing.
     """
-    return list(_files(path))
+    return delta_files(path) if is_delta_table(path) else list(_files(path))
 
 
 def read(spark: SparkSession, path: Path | str) -> DataFrame:
-    """Read the committed batches of the table at ``path``."""
+    """Read the committed batches of the Parquet or Delta table at ``path``."""
     found = files(Path(path))
     if not found:
         raise PenstockError(

@@ -8,7 +8,7 @@ To add a kind of sink:
 * ``SINK_COLUMNS`` in ``columns.py``: the columns that its options name. In ``loader.py``, ``_chains`` if it cannot
   replace rows of a window, and ``message_sinks`` if its fields are templates or options of a message;
 * ``DELIVERY`` in ``penstock.pipelines.sinks.delivery``: writer, rows that cannot be written, check before the start. A
-  sink of files commits like ``sinks/table.py``, which is for Parquet only;
+  sink of files commits like ``sinks/table.py`` and ``sinks/delta.py``;
 * ``check_target`` in ``penstock.pipelines.run.queries``, if the types of its columns must not change;
 * ``COMPARISONS`` in ``penstock.pipelines.ledger.reconcile``: how its rows are counted;
 * ``penstock.pipelines.testing.runner``, if test cases do not state its rows as columns.
@@ -56,12 +56,14 @@ LARGEST_RECORD = 1 << 20
 class TableSink(Part):
     """Write a table: Parquet with a commit log (exactly once for readers that use the log), or Delta (for all readers).
 
-    Delta's jars are installed once (`python -m penstock.spark.environment.jars`). A Delta table can be merged by key,
-    which also allows windows that change: the last row of a key remains.
+    A Delta table can be merged by key, which also allows windows that change: the last row of a key remains.
     """
 
     format: Literal["parquet", "delta"] = Field(default="parquet", description="format of the table")
-    path: str = Field(min_length=1, description="directory of the table")
+    path: str = Field(
+        min_length=1,
+        description="directory of the table; of a Delta table also a URI, for which Spark needs Delta's jars",
+    )
     mode: Literal["append", "merge"] = Field(
         default="append", description="add rows, or replace rows with the same `keys` (Delta only)"
     )
@@ -72,6 +74,11 @@ class TableSink(Part):
         default=None,
         description="column that selects the last of several rows with the same keys in a batch, with `mode: merge`",
     )
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the path is a URI; only Spark can access its file system."""
+        return "://" in self.path or self.path.startswith("file:")
 
     @model_validator(mode="after")
     def _check_merge_options(self) -> TableSink:

@@ -8,6 +8,7 @@ be removed. Files are added and removed, but never changed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -65,12 +66,33 @@ class DeltaLog:
         Raises:
             ConfigError: it has none.
         """
-        if not self._names(_VERSION) and not self._names(_CHECKPOINT):
+        if not self.exists():
             raise ConfigError(
                 f"{str(self.path)!r} is not a Delta table: it has no _delta_log",
                 option="path",
                 do="set path to the directory of a table that has been written at least once",
             )
+
+    def exists(self) -> bool:
+        """Return True if the directory has a Delta table."""
+        return bool(self._names(_VERSION) or self._names(_CHECKPOINT))
+
+    def transactions(self) -> dict[str, int]:
+        """Return the newest version of each writer's transactions, by its ``appId``.
+
+        Raises:
+            DataLossError, StorageError: the log has gaps or is damaged.
+        """
+        found: dict[str, int] = {}
+        checkpoint = self._newest_checkpoint()
+        newest, actions = (
+            self._checkpoint() if checkpoint is None else (checkpoint[0], self._rows(checkpoint[1], ["txn"]))
+        )
+        for _, entries in itertools.chain([(newest, actions)], self._after(newest)):
+            for action in entries:
+                if (txn := action.get("txn")) is not None:
+                    found[txn["appId"]] = int(txn["version"])
+        return found
 
     def snapshot(self) -> tuple[int, list[DeltaFile]]:
         """Return the newest version and the files with its rows, oldest first.
@@ -153,37 +175,42 @@ class DeltaLog:
         """Return the version and the actions of the newest complete checkpoint; version -1 if none is needed."""
         if self.first == 0:
             return -1, iter(())
-        parts: dict[int, list[str]] = {}
-        wanted: dict[int, int] = {}
-        for match in self._names(_CHECKPOINT):
-            parts.setdefault(_number(match), []).append(match[0])
-            wanted[_number(match)] = int(match["parts"] or 1)
-        whole = [number for number, names in parts.items() if len(names) == wanted[number]]
-        if not whole:
+        checkpoint = self._newest_checkpoint()
+        if checkpoint is None:
             raise StorageError(
                 f"the log of the Delta table {str(self.path)!r} has neither version 0 nor a checkpoint",
                 path=str(self.path),
                 why="older versions were removed, and checkpoints in the v2 format are not supported",
                 do="write a classic checkpoint: set delta.checkpointPolicy=classic",
             )
-        newest = max(whole)
-        return newest, self._checkpointed(sorted(parts[newest]))
+        newest, names = checkpoint
+        # Schema and protocol are needed to read the file actions.
+        return newest, itertools.chain(self._rows(names, ["metaData", "protocol"]), self._rows(names, ["add"]))
 
-    def _checkpointed(self, names: list[str]) -> Iterator[dict[str, Any]]:
+    def _newest_checkpoint(self) -> tuple[int, list[str]] | None:
+        """Return the version and the file names of the newest complete checkpoint."""
+        parts: dict[int, list[str]] = {}
+        wanted: dict[int, int] = {}
+        for match in self._names(_CHECKPOINT):
+            parts.setdefault(_number(match), []).append(match[0])
+            wanted[_number(match)] = int(match["parts"] or 1)
+        whole = [number for number, names in parts.items() if len(names) == wanted[number]]
+        return (max(whole), sorted(parts[max(whole)])) if whole else None
+
+    def _rows(self, names: list[str], wanted: list[str]) -> Iterator[dict[str, Any]]:
+        """Yield the actions of the kinds ``wanted`` in the files ``names`` of a checkpoint."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        # Schema and protocol are needed to read the file actions.
-        for wanted in (["metaData", "protocol"], ["add"]):
-            for name in names:
-                path = self.path / "_delta_log" / name
-                try:
-                    file = pq.ParquetFile(path)
-                except pa.ArrowInvalid as error:
-                    raise StorageError(f"{path} is not a checkpoint: {error}", path=str(path)) from error
-                columns = [column for column in wanted if column in file.schema_arrow.names]
-                for batch in file.iter_batches(columns=columns):
-                    yield from batch.to_pylist()
+        for name in names:
+            path = self.path / "_delta_log" / name
+            try:
+                file = pq.ParquetFile(path)
+            except pa.ArrowInvalid as error:
+                raise StorageError(f"{path} is not a checkpoint: {error}", path=str(path)) from error
+            columns = [column for column in wanted if column in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=columns):
+                yield from batch.to_pylist()
 
     def _apply(self, action: Mapping[str, Any], files: dict[str, DeltaFile]) -> None:
         self._read_schema(action)

@@ -19,7 +19,7 @@ public final class LocalFiles extends LocalFileSystem {
         super(new Raw());
     }
 
-    private static final class Raw extends RawLocalFileSystem {
+    static final class Raw extends RawLocalFileSystem {
         private static final int PERMISSION_BITS = 9;
 
         @Override

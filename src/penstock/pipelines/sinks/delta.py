@@ -1,0 +1,429 @@
+"""Write Delta tables without Delta's jars: executors write Parquet files, the driver commits them by ``deltalake``.
+
+    <table>/_delta_log/<version>.json             the transactions of the table
+    <table>/data/<name>.parquet                   files with rows
+    <table>/_attempts/<sink>-<batch>-<id>/        files of an attempt that is not committed yet
+
+A batch is a transaction with an application id, which is that of the query (``transaction_id``), and a version, which
+is the number of the batch. ``deltalake`` writes such a transaction again if it is asked to, so the check is here: the
+table is loaded, its last version of the application id is compared with the batch, and the commit is made with the same
+object. If another client commits with this application id after the table was loaded, the commit fails. A repeated
+batch and a run that lost its lease therefore change nothing. delta-spark uses the same transactions, so tables that
+were written with Delta's jars continue.
+
+Before the commit the files are complete, on disk, and at their final path: a crash leaves files that no version names,
+which ``vacuum`` removes. After it, the log is synced to disk: ``deltalake`` does not call fsync.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.pipelines.sinks.parquet import spark_schema, statistics
+from penstock.pipelines.spec.values import transaction_id
+from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file
+from penstock.spark.files.delta_log import DeltaLog
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "DeltaWriter",
+    "check_fields",
+    "delta_files",
+    "delta_schema",
+    "delta_writers",
+    "is_delta_table",
+    "other_type",
+]
+
+_ATTEMPTS = 10
+"""Maximum number of commits of one batch: another writer may change the schema or the same rows between them."""
+_SIMPLE = frozenset(
+    ("binary", "boolean", "byte", "date", "double", "float", "integer", "long", "short", "string", "timestamp")
+)
+_DECIMAL = re.compile(r"decimal\(\d+,\s*\d+\)")
+_FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
+"""Characters that Delta does not accept in names of columns."""
+
+
+def is_delta_table(path: Path) -> bool:
+    """Return True if ``path`` is a Delta table."""
+    return DeltaLog(path).exists()
+
+
+def delta_schema(path: Path) -> dict[str, Any]:
+    """Return the schema of the table at ``path``, in Spark's JSON."""
+    return dict(json.loads(_load(path).schema().to_json()))
+
+
+def delta_files(path: Path) -> list[Path]:
+    """Return the files with the rows of the table at ``path``."""
+    return [Path(file.path) for file in DeltaLog(path).snapshot()[1]]
+
+
+def delta_writers(path: Path) -> dict[str, dict[str, int]]:
+    """Return the last batch that each sink committed to the table at ``path``, by sink and id of its query."""
+    found: dict[str, dict[str, int]] = {}
+    for name, batch in DeltaLog(path).transactions().items():
+        application, _, rest = name.partition("/")
+        sink, separator, query = rest.rpartition("/")
+        if application == "penstock" and separator:
+            found.setdefault(sink, {})[query] = batch
+    return found
+
+
+def check_fields(path: Path, writer: str, fields: Sequence[Mapping[str, Any]]) -> None:
+    """Check that a Delta table can have the columns ``fields``, in Spark's JSON.
+
+    Raises:
+        ConfigError: a column has a type or a name that Delta does not support, or differs from a column of the table
+            in upper and lower case only.
+    """
+    stored = {field["name"]: field for field in delta_schema(path)["fields"]} if is_delta_table(path) else {}
+    folded = {name.lower(): name for name in stored}
+    for field in fields:
+        name = field["name"]
+        if name in stored:
+            continue
+        if (other := folded.get(name.lower())) is not None:
+            what = f"column {name!r} is {other!r} in {str(path)!r}"
+            why = "names of columns in a Delta table must not differ in upper and lower case only"
+        elif _FORBIDDEN.search(name):
+            what = f"column {name!r} cannot be a column of a Delta table"
+            why = "the name has a space or one of the characters ,;{}()= and line breaks"
+        elif not _is_supported(field["type"]):
+            kind = field["type"] if isinstance(field["type"], str) else field["type"]["type"]
+            what = f"column {name!r} cannot be a column of a Delta table"
+            why = f"Delta has no type for {kind.upper()}"
+        else:
+            continue
+        raise ConfigError(
+            f"sink {writer!r}: {what}",
+            option=f"sinks.{writer}",
+            why=why,
+            do="rename or cast it in a map step, or write a new table with `format: parquet`",
+        )
+
+
+class DeltaWriter:
+    """The Delta table at ``path``, for one writer. ``query`` is the id in the writer's checkpoint.
+
+    With ``keys``, the rows of a batch replace rows of the table with the same keys.
+
+    Create one object for a run: it removes what earlier attempts of the writer left, and keeps the table loaded.
+
+    Raises:
+        PenstockError: the table has batches that this writer appended with another checkpoint.
+    """
+
+    def __init__(self, path: Path, writer: str, query: str, keys: Sequence[str] = ()) -> None:
+        # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
+        self.path = path = path.absolute()
+        self.writer = writer
+        self._id = transaction_id(writer, query)
+        self._keys = tuple(keys)
+        self._table: DeltaTable | None = None
+        if is_delta_table(path):
+            committed = delta_writers(path).get(writer, {})
+            if committed and query not in committed and not keys:
+                other, batch = next(iter(committed.items()))
+                raise PenstockError(
+                    f"table {str(path)!r} has batches that {writer!r} wrote with another checkpoint",
+                    why=f"batch {batch} was written by query {other}, this run is query {query}, "
+                    "which would append the same rows again",
+                    do="use the previous state directory, or set another path for the sink",
+                )
+        for match in listed(path / "_attempts", re.compile(re.escape(writer) + r"-\d+-[0-9a-f]{12}")):
+            shutil.rmtree(path / "_attempts" / match[0], ignore_errors=True)
+
+    def new_attempt(self, batch: int) -> Path:
+        """Return a directory, which does not exist, for the files of one attempt to write ``batch``."""
+        return self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
+
+    def write(self, batch: int, rows: DataFrame, count: int) -> int:
+        """Write the ``count`` ``rows``, with unique keys, as ``batch`` and commit; return ``count``.
+
+        A batch that is already committed does not change.
+        """
+        if not count or (self._table is not None and self._is_committed(self._refresh(), batch)):
+            return count
+        attempt = self.new_attempt(batch)
+        rows.coalesce(1).write.parquet(str(attempt))
+        names = [path.name for path in sorted(attempt.glob("*.parquet"))]
+        for name in names:
+            sync_file(attempt / name)
+        return self.commit(batch, attempt, names, count)
+
+    def commit(self, batch: int, attempt: Path, names: Sequence[str], count: int) -> int:
+        """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return ``count``.
+
+        The files have Spark's schema in their metadata. A batch that is already committed does not change. The
+        directory of the attempt is removed.
+
+        Raises:
+            ConfigError: a column has another type than in the table, or none that Delta supports.
+            StorageError: the table cannot be read or written.
+        """
+        try:
+            if count:
+                self._commit(batch, [attempt / name for name in names])
+        finally:
+            shutil.rmtree(attempt, ignore_errors=True)
+        return count
+
+    def _commit(self, batch: int, files: list[Path]) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        schema = spark_schema(files[0])
+        assert schema is not None
+        fields = _nullable(schema)["fields"]
+        written: list[Path] | None = None
+        for _ in range(_ATTEMPTS):
+            with _storage_errors(self.path):
+                table = self._open(fields)
+                if self._is_committed(table, batch):
+                    return
+                self._check_partitions(table)
+                before = table.version()
+                try:
+                    self._add_columns(table, fields)
+                    if self._keys:
+                        self._merge(table, batch, files)
+                    else:
+                        if written is None:
+                            written = self._place(files)
+                        self._append(table, batch, written)
+                except CommitFailedError:
+                    # Another writer has changed the schema or the rows to replace, or has committed this batch. The
+                    # files stay even then: this error does not prove that no version names them.
+                    self._table = None
+                    continue
+                self._sync(before)
+                return
+        raise StorageError(
+            f"batch {batch} of {self.writer!r} could not be committed to {str(self.path)!r}",
+            path=str(self.path),
+            why=f"other writers changed the same table during {_ATTEMPTS} attempts",
+            do="stop other programs that change the schema or the rows of the table",
+        )
+
+    def _open(self, fields: list[dict[str, Any]]) -> DeltaTable:
+        """Return the table as it is now; create it with ``fields`` if it does not exist."""
+        if self._table is not None:
+            return self._refresh()
+        check_fields(self.path, self.writer, fields)
+        if not is_delta_table(self.path):
+            _create(self.path, fields)
+            self._sync(-1)
+        self._table = _load(self.path)
+        return self._table
+
+    def _refresh(self) -> DeltaTable:
+        assert self._table is not None
+        self._table.update_incremental()
+        return self._table
+
+    def _is_committed(self, table: DeltaTable, batch: int) -> bool:
+        last = table.transaction_version(self._id)
+        return last is not None and last >= batch
+
+    def _add_columns(self, table: DeltaTable, fields: list[dict[str, Any]]) -> None:
+        """Add the columns that the table lacks; they are null in its other rows."""
+        from deltalake import Field
+
+        stored = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+        new = [field for field in fields if field["name"] not in stored]
+        for field in fields:
+            if field["name"] in stored and not _same_type(field["type"], stored[field["name"]]):
+                raise other_type(
+                    self.path, self.writer, field["name"], _shown(stored[field["name"]]), _shown(field["type"])
+                )
+        if new:
+            check_fields(self.path, self.writer, new)
+            table.alter.add_columns([Field.from_json(json.dumps(field)) for field in new])
+            table.update_incremental()
+
+    def _check_partitions(self, table: DeltaTable) -> None:
+        if columns := table.metadata().partition_columns:
+            raise ConfigError(
+                f"sink {self.writer!r} cannot write to {str(self.path)!r}",
+                option=f"sinks.{self.writer}",
+                why=f"the table is partitioned by {', '.join(columns)}, which is not supported",
+                do="set another path for the sink, which creates a table without partitions",
+            )
+
+    def _place(self, files: list[Path]) -> list[Path]:
+        """Move the files to their final path, where no version of the table names them yet."""
+        directory = self.path / "data"
+        directory.mkdir(exist_ok=True)
+        # Spark and deltalake escape other characters than ASCII in paths differently.
+        placed = [file.rename(directory / f"{uuid.uuid4().hex}.parquet") for file in files]
+        sync_directory(directory)
+        sync_directory(self.path)
+        return placed
+
+    def _append(self, table: DeltaTable, batch: int, files: list[Path]) -> None:
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(
+                str(file.relative_to(self.path)),
+                file.stat().st_size,
+                {},
+                now_ms,
+                True,  # noqa: FBT003 - its arguments are positional
+                json.dumps(statistics(file)),
+            )
+            for file in files
+        ]
+        table.create_write_transaction(
+            actions, "append", table.schema(), [], commit_properties=self._transaction(batch)
+        )
+
+    def _merge(self, table: DeltaTable, batch: int, files: list[Path]) -> None:
+        import pyarrow.dataset as ds
+
+        equal = " AND ".join(f"(old.{_quoted(key)} IS NOT DISTINCT FROM new.{_quoted(key)})" for key in self._keys)
+        rows = ds.dataset(list(map(str, files)), format="parquet").scanner().to_reader()
+        (
+            table.merge(rows, equal, "new", "old", commit_properties=self._transaction(batch))
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute()
+        )
+
+    def _transaction(self, batch: int) -> CommitProperties:
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(app_transactions=[Transaction(self._id, batch)])
+
+    def _sync(self, version: int) -> None:
+        """Sync what versions after ``version`` added: files that ``deltalake`` wrote, the log, and directories."""
+        log = self.path / "_delta_log"
+        for number in itertools.count(version + 1):
+            entry = log / f"{number:020}.json"
+            if not entry.exists():
+                break
+            if self._keys:
+                _sync_added(self.path, entry)
+            sync_file(entry)
+            checkpoint = log / f"{number:020}.checkpoint.parquet"
+            if checkpoint.exists():
+                for file in (checkpoint, log / "_last_checkpoint"):
+                    with suppress(FileNotFoundError):
+                        sync_file(file)
+        for directory in (log, self.path, self.path.parent):
+            sync_directory(directory)
+
+
+def _load(path: Path) -> DeltaTable:
+    from deltalake import DeltaTable
+
+    with _storage_errors(path):
+        return DeltaTable(path)
+
+
+def _create(path: Path, fields: list[dict[str, Any]]) -> None:
+    from deltalake import DeltaTable, Schema
+    from deltalake.exceptions import DeltaError
+
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        DeltaTable.create(path, Schema.from_json(json.dumps({"type": "struct", "fields": fields})))
+    except DeltaError:
+        # Another sink may have created it just now.
+        if not is_delta_table(path):
+            raise
+
+
+def _sync_added(table: Path, entry: Path) -> None:
+    """Sync the files of the table that the version ``entry`` added."""
+    for line in entry.read_text(encoding="utf-8").splitlines():
+        added = json.loads(line).get("add")
+        if added is not None:
+            # Another writer may have removed it again.
+            with suppress(FileNotFoundError):
+                sync_file(table / unquote(added["path"]))
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except DeltaError as error:
+        raise StorageError(
+            f"the Delta table {str(path)!r} cannot be read or written",
+            path=str(path),
+            why=str(error),
+            do="check the table and its features with another reader; restore it, or set another path for the sink",
+        ) from error
+
+
+def _nullable(kind: Any) -> Any:
+    """Return a type in Spark's JSON without NOT NULL and comments.
+
+    Delta calls NOT NULL an invariant, and delta-spark refuses a table that has it next to other table features.
+    """
+    if isinstance(kind, Mapping):
+        free = ("nullable", "containsNull", "valueContainsNull")
+        return {
+            name: True if name in free else {} if name == "metadata" else _nullable(value)
+            for name, value in kind.items()
+        }
+    return [_nullable(each) for each in kind] if isinstance(kind, list) else kind
+
+
+def _is_supported(kind: Any) -> bool:
+    """Return True if Delta has the type ``kind``, in Spark's JSON."""
+    if isinstance(kind, str):
+        return kind in _SIMPLE or kind == "timestamp_ntz" or _DECIMAL.fullmatch(kind) is not None
+    match kind["type"]:
+        case "struct":
+            return bool(kind["fields"]) and all(_is_supported(field["type"]) for field in kind["fields"])
+        case "array":
+            return _is_supported(kind["elementType"])
+        case "map":
+            return _is_supported(kind["keyType"]) and _is_supported(kind["valueType"])
+        case _:
+            return False
+
+
+def _same_type(one: Any, other: Any) -> bool:
+    def plain(kind: Any) -> str:
+        return json.dumps(_nullable(kind), sort_keys=True)
+
+    return plain(one) == plain(other)
+
+
+def _shown(kind: Any) -> str:
+    return kind if isinstance(kind, str) else json.dumps(kind)
+
+
+def other_type(path: Path, writer: str, column: str, was: str, now: str) -> ConfigError:
+    """Return the error for a ``column`` of another type than in the table at ``path``."""
+    return ConfigError(
+        f"sink {writer!r}: column {column!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",
+        option=f"sinks.{writer}",
+        why="no reader of the table can read both types",
+        do="cast it in a map step, rename the column, or give the sink a new name and a new table",
+    )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,96 @@
+"""Footers of Parquet files: Spark's schema of a file, and the statistics by which readers of Delta tables skip files.
+
+No rows are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow.parquet as pq
+
+__all__ = ["SPARKS_SCHEMA", "spark_schema", "statistics"]
+
+SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+"""Key of Spark's own column types in the metadata of a Parquet file."""
+_LONGEST_BOUND = 128
+"""Maximum number of characters of a string in the statistics: the log of the table has them for each file."""
+
+
+def spark_schema(file: Path) -> dict[str, Any] | None:
+    """Return the schema that Spark, or penstock for Spark, stored in ``file``, as JSON; None if it has none."""
+    stored = (pq.read_schema(file).metadata or {}).get(SPARKS_SCHEMA)
+    return None if stored is None else dict(json.loads(stored))
+
+
+def statistics(file: Path) -> dict[str, Any]:
+    """Return the statistics of ``file`` as a Delta log stores them.
+
+    ``numRecords`` is the number of rows. ``nullCount``, ``minValues`` and ``maxValues`` have only columns whose values
+    are certain: no nested columns, and no bounds of
+
+    * floating-point columns: their footer does not count NaN, which Spark considers larger than all numbers, and a NaN
+      or an infinity in the log would make the table unreadable for ``deltalake``;
+    * strings that are longer than 128 characters, binary values and decimals;
+    * timestamps that a Python datetime cannot represent.
+    """
+    footer = pq.read_metadata(file)
+    nulls: dict[str, int] = {}
+    bounds: dict[str, tuple[Any, Any] | None] = {}
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).path
+        # A path with a dot is a nested column, or a name that looks like one.
+        if "." in name:
+            continue
+        chunks = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
+        counts = [chunk.statistics.null_count if chunk.statistics is not None else None for chunk in chunks]
+        if all(count is not None for count in counts):
+            nulls[name] = sum(cast("list[int]", counts))
+            bounds[name] = _bounds(chunks)
+    found = {name: pair for name, pair in bounds.items() if pair is not None}
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": {name: _as_json(low) for name, (low, _) in found.items()},
+        "maxValues": {name: _as_json(high) for name, (_, high) in found.items()},
+        "nullCount": nulls,
+    }
+
+
+def _bounds(chunks: list[pq.ColumnChunkMetaData]) -> tuple[Any, Any] | None:
+    """Return the smallest and the largest value of a column; None if unknown, or if there is no value."""
+    pairs = list(_pairs(chunks))
+    if not pairs or None in pairs:
+        return None
+    known = [pair for pair in pairs if pair is not None]
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def _pairs(chunks: list[pq.ColumnChunkMetaData]) -> Iterator[tuple[Any, Any] | None]:
+    """Yield the bounds of each chunk that has values, None for unknown ones."""
+    for chunk in chunks:
+        stats = chunk.statistics
+        assert stats is not None
+        if stats.null_count == chunk.num_values:
+            continue
+        try:
+            pair = (stats.min, stats.max) if stats.has_min_max else None
+        except (ValueError, OverflowError):
+            # Not a date of Python, or not UTF-8.
+            pair = None
+        yield pair if pair is not None and all(map(_is_usable, pair)) else None
+
+
+def _is_usable(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_BOUND
+    return isinstance(value, int | date) and not isinstance(value, bool)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    return value.isoformat() if isinstance(value, date) else value

@@ -1,0 +1,350 @@
+"""Delta tables without Spark: each batch once after crashes, repetitions and lost leases; read by other engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Transaction
+from deltalake.transaction import AddAction, CommitProperties
+
+from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.pipelines.sinks.delta import DeltaWriter, check_fields, delta_files, delta_writers, is_delta_table
+from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
+from penstock.pipelines.sinks.table import check_types, files, writers
+
+SPARK_TYPES = {
+    "int64": "long",
+    "int32": "integer",
+    "string": "string",
+    "double": "double",
+    "timestamp[us, tz=UTC]": "timestamp",
+    "timestamp[us]": "timestamp_ntz",
+}
+
+
+def field(name: str, kind: Any, *, nullable: bool = True) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
+
+
+def staged(writer: DeltaWriter, batch: int, rows: pa.Table, *, nullable: bool = True) -> tuple[Path, list[str]]:
+    """Write the file of an attempt, as a task of an executor does."""
+    attempt = writer.new_attempt(batch)
+    attempt.mkdir(parents=True)
+    fields = [field(each.name, SPARK_TYPES[str(each.type)], nullable=nullable) for each in rows.schema]
+    metadata = {SPARKS_SCHEMA.decode(): json.dumps({"type": "struct", "fields": fields})}
+    with pq.ParquetWriter(attempt / "part-0.parquet", rows.schema, store_schema=False) as file:
+        file.add_key_value_metadata(metadata)
+        file.write(rows)
+    return attempt, ["part-0.parquet"]
+
+
+def commit(writer: DeltaWriter, batch: int, rows: pa.Table | None = None) -> int:
+    rows = pa.table({"n": [batch]}) if rows is None else rows
+    return writer.commit(batch, *staged(writer, batch, rows), len(rows))
+
+
+def numbers(path: Path, column: str = "n") -> list[Any]:
+    return sorted(DeltaTable(path).to_pyarrow_table()[column].to_pylist())
+
+
+def test_each_batch_is_in_the_table_once_also_batch_0(tmp_path: Path) -> None:
+    writer = DeltaWriter(tmp_path / "t", "rows", "q")
+    for batch in (0, 0, 1, 2, 2, 1, 0, 3):
+        assert commit(writer, batch) == 1
+    assert numbers(tmp_path / "t") == [0, 1, 2, 3]
+    again = DeltaWriter(tmp_path / "t", "rows", "q")
+    for batch in (3, 4):
+        commit(again, batch)
+    assert numbers(tmp_path / "t") == [0, 1, 2, 3, 4]
+    assert delta_writers(tmp_path / "t") == {"rows": {"q": 4}}
+    assert writers(tmp_path / "t") == {"rows": 5}
+    assert list((tmp_path / "t" / "_attempts").iterdir()) == []
+
+
+def test_a_batch_without_rows_is_no_version(tmp_path: Path) -> None:
+    writer = DeltaWriter(tmp_path / "t", "rows", "q")
+    assert writer.commit(0, writer.new_attempt(0), [], 0) == 0
+    assert not is_delta_table(tmp_path / "t")
+
+
+STEPS = ("_open", "_place", "_append", "_sync")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_crash_at_any_step_neither_loses_nor_repeats_a_batch(
+    tmp_path: Path, step: str, batch: int, *, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    for earlier in range(batch):
+        commit(DeltaWriter(path, "rows", "q"), earlier)
+    crashing = DeltaWriter(path, "rows", "q")
+    real: Callable[..., Any] = getattr(DeltaWriter, step)
+
+    def crash(*arguments: Any) -> None:
+        if after:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaWriter, step, crash)
+        with pytest.raises(KeyboardInterrupt):
+            commit(crashing, batch)
+    # The next run repeats the batch.
+    commit(DeltaWriter(path, "rows", "q"), batch)
+    commit(DeltaWriter(path, "rows", "q"), batch + 1)
+    assert numbers(path) == list(range(batch + 2))
+
+
+def test_a_run_that_lost_its_lease_during_a_commit_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    paused, later = DeltaWriter(path, "rows", "q"), DeltaWriter(path, "rows", "q")
+    commit(paused, 0)
+    place = DeltaWriter._place
+
+    def pause(self: DeltaWriter, found: list[Path]) -> list[Path]:
+        # The later run commits between the check and the commit of the paused one.
+        monkeypatch.setattr(DeltaWriter, "_place", place)
+        commit(later, 1)
+        commit(later, 2)
+        return place(self, found)
+
+    attempt = staged(paused, 1, pa.table({"n": [1]}))
+    monkeypatch.setattr(DeltaWriter, "_place", pause)
+    paused.commit(1, *attempt, 1)
+    assert numbers(path) == [0, 1, 2]
+    commit(paused, 2)
+    commit(paused, 3)
+    assert numbers(path) == [0, 1, 2, 3]
+
+
+def test_two_sinks_write_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t"
+    one, other = DeltaWriter(path, "one", "q1"), DeltaWriter(path, "other", "q2")
+    commit(one, 0)
+    place = DeltaWriter._place
+
+    def meanwhile(self: DeltaWriter, found: list[Path]) -> list[Path]:
+        monkeypatch.setattr(DeltaWriter, "_place", place)
+        # It adds a column, too: the first commit fails, and is made with the new schema.
+        commit(other, 0, pa.table({"n": [10], "more": ["x"]}))
+        return place(self, found)
+
+    monkeypatch.setattr(DeltaWriter, "_place", meanwhile)
+    commit(one, 1)
+    assert numbers(path) == [0, 1, 10]
+
+
+def test_what_earlier_attempts_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    mine = staged(DeltaWriter(path, "rows", "q"), 1, pa.table({"n": [1]}))[0]
+    others = [staged(DeltaWriter(path, name, "q"), 1, pa.table({"n": [1]}))[0] for name in ("rows-1", "all-rows")]
+    DeltaWriter(path, "rows", "q")
+    assert not mine.exists()
+    assert all(other.exists() for other in others)
+
+
+def test_a_writer_refuses_its_own_batches_of_another_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    commit(DeltaWriter(path, "rows", "old"), 4)
+    with pytest.raises(PenstockError, match="another checkpoint") as refused:
+        DeltaWriter(path, "rows", "new")
+    assert refused.value.why is not None
+    assert "batch 4 was written by query old" in refused.value.why
+    # Rows that are replaced by key may be written again.
+    DeltaWriter(path, "rows", "new", ["n"])
+    commit(DeltaWriter(path, "others", "new"), 0)
+
+
+def test_the_check_of_checkpoints_outlives_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    writer = DeltaWriter(path, "rows", "old")
+    for batch in range(3):
+        commit(writer, batch)
+    DeltaTable(path).create_checkpoint()
+    for version in range(3):
+        (path / "_delta_log" / f"{version:020}.json").unlink()
+    assert delta_writers(path) == {"rows": {"old": 2}}
+    with pytest.raises(PenstockError, match="another checkpoint"):
+        DeltaWriter(path, "rows", "new")
+
+
+def test_columns_are_added_and_may_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    writer = DeltaWriter(path, "rows", "q")
+    at = datetime(2026, 3, 1)  # noqa: DTZ001 - a time without a zone
+    commit(writer, 0, pa.table({"n": [0]}))
+    commit(
+        writer,
+        1,
+        pa.table({"n": [1], "at": pa.array([at], pa.timestamp("us"))}),
+    )
+    commit(writer, 2, pa.table({"at": pa.array([at], pa.timestamp("us"))}))
+    rows = DeltaTable(path).to_pyarrow_table().select(["n", "at"]).to_pylist()
+    key = lambda row: (row["n"] is None, row["n"])  # noqa: E731
+    assert sorted(rows, key=key) == [{"n": 0, "at": None}, {"n": 1, "at": at}, {"n": None, "at": at}]
+
+
+def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    writer = DeltaWriter(path, "rows", "q")
+    commit(writer, 0)
+    with pytest.raises(ConfigError, match=r"column 'n' is STRING now, in .* it is LONG"):
+        commit(writer, 1, pa.table({"n": ["x"]}))
+    # The same without rows, from the types in a pipeline file.
+    with pytest.raises(ConfigError, match=r"column 'n' is STRING now, in .* it is BIGINT"):
+        check_types(path, "rows", {"n": "STRING"})
+    assert numbers(path) == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "why"),
+    [
+        ("a b", "string", "a space"),
+        ("v", "variant", "no type for VARIANT"),
+        ("v", "interval day to second", "no type for INTERVAL"),
+        ("v", {"type": "array", "elementType": "variant", "containsNull": True}, "no type for ARRAY"),
+        ("N", "long", "upper and lower case"),
+    ],
+)
+def test_columns_that_delta_does_not_have_are_refused(tmp_path: Path, name: str, kind: Any, why: str) -> None:
+    commit(DeltaWriter(tmp_path, "rows", "q"), 0)
+    with pytest.raises(ConfigError) as refused:
+        check_fields(tmp_path, "rows", [field(name, kind)])
+    assert refused.value.why is not None
+    assert why in refused.value.why
+
+
+def test_types_of_a_new_table_may_be_nested(tmp_path: Path) -> None:
+    nested = {"type": "struct", "fields": [field("a", "decimal(10,2)")]}
+    mapped = {"type": "map", "keyType": "string", "valueType": nested, "valueContainsNull": True}
+    check_fields(tmp_path, "rows", [field("m", mapped), field("at", "timestamp_ntz")])
+
+
+def test_a_table_with_partitions_is_refused(tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path, pa.table({"n": [0], "k": ["x"]}).schema, partition_by=["k"])
+    with pytest.raises(ConfigError, match="cannot write"):
+        commit(DeltaWriter(tmp_path, "rows", "q"), 0)
+
+
+def test_a_damaged_table_is_an_error_with_its_path(tmp_path: Path) -> None:
+    commit(DeltaWriter(tmp_path, "rows", "q"), 0)
+    (tmp_path / "_delta_log" / f"{1:020}.json").write_text('{"add": 1}\n')
+    with pytest.raises(StorageError, match="cannot be read or written"):
+        check_types(tmp_path, "rows", {"n": "STRING"})
+
+
+def test_names_are_ascii_and_the_schema_has_no_not_null(tmp_path: Path) -> None:
+    path = tmp_path / "it`s a täble"
+    writer = DeltaWriter(path, "röws", "q")
+    attempt, names = staged(writer, 0, pa.table({"n": [1]}), nullable=False)
+    writer.commit(0, attempt, names, 1)
+    assert [file.relative_to(path).as_posix().isascii() for file in delta_files(path)] == [True]
+    assert [each.nullable for each in DeltaTable(path).schema().fields] == [True]
+    assert numbers(path) == [1]
+
+
+def test_data_log_and_directories_are_synced_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t"
+    writer = DeltaWriter(path, "rows", "q")
+    commit(writer, 0)
+    synced: list[str] = []
+    versions: list[bool] = []
+
+    def record(file: Path) -> None:
+        synced.append(file.relative_to(tmp_path).as_posix())
+        versions.append((path / "_delta_log" / f"{2:020}.json").exists())
+
+    monkeypatch.setattr("penstock.pipelines.sinks.delta.sync_file", record)
+    monkeypatch.setattr("penstock.pipelines.sinks.delta.sync_directory", record)
+    commit(writer, 1)
+    assert synced == ["t/data", "t", f"t/_delta_log/{2:020}.json", "t/_delta_log", "t", "."]
+    assert versions == [False, False, True, True, True, True]
+
+
+def test_rows_replace_rows_with_the_same_keys_once(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    writer = DeltaWriter(path, "newest", "q", ["k", 'a "b"'])
+
+    def batch(*rows: tuple[str | None, int]) -> pa.Table:
+        return pa.table(
+            {"k": pa.array([k for k, _ in rows], pa.string()), 'a "b"': ["x"] * len(rows), "n": [n for _, n in rows]}
+        )
+
+    # Delta accepts no such name in a new table.
+    DeltaTable.create(path, batch(("a", 1)).schema)
+    for number, rows in (
+        (0, batch(("a", 1), (None, 2))),
+        (1, batch(("a", 5), ("b", 6), (None, 7))),
+        (0, batch(("a", 9))),
+    ):
+        commit(writer, number, rows)
+    commit(DeltaWriter(path, "newest", "q", ["k", 'a "b"']), 1, batch(("c", 9)))
+    found = {row["k"]: row["n"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+    assert found == {"a": 5, "b": 6, None: 7}
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_crash_during_a_merge_neither_loses_nor_repeats_it(
+    tmp_path: Path, *, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"k": ["a"], "n": [1]})
+    commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 0, rows)
+    merge = DeltaWriter._merge
+
+    def crash(*arguments: Any) -> None:
+        if after:
+            merge(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaWriter, "_merge", crash)
+        with pytest.raises(KeyboardInterrupt):
+            commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 1, pa.table({"k": ["a"], "n": [2]}))
+    commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 1, pa.table({"k": ["a"], "n": [2]}))
+    assert numbers(tmp_path) == [2]
+
+
+def test_a_table_of_another_program_with_the_same_transactions_continues(tmp_path: Path) -> None:
+    """delta-spark writes the same ids: tables that were written with Delta's jars have them."""
+    rows = pa.table({"n": [0]})
+    table = DeltaTable.create(tmp_path, rows.schema)
+    pq.write_table(rows, tmp_path / "a.parquet")
+    add = AddAction("a.parquet", (tmp_path / "a.parquet").stat().st_size, {}, 0, True, '{"numRecords":1}')
+    properties = CommitProperties(app_transactions=[Transaction("penstock/rows/q", 7)])
+    table.create_write_transaction([add], "append", table.schema(), commit_properties=properties)
+    writer = DeltaWriter(tmp_path, "rows", "q")
+    for batch in (6, 7, 8):
+        commit(writer, batch)
+    assert numbers(tmp_path) == [0, 8]
+
+
+def test_other_engines_read_the_same_rows(tmp_path: Path) -> None:
+    writer = DeltaWriter(tmp_path, "rows", "q")
+    at = [datetime(2026, 3, 1, 12, 0, 0, micro, UTC) for micro in (1, 2)]
+    times = [pa.array([each], pa.timestamp("us", "UTC")) for each in at]
+    commit(writer, 0, pa.table({"n": [1], "at": times[0], "x": [1.5], "s": ["ä"]}))
+    commit(writer, 1, pa.table({"n": [2], "at": times[1], "x": [float("nan")], "s": pa.array([None], pa.string())}))
+    lazy = pl.scan_delta(str(tmp_path))
+    assert lazy.sort("n").collect()["at"].to_list() == at
+    # Files are skipped by statistics: a NaN is larger than all numbers, and must not be lost by that.
+    assert lazy.filter(pl.col("x") > 5).collect()["n"].to_list() == [2]
+    assert lazy.filter(pl.col("at") == at[1]).collect()["n"].to_list() == [2]
+    dataset = DeltaTable(tmp_path).to_pyarrow_dataset()  # noqa: F841 - DuckDB finds it by its name
+    found = duckdb.sql("SELECT n, s FROM dataset ORDER BY n")
+    assert found is not None
+    assert found.fetchall() == [(1, "ä"), (2, None)]
+    assert sorted(files(tmp_path)) == sorted(delta_files(tmp_path))
+    assert sum(pq.read_metadata(file).num_rows for file in files(tmp_path)) == 2
