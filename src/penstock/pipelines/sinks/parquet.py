@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterator
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow.parquet as pq
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 __all__ = ["SPARKS_SCHEMA", "spark_schema", "statistics"]
 
@@ -23,6 +24,8 @@ _LONGEST_BOUND = 128
 
 def spark_schema(file: Path) -> dict[str, Any] | None:
     """Return the schema that Spark, or penstock for Spark, stored in ``file``, as JSON; None if it has none."""
+    import pyarrow.parquet as pq
+
     stored = (pq.read_schema(file).metadata or {}).get(SPARKS_SCHEMA)
     return None if stored is None else dict(json.loads(stored))
 
@@ -38,6 +41,8 @@ def statistics(file: Path) -> dict[str, Any]:
     * strings that are longer than 128 characters, binary values and decimals;
     * timestamps that a Python datetime cannot represent.
     """
+    import pyarrow.parquet as pq
+
     footer = pq.read_metadata(file)
     nulls: dict[str, int] = {}
     bounds: dict[str, tuple[Any, Any] | None] = {}
