@@ -81,7 +81,7 @@ MEASURED: Final = {
     "server": ("CPyPy_*ServerLink___data_received", "CPyPy_*MqttServer____next_turn"),
 }
 """The measured functions, which the shell or the event loop calls."""
-COMMIT: Final = "CPyPy_*CommitQueue____turn_ended"
+COMMIT: Final = "CPyPy_*CommitQueue___begin"
 """The function of a durable commit that the event loop calls."""
 
 

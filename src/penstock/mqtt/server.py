@@ -391,7 +391,7 @@ class MqttServer(ServerLinkOwner):
 
     def _abort(self, link: ServerLink) -> None:
         """Close a connection after an internal error."""
-        self._broker.outbound.reading = None
+        self._broker.outbound.abandon_read()
         link.abort()
 
     def lost(self, link: ServerLink) -> None:

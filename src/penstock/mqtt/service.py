@@ -230,6 +230,13 @@ class Outlet:
         """End the client's network connection with the reason code."""
         raise NotImplementedError
 
+    def at_read_end(self, _callback: Callable[[], None]) -> bool:
+        """Call ``callback`` when all messages that were read together are handled, before answers to them are sent.
+
+        False, and it is not called, if that is not possible.
+        """
+        return False
+
     def collect(self) -> None:
         """Collect output until :meth:`send_collected`, to answer several requests with one write."""
 

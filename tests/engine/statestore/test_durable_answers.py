@@ -21,12 +21,12 @@ CLIENT = "order-1"
 SETS = 20
 
 
-def a_set(number: int) -> bytes:
+def a_set(number: int, client: str = CLIENT) -> bytes:
     packet = request(
         [b"SET", b"key", b"value %d" % number],
-        CLIENT,
+        client,
         number.to_bytes(16, "big"),
-        Hlc(wall_clock_ms(), number, CLIENT),
+        Hlc(wall_clock_ms(), number, client),
         expiry_s=10,
     )
     packet.packet_id = number
@@ -98,5 +98,43 @@ async def test_no_request_is_answered_before_its_sync(
         assert queue.inline_commits == (commits if inline_s else 0)
     finally:
         peer.socket.close()
+        await server.close()
+        await store.close()
+
+
+async def test_the_commit_of_a_client_that_is_alone_does_not_wait_for_other_reads(tmp_path: Path) -> None:
+    """It begins at the end of the client's read; once another client waits for a commit, they share commits again."""
+    store = StateStoreService(tmp_path / "store")
+    server = MqttServer(services=[store])
+    await store.start(server.outlet)
+    queue = store._writer.queue
+    queue.inline_s = 60.0
+    _, port = await server.start("127.0.0.1", 0)
+    clients = CLIENT, "order-2"
+    peers = [Peer(port) for _ in clients]
+
+    async def commits_of_both(number: int) -> int:
+        """Let the server find a request of each in the same turn; returns the number of commits."""
+        before = queue.commits
+        for client, peer in zip(clients, peers, strict=True):
+            peer.socket.send(a_set(number, client))
+        for peer in peers:
+            await peer.exchange(b"", 1)
+        return queue.commits - before
+
+    try:
+        for client, peer in zip(clients, peers, strict=True):
+            await peer.exchange(encode(Connect(client, keep_alive=0)), 0)
+            await peer.exchange(encode(Subscribe(1, [Subscription(client_response_topic(client))])), 0)
+        assert await commits_of_both(1) == 1
+        for number in range(2, SETS + 1):
+            await peers[0].exchange(a_set(number), 1)
+        assert queue.commits == SETS
+        assert await commits_of_both(SETS + 1) == 2
+        assert await commits_of_both(SETS + 2) == 1
+        assert queue.inline_commits == queue.commits
+    finally:
+        for peer in peers:
+            peer.socket.close()
         await server.close()
         await store.close()

@@ -172,6 +172,7 @@ async def test_a_failure_of_ours_ends_one_connection(
     server: tuple[MqttServer, tuple[str, int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker, address = server
+    ended: list[Inbound] = []
 
     class Broken(Service):
         filters = ("broken",)
@@ -179,6 +180,7 @@ async def test_a_failure_of_ours_ends_one_connection(
         reserved = ()
 
         def receive(self, message: Inbound) -> None:
+            assert broker.outlet.at_read_end(lambda: ended.append(message))
             raise RuntimeError("bug")
 
         def disconnected(self, client_id: str) -> None: ...
@@ -191,8 +193,40 @@ async def test_a_failure_of_ours_ends_one_connection(
     other.send(PingReq())
     assert await other.next() == PingResp()
     assert "internal error" in caplog.text
+    assert len(ended) == 1, "what waits for the end of the read is called nevertheless"
     for client in (wire, other):
         client.writer.close()
+
+
+async def test_a_service_may_answer_at_the_end_of_a_read(server: tuple[MqttServer, tuple[str, int]]) -> None:
+    broker, address = server
+    taken: list[Inbound] = []
+    waits: list[bool] = []
+
+    def settle_all() -> None:
+        waits.append(broker.outlet.at_read_end(settle_all))
+        while taken:
+            taken.pop(0).settle()
+
+    class AtEnd(Service):
+        filters = ("store",)
+        exclusive = True
+        reserved = ()
+
+        def receive(self, message: Inbound) -> None:
+            taken.append(message)
+            waits.append(broker.outlet.at_read_end(settle_all))
+
+        def disconnected(self, client_id: str) -> None: ...
+
+    broker.add_service(AtEnd())
+    wire = await (await Wire.open(address)).connect()
+    assert not broker.outlet.at_read_end(settle_all), "no input is being handled"
+    for first in (1, 3):
+        wire.send(Publish("store", b"", 1, packet_id=first), Publish("store", b"", 1, packet_id=first + 1))
+        assert [await wire.next(), await wire.next()] == [PubAck(first), PubAck(first + 1)]
+    assert waits == [True, False, False] * 2, "one callback for each read"
+    await wire.close()
 
 
 async def test_the_log_names_disconnected_clients_and_the_cause(caplog: pytest.LogCaptureFixture) -> None:

@@ -204,6 +204,39 @@ async def test_write_behind_waits_for_its_time_or_the_next_request() -> None:
     assert batches == [[1, 2], [3], [4]], "the end of the queue does not wait for it"
 
 
+async def test_a_client_may_begin_a_commit_before_the_end_of_the_turn() -> None:
+    class Early(Numbers):
+        begins = True
+
+        def begins_commit(self) -> bool:
+            return self.begins
+
+    batches: list[list[int]] = []
+    client = Early(batches.append, is_small=lambda _: True)
+    fast(client, 1.0)
+    client.queue.expected_s = 0.0
+    ended: list[StorageError | None] = []
+    client.submit(1, ended.append)
+    await asyncio.sleep(0)
+    assert batches == [], "the client has not begun it"
+    client.submit(2, ended.append)
+    client.queue.begin()
+    assert batches == [[1, 2]]
+    assert ended == [None, None]
+    client.queue.begin()
+    assert batches == [[1, 2]], "no commit is requested"
+    client.submit(3, ended.append)
+    client.queue.begin_at_turn_end()
+    client.submit(4, ended.append)
+    await asyncio.sleep(0)
+    assert batches == [[1, 2], [3, 4]]
+    Early.begins = False
+    client.submit(5, ended.append)
+    await client.queue.close()
+    assert batches == [[1, 2], [3, 4], [5]]
+    assert ended == [None] * 5
+
+
 async def test_a_waiter_that_comes_too_late_is_called_too() -> None:
     gate = threading.Event()
     client = Numbers(lambda _: gate.wait(10))

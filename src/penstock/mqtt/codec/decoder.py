@@ -542,7 +542,7 @@ def _connect(data: bytes, position: int, end: int) -> Connect:
     username = reader.string() if flags & 0x80 else None
     password = reader.binary() if flags & 0x40 else None
     _finish(reader)
-    return Connect(client_id, bool(flags & 2), keep_alive, username, password, will, properties, level, bridge)
+    return Connect(client_id, bool(flags & 2), keep_alive, username, password, will, properties, level, bridge=bridge)
 
 
 def _connack(data: bytes, position: int, end: int) -> ConnAck:

@@ -215,23 +215,48 @@ class Will:
     properties: Properties = field(default_factory=Properties)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Connect:
     """First packet of a connection [MQTT 5.0 section 3.1]. ``keep_alive`` in seconds, 0 = none.
 
     ``protocol_version`` 4 is MQTT 3.1.1: then ``clean_start`` is its Clean Session and there are no properties.
+    ``bridge``: the client is the bridge of another broker: MQTT 3.1.1 with the bridge bit in the protocol level.
+
+    A dataclass would create its ``__init__`` as interpreted code.
     """
 
-    client_id: str = ""
-    clean_start: bool = True
-    keep_alive: int = 0
-    username: str | None = None
-    password: bytes | None = field(default=None, repr=False)
-    will: Will | None = None
-    properties: Properties = field(default_factory=Properties)
-    protocol_version: int = 5
-    bridge: bool = False
-    """The client is the bridge of another broker: MQTT 3.1.1 with the bridge bit in the protocol level."""
+    client_id: str
+    clean_start: bool
+    keep_alive: int
+    username: str | None
+    password: bytes | None = field(repr=False)
+    will: Will | None
+    properties: Properties
+    protocol_version: int
+    bridge: bool
+
+    def __init__(
+        self,
+        client_id: str = "",
+        clean_start: bool = True,  # noqa: FBT001, FBT002 - the order of the packet's fields
+        keep_alive: int = 0,
+        username: str | None = None,
+        password: bytes | None = None,
+        will: Will | None = None,
+        properties: Properties | None = None,
+        protocol_version: int = 5,
+        *,
+        bridge: bool = False,
+    ) -> None:
+        self.client_id = client_id
+        self.clean_start = clean_start
+        self.keep_alive = keep_alive
+        self.username = username
+        self.password = password
+        self.will = will
+        self.properties = Properties() if properties is None else properties
+        self.protocol_version = protocol_version
+        self.bridge = bridge
 
 
 @dataclass(slots=True)

@@ -76,14 +76,26 @@ class BrokerOutlet(Outlet):
         """End the client's network connection, if it has one, with DISCONNECT."""
         self._broker.disconnect(client_id, reason_code, self._now(), reason_string)
 
+    def at_read_end(self, callback: Callable[[], None]) -> bool:
+        """Call ``callback`` at the end of the read that is being handled; False if there is none [Outlet]."""
+        return self._broker.outbound.at_read_end(callback)
+
     def collect(self) -> None:
-        """Collect output for :meth:`send_collected`, instead of requesting a flush in the next turn [Outlet]."""
+        """Collect output for :meth:`send_collected`, instead of requesting a flush in the next turn [Outlet].
+
+        While input is handled, the end of the read sends the output of its connection.
+        """
+        if self._broker.outbound.reading is not None:
+            self._broker.reading_since = self._now()  # the commit took time
+            return
         self._broker.outbound.collects = True
         self._collecting_since = self._now()
 
     def send_collected(self) -> None:
         """Write the output of all connections [Outlet]."""
         outbound = self._broker.outbound
+        if not outbound.collects:
+            return
         outbound.collects = False
         self._collecting_since = 0
         if outbound.has_output:

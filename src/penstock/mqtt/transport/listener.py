@@ -33,6 +33,9 @@ logger = logging.getLogger("penstock.mqtt")
 BACKLOG: Final = 1024
 ACCEPT_AT_ONCE: Final = 16
 """Connections accepted per loop turn, so that existing connections are served as well."""
+PROBE: Final = 16
+"""Number of connections that were alone in their turn, after which a listener looks for a second one in a turn. An
+``accept`` without a connection costs as much as the system calls of one."""
 RESUME_S: Final = 0.25
 """Interval at which a paused listener checks for a free descriptor; it also checks when a connection is closed."""
 RESERVED_DESCRIPTORS: Final = 64
@@ -67,6 +70,10 @@ class Listener(ListenerState):
         self._handshake_timer: asyncio.TimerHandle | None = None
         """Timer for all TLS handshakes, set for the oldest one, which may have ended."""
         self._max_descriptor = 0
+        self._accepts = 1
+        """Number of connections to accept in a turn: the loop calls again if there are more."""
+        self._alone = 0
+        """Number of turns with one connection."""
         self._closed = False
 
     async def start(self) -> tuple[str, int]:
@@ -162,10 +169,16 @@ class Listener(ListenerState):
                 remove(listening.fileno())
 
     def _accept(self, listening: socket.socket, family: int) -> None:
-        for _ in range(ACCEPT_AT_ONCE):
+        if self._accepts == 1:
+            self._alone += 1
+            if self._alone == PROBE:
+                self._alone = 0
+                self._accepts = 2
+        for accepted in range(self._accepts):
             try:
                 client, address, port = accept(listening, family)
             except (BlockingIOError, InterruptedError):
+                self._accepts = max(1, accepted)
                 return
             except ConnectionAbortedError:
                 continue
@@ -178,6 +191,8 @@ class Listener(ListenerState):
             if client.fileno() >= self._max_descriptor:
                 self._pause()
                 return
+        if self._accepts > 1:
+            self._accepts = min(2 * self._accepts, ACCEPT_AT_ONCE)
 
     def _open_connection(self, client: socket.socket, address: str, port: int) -> None:
         self.stats.accepted += 1

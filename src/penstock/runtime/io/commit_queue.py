@@ -9,7 +9,8 @@ and end in the order of their numbers. A change belongs to the next commit to be
                               takes all changes    in a thread
 
 Grouping needs no timer. A requested commit begins at the end of the loop turn, or when the running commit has ended,
-and ``begin_commit`` takes all changes made until then. So a slow disk makes commits larger, not the queue longer, and
+and ``begin_commit`` takes all changes made until then; or earlier in the turn if
+the client expects no more changes. So a slow disk makes commits larger, not the queue longer, and
 at most two commits are unfinished: one is running, the other collects changes. ``request_within`` is for changes
 without waiters (write-behind): their commit begins some time later, or with the next requested one.
 
@@ -79,6 +80,13 @@ class CommitWaiter:
 class CommitClient(Generic[Batch]):
     """The client of a commit queue. It is a base class instead of a set of functions so that compiled code calls its
     methods directly."""
+
+    def begins_commit(self) -> bool:
+        """Whether the client itself calls :meth:`CommitQueue.begin` in this turn, for a commit that is now requested.
+
+        False: the commit begins at the end of the turn. Not called while a commit is running.
+        """
+        return False
 
     def begin_commit(self) -> Batch:
         """Take the changes for a commit. Also called when the commit cannot be written, after a failure."""
@@ -152,7 +160,7 @@ class CommitQueue(Generic[Batch]):
         self._jobs: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_turn_end: Callable[[], None] = self._turn_ended
+        self._on_turn_end: Callable[[], None] = self.begin
         """Bound once, because each access would create a new object."""
         self._idle: asyncio.Event | None = None
         """Set when nothing runs; created by a drain that waits."""
@@ -176,16 +184,21 @@ class CommitQueue(Generic[Batch]):
     # Requests
 
     def request(self) -> int:
-        """Begin the next commit at the end of this turn or of the running commit; returns its number.
+        """Begin the next commit in this turn or at the end of the running commit; returns its number.
 
         ``end`` and waiters are never called before this returns.
         """
         if not self._requested:
             assert self._loop is not None, "call start() first"
             self._requested = True
-            if not self.running:
-                self._loop.call_soon(self._on_turn_end)
+            if not self.running and not self._client.begins_commit():
+                self.begin_at_turn_end()
         return self.number
+
+    def begin_at_turn_end(self) -> None:
+        """Begin the requested commit at the end of the turn."""
+        assert self._loop is not None, "call start() first"
+        self._loop.call_soon(self._on_turn_end)
 
     def request_within(self, seconds: float) -> None:
         """Begin the next commit within ``seconds``; the first of several such requests determines the time."""
@@ -266,7 +279,8 @@ class CommitQueue(Generic[Batch]):
 
     # A commit
 
-    def _turn_ended(self) -> None:
+    def begin(self) -> None:
+        """Begin the requested commit now. No effect if none is requested, or another one is running."""
         if not self._requested or self.running or not self._may_begin():
             return
         batch = self._begin()

@@ -17,9 +17,11 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, Publish
 from penstock.mqtt.engine.connections.connection import CONNECT_WORK
 from penstock.mqtt.server import BrokerLimits, MqttServer
-from penstock.mqtt.transport.listener import ACCEPT_AT_ONCE, HANDSHAKE_WORK
+from penstock.mqtt.transport import listener as listener_module
+from penstock.mqtt.transport.listener import ACCEPT_AT_ONCE, HANDSHAKE_WORK, PROBE
 from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
+from penstock.runtime.io.network import accept
 from penstock.runtime.turns import TURN_SHARES
 from tests.certificates import Authority
 
@@ -223,7 +225,8 @@ async def test_one_that_makes_room_in_the_turn_that_accepted_it_is_not_counted_a
     address = await server.start("127.0.0.1", 0)
     listening = server.listeners[0]._sockets[0]
     peers = [socket.create_connection(address) for _ in range(12)]
-    server.listeners[0]._accept(listening, int(listening.family))  # the kernel has them all
+    while server.listeners[0].stats.accepted < len(peers):  # the kernel has them all
+        server.listeners[0]._accept(listening, int(listening.family))
     async with asyncio.timeout(DEADLINE_S):
         while server.connection_limiter.connections > 5:
             await asyncio.sleep(0.005)
@@ -350,6 +353,29 @@ async def test_clients_that_connect_at_once_share_turns(
     assert CONNECT_WORK < most_work <= 2 * (TURN_SHARES * limits.max_turn_work + HANDSHAKE_WORK)
     writer.close()
     await until(lambda: not server.connection_limiter.connections)
+
+
+async def test_connections_that_are_alone_in_their_turn_are_accepted_without_a_second_look(
+    server: MqttServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[bool] = []
+
+    def watched(listening: socket.socket, family: int) -> tuple[socket.socket, str, int]:
+        tries.append(False)
+        accepted = accept(listening, family)
+        tries[-1] = True
+        return accepted
+
+    monkeypatch.setattr(listener_module, "accept", watched)
+    address = await server.start("127.0.0.1", 0)
+    for _ in range(2 * PROBE):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(CONNECT)
+        assert (await reader.readexactly(2))[0] == 0x20
+        writer.close()
+        await until(lambda: not server.connection_limiter.connections)
+    assert tries.count(True) == 2 * PROBE
+    assert tries.count(False) == 2
 
 
 @pytest.mark.parametrize("others_leave", [False, True])

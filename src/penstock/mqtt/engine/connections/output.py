@@ -410,6 +410,7 @@ class BrokerOutput:
         self._committed = 0
         self.reading: PacketWriter | None = None
         """Connection whose input is being handled: :meth:`end_read` sends its output."""
+        self._at_read_end: Callable[[], None] | None = None
         self.collects = False
         """Whether a flush in this turn is scheduled, so that :attr:`wake` is not called."""
 
@@ -423,6 +424,29 @@ class BrokerOutput:
         self.reading = connection
         connection.dirty = True  # end_read() sends its output
 
+    def at_read_end(self, callback: Callable[[], None]) -> bool:
+        """Call ``callback`` when all packets of this read are handled, before its output is sent.
+
+        False, and it is not called, if no input is being handled or another callback waits for the end of this read.
+        """
+        if self.reading is None or self._at_read_end is not None:
+            return False
+        self._at_read_end = callback
+        return True
+
+    def _read_ended(self) -> None:
+        callback = self._at_read_end
+        if callback is not None:
+            try:
+                callback()
+            finally:
+                self._at_read_end = None
+
+    def abandon_read(self) -> None:
+        """End a read without output, after an internal error."""
+        self.reading = None
+        self._read_ended()
+
     def end_read(self, *, unread: bool = False) -> None:
         """Send the output of the connection whose input was handled, unless it waits for a commit.
 
@@ -432,6 +456,8 @@ class BrokerOutput:
         write to every receiver. A finished read is acknowledged immediately: with one message in flight this increases
         the rate by half, and doubles the delay of delivery.
         """
+        if self._at_read_end is not None:
+            self._read_ended()
         connection, self.reading = self.reading, None
         if connection is None or not connection.dirty:
             return
@@ -455,6 +481,8 @@ class BrokerOutput:
         This is the case if its client sent DISCONNECT and all output was written. :meth:`end_read` need not be called
         then.
         """
+        if self._at_read_end is not None:
+            self._read_ended()
         connection = self.reading
         if connection is None or not connection.left or len(connection.out) or connection.uncommitted is not None:
             return False
