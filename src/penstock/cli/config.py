@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Annotated, Any, NamedTuple
@@ -17,7 +18,7 @@ from penstock.cli.output import note, print_json, print_table
 from penstock.runtime.config.loader import has_secret_name, validate
 from penstock.runtime.config.yaml_document import Document, Location, path_text
 
-__all__ = ["app"]
+__all__ = ["File", "app", "effective_yaml"]
 
 _DEFAULT = "default"
 _HIDDEN = "***"
@@ -89,7 +90,7 @@ def show(
         ]
         print_table(rows, ["setting", "value", "origin"], as_json=False)
     else:
-        _print_yaml(settings)
+        sys.stdout.write(_yaml(settings))
     if not settings:
         note("every setting has its default value")
 
@@ -148,7 +149,15 @@ def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _print_yaml(settings: list[Setting]) -> None:
+def effective_yaml(file: Path | None, flags: Mapping[str, str | None]) -> str:
+    """Return all settings as a configuration file, without secrets. Raises ConfigError."""
+    from penstock.node.config.node import NodeConfig, read_settings
+
+    document = read_settings(file, flags, os.environ)
+    return _yaml(list(_settings(document, validate(document, NodeConfig))))
+
+
+def _yaml(settings: Sequence[Setting]) -> str:
     from ruamel.yaml import YAML
 
     root: dict[Any, Any] = {}
@@ -165,7 +174,9 @@ def _print_yaml(settings: list[Setting]) -> None:
                 node = node.setdefault(part, empty)
         node[setting.location[-1]] = setting.value
     if not root:
-        return
+        return ""
     yaml = YAML()
     yaml.width = 10_000
-    yaml.dump(root, sys.stdout)
+    text = io.StringIO()
+    yaml.dump(root, text)
+    return text.getvalue()

@@ -40,6 +40,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "status": CommandEntry("penstock.cli.status", "Show the state of a node: health, listeners, load, rates and lag."),
     "top": CommandEntry("penstock.cli.top", "Show a live view of a node: hops, clients, topics, groups, keys, events."),
     "config": CommandEntry("penstock.cli.config", "Check and show the configuration of a node."),
+    "doctor": CommandEntry("penstock.cli.doctor", "Check machine, configuration, data directory and running node."),
     "demo": CommandEntry(
         "penstock.cli.demo", "Run the demo: real telemetry from MQTT into a lake table, with a proof of delivery."
     ),

@@ -136,6 +136,13 @@ class NodeApi:
         with self._response("GET", path, parameters) as response:
             return self._json(response)
 
+    def metrics(self) -> str:
+        """Return the metrics of the node in Prometheus' text format. Raises the errors of :meth:`get`."""
+        with self._response("GET", "/metrics", None) as response:
+            if response.status != http.client.OK:
+                self._json(response)
+            return response.read().decode()
+
     @contextmanager
     def stream(self, path: str, body: bytes, parameters: Mapping[str, object] | None = None) -> Iterator[HTTPResponse]:
         """Send a POST; the response is read in the block. Raises as :meth:`get`, also if the connection breaks."""
@@ -156,7 +163,7 @@ class NodeApi:
         from penstock.runtime.io.network import ConnectionFailure, connection_failure
 
         given = {name: value for name, value in (parameters or {}).items() if value not in (None, "")}
-        target = "/api/v1/" + quote(path) + ("?" + urlencode(given) if given else "")
+        target = ("" if path.startswith("/") else "/api/v1/") + quote(path) + ("?" + urlencode(given) if given else "")
         # Not urllib, which would send the token to a proxy set in the environment.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         if self._tls is not None:

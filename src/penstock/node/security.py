@@ -251,14 +251,15 @@ class NodeSecurity:
             gate = self._part_gate(entry.acts_as, owner)
         return Rights(gate, gate.client(owner))
 
-    def check_certificates(self) -> None:
-        """Read the certificate files of all listeners and bridges. Raises ConfigError if one cannot be used."""
-        for name in self.listeners:
-            Listener.read_tls(self.settings(name))
-        for option in ("http", "tube_broker_http"):
-            _web_tls(self.config, option)
+    def check_certificates(self) -> dict[Path, float]:
+        """Read the certificate files of all listeners and bridges, and return when those of listeners expire, in
+        seconds since 1970. Raises ConfigError if one cannot be used."""
+        read = [Listener.read_tls(self.settings(name)) for name in self.listeners]
+        read += [_web_tls(self.config, option) for option in ("http", "tube_broker_http")]
+        read.append(self.tube_certificates.used)
         for entry in self.config.bridges:
             entry.check_files()
+        return {path: end for tls in read if tls is not None for path, end in tls.expiry.items()}
 
     def settings(self, name: str) -> ListenerSettings:
         """The transport of the listener with that name."""

@@ -1,0 +1,155 @@
+"""`penstock doctor`: check machine, configuration, data directory and running node; collect them for support."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.config import File, effective_yaml
+from penstock.cli.node_api import NodeApi, NodeOptions
+from penstock.cli.options import Commands, Json
+from penstock.cli.output import escape, note, print_json, use_colour
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.node.doctor import Finding
+
+__all__ = ["app"]
+
+_COLOURS = {"ok": 32, "warning": 33, "problem": 31}
+
+app = Commands()
+
+DataDir = Annotated[
+    str | None,
+    typer.Option(
+        help="Data directory.",
+        envvar="PENSTOCK_DATA_DIR",
+        metavar="DIR",
+        show_default="data_dir of the configuration",
+    ),
+]
+Bundle = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write a .tar.gz with the findings, the configuration without secrets, and the state and metrics of the "
+        "running node.",
+        metavar="FILE",
+    ),
+]
+
+
+@app.add(
+    "penstock doctor",
+    "penstock doctor /etc/penstock/penstock.yaml",
+    "penstock doctor --bundle support.tar.gz",
+)
+def doctor(file: File = None, data_dir: DataDir = None, bundle: Bundle = None, as_json: Json = False) -> None:
+    """Check machine, configuration, data directory, addresses, and the node that runs on them.
+
+    Each finding has its cause and what to do. Nothing is changed. Run it as the user of the node, with the same
+    environment variables. The exit status is 1 if there is a problem; warnings do not change it. `penstock fsck` checks
+    the stored data.
+    """
+    from penstock.node.doctor import Level, diagnose
+
+    flags = {"data-dir": data_dir}
+    findings: list[Finding] = []
+    for finding in diagnose(file, flags, os.environ):
+        findings.append(finding)
+        _print(finding, as_json=as_json)
+    node = _node(file, flags)
+    for finding in [] if node is None else _of_node(node):
+        findings.append(finding)
+        _print(finding, as_json=as_json)
+    problems, warnings = (sum(each.level is level for each in findings) for level in (Level.PROBLEM, Level.WARNING))
+    if not as_json:
+        sys.stdout.write(f"\nproblems: {problems}, warnings: {warnings}\n")
+    if bundle is not None:
+        _write_bundle(bundle, findings, node, lambda: effective_yaml(file, flags))
+    if problems:
+        raise typer.Exit(1)
+
+
+def _print(finding: Finding, *, as_json: bool) -> None:
+    if as_json:
+        print_json(finding._asdict())
+        return
+    level = f"{finding.level.value:<8}"
+    if use_colour(sys.stdout):
+        level = f"\x1b[{_COLOURS[finding.level.value]}m{level}\x1b[0m"
+    out = sys.stdout.write
+    out(f"{level} {finding.part}: {escape(finding.what)}\n")
+    if finding.why:
+        out(f"{'':9}why: {escape(finding.why)}\n")
+    if finding.do:
+        out(f"{'':9}do:  {escape(finding.do)}\n")
+
+
+def _node(file: Path | None, flags: dict[str, str | None]) -> NodeApi | None:
+    """The API of the node that uses the data directory; None if there is none, or the configuration is invalid."""
+    from penstock.node.config.node import load_config
+    from penstock.node.data_dir import running_node
+
+    try:
+        data_dir = load_config(file, flags, os.environ).data_dir
+        return None if running_node(data_dir) is None else NodeOptions(data_dir=data_dir).connect()
+    except PenstockError:  # reported by the checks of the configuration
+        return None
+
+
+def _of_node(node: NodeApi) -> Sequence[Finding]:
+    """The findings of the node about itself."""
+    from penstock.console.snapshots import Overview
+    from penstock.node.doctor import Finding, Level
+
+    try:
+        found = node.snapshot(Overview, "overview")
+    except PenstockError as error:
+        return [Finding(Level.PROBLEM, "node", error.what, error.why, error.do)]
+    reasons = [
+        Finding(Level(reason.severity.value), reason.part, reason.what, reason.why, reason.hint)
+        for reason in found.health.reasons
+    ]
+    about = f"pid {found.node.pid} at {node.address}"
+    if found.health.ready:
+        return [Finding(Level.OK, "node", f"ready, {about}"), *reasons]
+    return [Finding(Level.PROBLEM, "node", f"{found.health.state}, but not ready, {about}", None, None), *reasons]
+
+
+def _write_bundle(
+    target: Path, findings: Sequence[Finding], node: NodeApi | None, configuration: Callable[[], str]
+) -> None:
+    """Write the files of a support bundle."""
+    files = {"findings.jsonl": "".join(json.dumps(finding._asdict()) + "\n" for finding in findings)}
+    try:
+        files["configuration.yaml"] = configuration()
+    except PenstockError as error:
+        files["configuration.txt"] = f"{error}\n"
+    if node is not None:
+        for name in ("overview", "history", "rules", "topics", "groups", "events"):
+            try:
+                files[f"{name}.json"] = json.dumps(node.get(name), indent=1) + "\n"
+            except PenstockError as error:
+                files[f"{name}.txt"] = f"{error}\n"
+        try:
+            files["metrics.txt"] = node.metrics()
+        except PenstockError as error:
+            files["metrics.error.txt"] = f"{error}\n"
+    now = int(time.time())
+    with tarfile.open(target, "w:gz") as archive:
+        for name, text in files.items():
+            data = text.encode()
+            entry = tarfile.TarInfo(f"penstock-{now}/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), now, 0o600
+            archive.addfile(entry, io.BytesIO(data))
+    note(f"{target}: {', '.join(files)}; the files name clients, topics and users, but no passwords, payloads or keys")

@@ -1,0 +1,85 @@
+"""`penstock doctor`, with and without a running node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.errors import StorageError
+from penstock.node.node import Node
+from tests.unit.node.test_node import config
+
+
+async def run(*args: object) -> int:
+    return await asyncio.to_thread(main, ["doctor", *(str(arg) for arg in args)])
+
+
+async def test_the_node_of_the_data_directory_is_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # without a configuration file
+    data = tmp_path / "data"
+    node = Node(config(data))
+    ready = await node.start()
+    try:
+        assert await run("--data-dir", data) == 0
+        shown = capfd.readouterr().out
+        assert f"ready, pid {ready.pid} at http://{ready.http}" in shown
+        assert "listeners" not in shown  # the node uses the addresses
+        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", do="replace it")
+        assert await run("--data-dir", data, "--json") == 1
+        rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        assert {
+            "level": "problem",
+            "part": "tube",
+            "what": "the disk failed",
+            "why": "input/output error",
+            "do": "replace it",
+        } in rows
+    finally:
+        node._failures.pop("tube", None)
+        await node.close()
+
+
+async def test_a_bundle_has_state_and_configuration_but_no_secrets(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data, bundle = tmp_path / "data", tmp_path / "support.tar.gz"
+    file = tmp_path / "penstock.yaml"
+    file.write_text("data_dir: data\ntube: {admin_token: a-long-secret}\n", encoding="utf-8")
+    node = Node(config(data))
+    await node.start()
+    try:
+        await run(file, "--bundle", bundle)
+    finally:
+        await node.close()
+    with tarfile.open(bundle) as archive:
+        texts = {
+            Path(entry.name).name: content.read().decode()
+            for entry in archive.getmembers()
+            if (content := archive.extractfile(entry)) is not None
+        }
+        assert all(entry.mode == 0o600 for entry in archive.getmembers())
+    assert set(texts) >= {"findings.jsonl", "configuration.yaml", "overview.json", "events.json", "metrics.txt"}
+    assert "admin_token: '***'" in texts["configuration.yaml"]
+    assert "penstock_node" in texts["metrics.txt"]
+    token = (data / "tube" / "admin-token").read_text(encoding="utf-8").strip()
+    assert not [name for name, text in texts.items() if "a-long-secret" in text or token in text]
+    assert "no passwords, payloads or keys" in capfd.readouterr().err
+
+
+async def test_an_invalid_configuration_is_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file, bundle = tmp_path / "penstock.yaml", tmp_path / "support.tar.gz"
+    file.write_text("mqtt: {bindd: 127.0.0.1:1883}\n", encoding="utf-8")
+    assert await run(file, "--bundle", bundle) == 1
+    out = capfd.readouterr().out
+    assert "mqtt.bindd" in out
+    assert "problems: 1, warnings: " in out
+    with tarfile.open(bundle) as archive:
+        names = {Path(name).name for name in archive.getnames()}
+    assert names == {"findings.jsonl", "configuration.txt"}
