@@ -405,6 +405,7 @@ SOURCES = {
     "access": "Users, policies and certificates",
     "statestore": "State store",
     "tube": "TubeMQ broker",
+    "cluster": "Cluster",
     "rule": "Rules, with the labels `filter` and `topic`",
     "capture": "Change capture, with the label `topic`",
     "bridge": "Bridges, with the label `bridge`",

@@ -102,6 +102,13 @@ class NodeProcess:
         except OSError:
             return {}
 
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the cluster, without their prefix."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/metrics", timeout=DEADLINE_S) as answer:
+            lines = answer.read().decode().splitlines()
+        found = [line.partition(" ") for line in lines if line.startswith("penstock_cluster_")]
+        return {name.removeprefix("penstock_cluster_"): float(value) for name, _, value in found}
+
     async def until(self, holds: Callable[[dict[str, Any]], bool]) -> None:
         """Wait until ``/readyz`` is as wanted."""
         try:

@@ -112,6 +112,12 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_metrics(node: NodeProcess, wanted: dict[str, float]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not wanted.items() <= (await asyncio.to_thread(node.metrics)).items():
+            await asyncio.sleep(0.1)
+
+
 async def stop(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -230,6 +236,12 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(pair: tuple[No
     assert {name: row["role"] for name, row in members.items()} == {active.name: "active", standby.name: "standby"}
     assert members[active.name]["lag_commits"] == 0
     assert members[standby.name]["mqtt"] == f"127.0.0.1:{standby.mqtt}"
+    await until_metrics(standby, {"active": 0, "blocked": 0, "term": 0, "lag_commits": 0, "lag_seconds": 0})
+    await until_metrics(active, {"active": 1, "ready_standbys": 1, "lag_commits": 0, "commit_wait_seconds": 0})
+    shown = await asyncio.to_thread(active.metrics)
+    assert shown["term"] > 0
+    assert shown["log_bytes"] > 0
+    assert shown["etcd_database_bytes"] > 0
     status, _, errors = await command("cluster", "handover", "--config", str(active.config), "--timeout", "60s")
     assert status == 0, errors
     assert f"{standby.name} is active after" in errors
@@ -313,6 +325,31 @@ async def test_after_etcd_lost_its_data_a_log_begins_on_request_only(
         entry = await store.get("key")
         assert entry is not None
         assert entry.value == b"1"
+
+
+@pytest.mark.nightly
+async def test_a_node_does_not_continue_in_a_restored_etcd(tmp_path: Path) -> None:
+    """It gives up its lease, and is not elected again: etcd has fewer commits than it."""
+    (tmp_path / "etcd").mkdir()
+    etcd = EtcdCluster(tmp_path / "etcd", 1)
+    etcd.start()
+    node = NodeProcess(tmp_path, "node", "restored", etcd)
+    try:
+        node.start()
+        await node.until_active()
+        copy = await asyncio.to_thread(etcd.back_up)
+        setter = Setter("key", [node])
+        task = asyncio.create_task(setter.run())
+        await until(lambda: setter.acknowledged > 20)
+        await asyncio.to_thread(etcd.restore, copy)
+        await node.until(lambda health: "the log in etcd ends with" in str(health))
+        acknowledged = setter.acknowledged
+        await stop([task])
+        await node.until_members(lambda members: members[node.name].role == "blocked")
+        assert setter.acknowledged == acknowledged
+    finally:
+        node.end()
+        etcd.close()
 
 
 @pytest.mark.parametrize("ahead_ms", [3_600_000, -3_600_000])

@@ -87,9 +87,11 @@ class Node:
             assert time.monotonic() < end
             time.sleep(0.05)
         earlier = {NAME: SegmentLog(DirectFiles(), path, "rows", size=SEGMENT_BYTES)} if joins else None
+        self.fenced: list[str] = []
         self.logs = EtcdLogs(
-            self.client, prefix, self.leadership.term, [NAME], most_bytes=most_bytes, backlog_bytes=0, earlier=earlier
-        )
+            self.client, prefix, self.leadership.term, [NAME], most_bytes=most_bytes, backlog_bytes=0, earlier=earlier,
+            on_fenced=self.fenced.append,
+        )  # fmt: skip
         self.log = self.logs.logs[NAME]
         tables = tables_at(path)
         self.environment = LoggedEnvironment(tables, segment_bytes=4 << 20, log=self.log)
@@ -266,6 +268,8 @@ def test_a_restored_etcd_is_not_written_to(one: EtcdCluster, tmp_path: Path, pre
     assert leader.kvs[0].mod_revision == node.leadership.term, "leadership alone would not fence"
     with pytest.raises(StorageError, match="does not continue the log in etcd"):
         node.put("a", b"over a hole")
+    assert len(node.fenced) == 1
+    assert "etcd was restored" in node.fenced[0], "it gives up its lease"
     reason = why_not_eligible(node.client, prefix, {NAME: node.position()})
     assert reason == "rows: this node has commit 26, and the log in etcd ends with 1"
     with pytest.raises(StorageError, match="etcd has a log that ends with commit 1"):

@@ -15,7 +15,7 @@ import lmdb
 import pytest
 
 from penstock.cluster.client import EtcdClient
-from penstock.cluster.leadership import Leadership
+from penstock.cluster.leadership import Leadership, why_not_eligible
 from penstock.cluster.log import EtcdLogs, LogKeys, read_oldest
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
@@ -89,11 +89,12 @@ class StandbyNode:
     """A standby in this process."""
 
     def __init__(self, client: EtcdClient, path: Path, prefix: str) -> None:
-        self.logs = {name: StandbyLog(client, prefix, name) for name in NAMES}
-        self.environments = {name: environment_at(path / name, log) for name, log in self.logs.items()}
+        self._client, self._path, self._prefix = client, path, prefix
+        logs = {name: StandbyLog(client, prefix, name) for name in NAMES}
+        self.environments = {name: environment_at(path / name, log) for name, log in logs.items()}
         self.active: EtcdLogs | None = None
         self.leadership = Leadership(client, prefix, path.name)
-        self.standby = Standby(client, prefix, path.name, self.environments, self.logs)
+        self.standby = Standby(client, prefix, path.name, self.environments, logs)
         for environment in self.environments.values():
             environment.open(lambda _: None)
         self.standby.start()
@@ -108,6 +109,20 @@ class StandbyNode:
             return environment.read(look)
 
         return {name: counter(environment) for name, environment in self.environments.items()}
+
+    def take_over(self) -> EtcdLogs | None:
+        """Become active if no other node is, as :class:`~penstock.node.cluster.Membership` does."""
+        if why_not_eligible(self._client, self._prefix, self.standby.positions) or not self.leadership.campaign():
+            return None
+        self.standby.close()
+        for environment in self.environments.values():
+            environment.close()
+        active = self.active = EtcdLogs(self._client, self._prefix, self.leadership.term, NAMES)
+        self.environments = {name: environment_at(self._path / name, active.logs[name]) for name in NAMES}
+        for environment in self.environments.values():
+            environment.open(lambda _: None)
+        active.start(lambda: applied_by_members(self._client, self._prefix, self._path.name))
+        return active
 
     def close(self) -> None:
         self.standby.close()
@@ -176,7 +191,7 @@ def test_a_standby_takes_over_with_everything_acknowledged(
         wait_until(lambda: bool(applied_by_members(client, prefix, "first")))
         first.go_on()
         first.read_to(300)
-        assert second.standby.take_over(Leadership(client, prefix, "third")) is None, "the first one is active"
+        assert second.take_over() is None, "the first one is active"
         first.end(how)
         active = taken_over(second)
         # As SIGCONT after a minute: its next commit is refused, and it acknowledges nothing more.
@@ -214,7 +229,7 @@ def test_a_standby_reports_what_it_has_and_etcd_forgets_it(
         late = StandbyNode(client, tmp_path / "late", prefix)
         wait_until(lambda: late.standby.failure is not None)
         assert "is not in the log" in str(late.standby.failure)
-        assert late.standby.take_over(Leadership(client, prefix, "late")) is None
+        assert late.take_over() is None
         late.close()
     finally:
         first.close()
@@ -232,10 +247,9 @@ def first_sequence(client: EtcdClient, prefix: str) -> int:
 
 def taken_over(node: StandbyNode) -> EtcdLogs:
     end = time.monotonic() + DEADLINE_S
-    while (active := node.standby.take_over(node.leadership)) is None:
+    while (active := node.take_over()) is None:
         assert time.monotonic() < end
         time.sleep(0.1)
-    node.active = active
     return active
 
 

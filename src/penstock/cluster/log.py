@@ -62,6 +62,8 @@ _ROOM_S: Final = 1.0
 MAINTENANCE_S: Final = 1.0
 """Seconds between deletions and compactions: etcd compacts only every five minutes, when its database would be full."""
 
+ANOTHER_ACTIVE: Final = "another node is active"
+
 _log = logging.getLogger("penstock.cluster")
 
 
@@ -175,7 +177,8 @@ class EtcdLogs:
     environments; if etcd has no logs, new ones begin with the data of the environments, as when a node starts a new
     cluster. ``backlog_bytes``: the newest commits that stay in etcd for members that start later. ``clock``: ms of the
     cluster's clock; ``stamp``: the value of the key ``clock``, which is put every second. ``on_fenced`` is
-    called in a thread, possibly repeatedly, when another node is active.
+    called in a thread, possibly repeatedly, with the reason why this node can commit nothing more: another node is
+    active, or etcd was restored.
     """
 
     def __init__(
@@ -190,7 +193,7 @@ class EtcdLogs:
         earlier: Mapping[str, CommitLog] | None = None,
         clock: Callable[[], int] = wall_clock_ms,
         stamp: Callable[[], bytes] | None = None,
-        on_fenced: Callable[[], None] = lambda: None,
+        on_fenced: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.client = client
         self.prefix = prefix
@@ -230,7 +233,7 @@ class EtcdLogs:
             try:
                 self.maintain(members())
             except FencedError:
-                self.on_fenced()
+                self.on_fenced(ANOTHER_ACTIVE)
                 return  # the next commit raises it
             except PenstockError as error:
                 _log.warning("commits in etcd are not deleted for now: %s", error)
@@ -426,9 +429,11 @@ class EtcdLog(CommitLog):
         finally:
             self.waiting_since_ms = None
         if verdict is Verdict.FENCED:
-            self._logs.on_fenced()
+            self._logs.on_fenced(ANOTHER_ACTIVE)
             raise _fenced()
         if verdict is Verdict.DIVERGED:
+            # It must not keep its lease: nothing could be committed, and no other node could take over.
+            self._logs.on_fenced("the log in etcd does not end with its last commit: etcd was restored or changed")
             raise self._foreign(f"its head is not commit {commits.head.sequence} of this node")
         with self._room:
             self._retention.committed(sequence, size)

@@ -1,8 +1,7 @@
-"""A standby: LMDB environments that apply the commits of the active node, and continue its logs when they take over.
+"""A standby: LMDB environments that apply the commits of the active node.
 
 Each environment has a :class:`StandbyLog`. It accepts commits that etcd already has, so that the environment applies
-them like its own; after :meth:`Standby.take_over` it commits to etcd. The environments are open during a takeover, and
-LMDB is nearly up to date.
+them like its own. A node that is elected closes them, and opens the environments again with logs in etcd.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from typing import Final
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.follow import LogFollower
-from penstock.cluster.leadership import Leadership, why_not_eligible
-from penstock.cluster.log import EtcdLog, EtcdLogs, LogKeys, read_head
+from penstock.cluster.log import LogKeys, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.cluster.retention import MOST_BYTES
 from penstock.errors import OutOfSpaceError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.clock import boot_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
@@ -47,7 +44,6 @@ class StandbyLog(CommitLog):
         self._client = client
         self._keys = LogKeys(prefix, name)
         self._name = name
-        self._active: EtcdLog | None = None
         self._pending: deque[tuple[int, int]] = deque()
         """Sequence and bytes of the commits that LMDB does not contain."""
         self._pending_bytes = 0
@@ -73,12 +69,10 @@ class StandbyLog(CommitLog):
         return [], applied
 
     def append(self, sequence: int, body: bytes) -> bool:
-        """Accept a commit that etcd has; after the takeover, commit to etcd [CommitLog].
+        """Accept a commit that etcd has [CommitLog].
 
         Returns False if LMDB is far behind: the environment then applies everything to LMDB.
         """
-        if self._active is not None:
-            return self._active.append(sequence, body)
         assert sequence == self.position.sequence + 1, "commits have no gaps"
         if self._pending_bytes > PENDING_BYTES:
             return False
@@ -87,11 +81,6 @@ class StandbyLog(CommitLog):
         self.position = self.position._replace(sequence=sequence)
         return True
 
-    def activate(self, log: EtcdLog) -> None:
-        """Commit to ``log`` in future. All its commits were appended before."""
-        self._active = log
-        log.release(self.released)  # LMDB may have been updated since the log was started
-
     def release(self, sequence: int) -> None:
         """Register the commits that LMDB contains [CommitLog]."""
         self.released = sequence
@@ -99,29 +88,24 @@ class StandbyLog(CommitLog):
             self._pending_bytes -= self._pending.popleft()[1]
         if sequence > self.position.sequence:  # of a commit that was not accepted
             self.position = self.position._replace(sequence=sequence)
-        if self._active is not None:
-            self._active.release(sequence)
 
     def may_wait(self) -> bool:
         """A commit always waits for the network [CommitLog]."""
         return True
 
     def is_scarce(self) -> bool:
-        """True if LMDB should be updated [CommitLog]."""
-        return self._active is not None and self._active.is_scarce()
+        """Return False: LMDB is updated at intervals [CommitLog]."""
+        return False
 
     def close(self) -> None:
-        """Stop waiting for etcd [CommitLog]."""
-        if self._active is not None:
-            self._active.close()
+        """Do nothing: it does not wait for etcd [CommitLog]."""
 
 
 class Standby:
     """Applies the commits of the cluster with ``prefix`` to ``environments``, which are open, each with a log of
     ``logs``.
 
-    ``node``: name of this node. Call :meth:`start`, then :meth:`take_over` when :attr:`Leadership.campaign` may be
-    tried, or :meth:`close`. After a takeover it no longer follows.
+    ``node``: name of this node. Call :meth:`start`, then :meth:`close`.
     """
 
     def __init__(
@@ -163,38 +147,6 @@ class Standby:
             self._follower.close()
         if self._thread.is_alive():
             self._thread.join()
-
-    def take_over(self, leadership: Leadership, most_bytes: int = MOST_BYTES) -> EtcdLogs | None:
-        """Become active if no other node is: the environments then have every commit, and later ones are sent to etcd.
-
-        Returns the logs, with running retention; None if another node is active, or this one is not eligible.
-
-        Raises:
-            StorageError: a commit is missing or cannot be applied; the node is not active.
-            UnavailableError, RefusedError: etcd does not answer.
-        """
-        reason = why_not_eligible(self._client, self._prefix, self.positions)
-        if reason is not None:
-            _log.warning("this node cannot become active: %s", reason)
-            return None
-        if not leadership.campaign():
-            return None
-        self.close()
-        try:
-            if self.failure is not None:
-                raise self.failure
-            active = EtcdLogs(self._client, self._prefix, leadership.term, list(self._logs), most_bytes=most_bytes)
-            for name, log in self._logs.items():
-                bodies, _ = active.logs[name].recover(log.position)
-                self._apply(name, bodies)
-                active.logs[name].start(log.released)
-            for name, log in self._logs.items():
-                log.activate(active.logs[name])
-        except BaseException:
-            leadership.resign()
-            raise
-        active.start(lambda: applied_by_members(self._client, self._prefix, self._node))
-        return active
 
     def _apply(self, name: str, bodies: Sequence[bytes]) -> None:
         environment = self._environments[name]

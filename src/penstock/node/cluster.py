@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import secrets
 import sys
@@ -54,6 +55,7 @@ from penstock.node.config.node import NodeConfig
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import audited, broker_app, health_routes, names_of
+from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import node_broker, reachable
 from penstock.node.security import NodeSecurity
 from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
@@ -96,6 +98,9 @@ MOST_LAG: Final = 1000
 _LOOK_S: Final = 0.2
 """Seconds between two reads of the leadership key by a standby, and between two checks of an active node."""
 _REPORT_S: Final = 1.0
+"""Seconds between two reports of this node, and between two measurements of its lag."""
+_SAVE_S: Final = 5.0
+"""Maximum seconds that a node without leadership writes commits to LMDB before it restarts."""
 _REPORT_LEASE_S: Final = 5
 """Seconds after which a member that does not report itself is not listed any more."""
 
@@ -185,6 +190,10 @@ class Membership:
         self._reports: list[dict[str, Any]] = []
         """The last reports of all members, of an active node."""
         self._handover = threading.Event()
+        self._fencing = threading.Lock()
+        self._active_environments: list[LoggedEnvironment] = []
+        self._lag_commits = self._lag_s = math.nan
+        self._database_bytes = 0
         self._config = config
         self._section = section
         self._client = EtcdClient(section.etcd, section.login())
@@ -229,8 +238,15 @@ class Membership:
             parts.callback(security.close)
             security.check_certificates()
             self._directory = DataDirectory(config.data_dir)
+            metrics = Metrics()
+            add_metrics(metrics, "cluster", self.metric_values)
             routes = [
-                *health_routes(self.problems, Metrics()),
+                *health_routes(
+                    self.problems,
+                    metrics,
+                    identify=security.http_access(self._token(), config.http),
+                    open_metrics=security.open_metrics,
+                ),
                 Route("/webapi.htm", self._to_active_master, methods=["GET", "POST"]),
             ]
             http = security.http_server("http", Starlette(routes=routes))
@@ -247,7 +263,7 @@ class Membership:
             parts.push_async_callback(asyncio.to_thread, self._close_standby)
             parts.push_async_callback(self._join)
             if self._section.tubemq:
-                await self._start_tube(security, parts)
+                await self._start_tube(security, parts, metrics)
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             on_standby()
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
@@ -264,12 +280,16 @@ class Membership:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    async def _start_tube(self, security: NodeSecurity, parts: AsyncExitStack) -> None:
+    def _token(self) -> str:
+        """The administration token."""
+        return self._config.tube.admin_token or load_or_create_token(self.directory.admin_token)
+
+    async def _start_tube(self, security: NodeSecurity, parts: AsyncExitStack, metrics: Metrics) -> None:
         """Start the broker, and what a standby has besides it; ``parts`` ends the latter."""
         config, trail = self._config, AuditTrail(self.directory.audit)
         if security.access_rules.users is not None or security.access_rules.policy is not None:
             self.broker_user = (self.broker_user[0], await asyncio.to_thread(self._broker_password))
-        token = config.tube.admin_token or load_or_create_token(self.directory.admin_token)
+        token = self._token()
         broker = node_broker(
             config,
             lambda: self._masters,
@@ -284,6 +304,7 @@ class Membership:
         except OSError as error:
             raise bind_error(error, "tube-broker", bind) from error
         self.broker = broker  # closed by close()
+        add_metrics(metrics, "tube", lambda: broker.stats)
         disk = DiskSpace(config.data_dir, config.disk.max_bytes, config.disk.min_free_bytes)
         parts.push_async_callback(disk.close)
         await disk.start()
@@ -383,8 +404,13 @@ class Membership:
                 self._follow(existing)
             if self._standby is not None and self._standby.failure is None:
                 positions = self._standby.positions
-                if all(head is None or head.sequence <= positions[name].sequence for name, head in heads.items()):
+                lacks = [head.sequence - positions[name].sequence for name, head in heads.items() if head is not None]
+                self._lag_commits = sum(max(0, count) for count in lacks)
+                if not self._lag_commits:
                     self._seen_ms = stamp_ms
+                self._lag_s = max(0, stamp_ms - self._seen_ms) / 1000 if self._seen_ms else math.nan
+            else:
+                self._lag_commits = self._lag_s = math.nan
             self._report()
         standby = self._standby
         if standby is not None and standby.failure is not None:
@@ -562,13 +588,14 @@ class Membership:
             },
             clock=self.clock,
             stamp=self._stamp,
-            on_fenced=lambda: self._fence("another node is active"),
+            on_fenced=self._fence,
         )
         return logs.logs
 
-    def started(self) -> None:
-        """Begin to delete commits in etcd and to check the lease: the logs have been started."""
+    def started(self, environments: Sequence[LoggedEnvironment]) -> None:
+        """Begin to delete commits in etcd and to check the lease: the logs of ``environments`` have been started."""
         assert self._logs is not None
+        self._active_environments = list(environments)
         self.role = "active"
         self._client.prefer_leader()
         self._logs.start(lambda: applied_by_members(self._client, self.prefix, self.node))
@@ -585,15 +612,34 @@ class Membership:
 
     def failure(self) -> StorageError | None:
         """Return the reason why acknowledgements wait for etcd; None if they do not."""
-        waiting = [] if self._logs is None else [log.waiting_since_ms for log in self._logs.logs.values()]
-        since = min((each for each in waiting if each is not None), default=None)
-        if since is None or wall_clock_ms() - since < 1000:
+        if (waited_s := self._wait_s()) < 1:
             return None
         return StorageError(
-            f"cluster: commits have been waiting for etcd for {(wall_clock_ms() - since) // 1000} s",
+            f"cluster: commits have been waiting for etcd for {int(waited_s)} s",
             why="no majority of the etcd members answers",
             do="check the etcd members; the node continues automatically",
         )
+
+    def _wait_s(self) -> float:
+        """Seconds that the oldest commit has been waiting for etcd."""
+        waiting = [] if self._logs is None else [log.waiting_since_ms for log in self._logs.logs.values()]
+        since = min((each for each in waiting if each is not None), default=None)
+        return 0.0 if since is None else max(0, wall_clock_ms() - since) / 1000
+
+    def metric_values(self) -> Mapping[str, int | float]:
+        """Values of the metrics of a node in any role."""
+        active = self.role == "active"
+        return {
+            "active": int(active),
+            "blocked": int(not active and self.problem is not None),
+            "term": 0 if self._leadership is None else self._leadership.term,
+            "lag_commits": 0 if active else self._lag_commits,
+            "lag_seconds": 0 if active else self._lag_s,
+            "ready_standbys": self._ready_standbys() if active else 0,
+            "commit_wait_seconds": self._wait_s(),
+            "log_bytes": 0 if self._logs is None else self._logs.stored_bytes(),
+            "etcd_database_bytes": self._database_bytes,
+        }
 
     def _stay_active(self) -> None:
         """Check lease and handover, and report this node; runs in the thread."""
@@ -622,18 +668,24 @@ class Membership:
     def hand_over_soon(self) -> None:
         """Hand over to a standby, after the response to the request was sent. Raises RefusedError: none is up to
         date."""
+        if not self._ready_standbys():
+            raise RefusedError(
+                "cluster: no standby is up to date, so nothing was changed",
+                do="start a standby and wait until its lag is small: penstock cluster status",
+            )
+        self._handover.set()
+
+    def _ready_standbys(self) -> int:
+        """Number of standbys that can take over, of an active node."""
         logs = {} if self._logs is None else self._logs.logs
+        found = 0
         for report in self._reports:
             applied = report.get("applied")
             if report.get("node") == self.node or not applied or report.get("problem") is not None:
                 continue
-            if sum(max(0, log.sequence - int(applied.get(name, 0))) for name, log in logs.items()) <= MOST_LAG:
-                self._handover.set()
-                return
-        raise RefusedError(
-            "cluster: no standby is up to date, so nothing was changed",
-            do="start a standby and wait until its lag is small: penstock cluster status",
-        )
+            lag = sum(max(0, log.sequence - int(applied.get(name, 0))) for name, log in logs.items())
+            found += lag <= MOST_LAG
+        return found
 
     def _hand_over(self) -> None:
         assert self._leadership is not None
@@ -644,10 +696,23 @@ class Membership:
     def _fence(self, reason: str) -> None:
         if self._closing.is_set():
             return
-        if self._draining:
-            _log.error("this node is not active any more and stops without draining: %s", reason)
-            os._exit(1)
-        self._restart(reason)
+        with self._fencing:  # others wait here for the end of the process
+            saving = threading.Thread(target=self._save, name="cluster save", daemon=True)
+            saving.start()
+            saving.join(_SAVE_S)
+            if self._draining:
+                _log.error("this node is not active any more and stops without draining: %s", reason)
+                os._exit(1)
+            self._restart(reason)
+
+    def _save(self) -> None:
+        """Write what was committed to LMDB: if etcd was restored from a backup, it has lost commits, and a node that
+        lacks them as well would continue without them."""
+        for environment in self._active_environments:
+            try:
+                environment.read(lambda _: None)
+            except PenstockError as error:
+                _log.error("commits were not written to LMDB: %s", error)
 
     # Both
 
@@ -674,6 +739,8 @@ class Membership:
         self._client.call(
             "KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse, within_s=1.0
         )
+        status = self._client.once("Maintenance/Status", pb.StatusRequest(), pb.StatusResponse)
+        self._database_bytes = status.dbSizeInUse or status.dbSize
 
     async def close(self) -> None:
         """Give up the leadership, so that a standby takes over immediately, and close the broker; after the node was

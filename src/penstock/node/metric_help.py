@@ -229,6 +229,17 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "commits": _counter("Group commits of the log."),
         "failed": _gauge("1 after a failed write or fsync: sends are refused until a restart."),
     },
+    "cluster": {
+        "active": _gauge("1 if this node of a cluster is active, 0 if it is a standby."),
+        "blocked": _gauge("1 if this standby cannot become active; /readyz shows the reason."),
+        "term": _gauge("Revision of the leadership key in etcd with which this node is active; 0 in a standby."),
+        "lag_commits": _gauge("Commits that this standby has not applied; 0 if active, NaN if it does not follow."),
+        "lag_seconds": _gauge("Time since this standby had applied all commits; 0 if active, NaN if it never did."),
+        "ready_standbys": _gauge("Standbys that are up to date and can take over; 0 in a standby."),
+        "commit_wait_seconds": _gauge("Time that the oldest commit has been waiting for etcd; 0 if none waits."),
+        "log_bytes": _gauge("Bytes of the commits in etcd, of the active node; 0 in a standby."),
+        "etcd_database_bytes": _gauge("Bytes in use of the database of the etcd member that this node uses."),
+    },
     "rule": {
         "received": _counter("Messages that matched the rule's filter."),
         "bytes_received": _counter("Bytes of payload that matched the rule's filter.", "received_bytes"),

@@ -265,11 +265,7 @@ class Node:
         web = WebConsole()
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
-            open_metrics=(
-                config.http.anonymous_metrics
-                or config.http.anonymous is not None
-                or self.security.access_rules.users is None
-            ),
+            open_metrics=self.security.open_metrics,
             more=[
                 *api_routes(self.console, self.security.server, identify, trail, names, lambda: self._backups),
                 *web.routes(),
@@ -545,9 +541,11 @@ class Node:
         recall = self.security.recall if self.security.enforced else None
         await server.recover(persistence, recall=recall, steady=store.steady)
         if membership is not None:
-            membership.started()
+            replicated = [store.environment, persistence.environment]
+            membership.started(replicated if master is None else [*replicated, master.environment])
             server.gate(membership.may_send)
             self._failures["cluster"] = membership.failure
+            add_metrics(self.metrics, "cluster", membership.metric_values)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
         denials = self.security.tube_denials

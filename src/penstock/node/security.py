@@ -170,6 +170,12 @@ class NodeSecurity:
         server = self._web[option] = HttpServer(app, _web_tls(self.config, option))
         return server
 
+    @property
+    def open_metrics(self) -> bool:
+        """True if ``/metrics`` needs no credentials."""
+        http = self.config.http
+        return http.anonymous_metrics or http.anonymous is not None or self.access_rules.users is None
+
     def http_access(self, token: str, listener: ListenerSection) -> HttpAccess:
         """Return the access rules of an HTTP listener; ``token`` is the administration token."""
         return HttpAccess(

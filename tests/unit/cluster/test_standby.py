@@ -1,14 +1,11 @@
-"""The log of a standby without etcd: which commits it accepts, and what it passes on after the takeover."""
+"""The log of a standby without etcd: which commits it accepts."""
 
 from __future__ import annotations
-
-from typing import cast
 
 import pytest
 
 from penstock.cluster import standby
 from penstock.cluster.client import EtcdClient
-from penstock.cluster.log import EtcdLog
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import StandbyLog, applied_by_members
 from penstock.errors import StorageError
@@ -16,26 +13,6 @@ from penstock.runtime.io.commit_log import LogPosition
 from tests.ports import free_port
 
 POSITION = LogPosition(b"identity", 0, 7)
-
-
-class _ActiveLog:
-    """What a standby calls of the log in etcd."""
-
-    def __init__(self) -> None:
-        self.appended: list[int] = []
-        self.released: list[int] = []
-
-    def append(self, sequence: int, _body: bytes) -> bool:
-        self.appended.append(sequence)
-        return True
-
-    def release(self, sequence: int) -> None:
-        self.released.append(sequence)
-
-    def is_scarce(self) -> bool:
-        return True
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -68,18 +45,6 @@ def test_commits_wait_for_lmdb_when_it_is_far_behind(log: StandbyLog, monkeypatc
     log.release(10)
     assert (log.position.sequence, log.released) == (10, 10)
     assert log.append(11, bytes(60))
-    log.close()
-
-
-def test_commits_go_to_etcd_after_the_takeover(log: StandbyLog) -> None:
-    log.recover(POSITION)
-    log.append(8, b"")
-    active = _ActiveLog()
-    log.activate(cast(EtcdLog, active))
-    log.append(9, b"")
-    log.release(9)
-    assert (active.appended, active.released) == ([9], [7, 9])
-    assert log.is_scarce()
     log.close()
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+from penstock.node.cluster import Membership
 from penstock.node.config.bridges import BridgeEntry
-from penstock.node.config.node import RuleSection
+from penstock.node.config.cluster import ClusterSection
+from penstock.node.config.node import NodeConfig, RuleSection
 from penstock.node.config.statestore import StateStoreSection
 from penstock.node.metric_help import METRICS
 from penstock.node.node import Node
+from tests.ports import free_port
 from tests.unit.node.test_node import config
 
 ONLY_WITH_TLS = {"certificate_expires_timestamp_seconds", "revocation_lists_expire_timestamp_seconds"}
@@ -34,8 +38,18 @@ async def test_metrics_of_a_node_with_all_parts_match_the_table(tmp_path: Path) 
         f"penstock_{prefix}_{figure.name or name}": (figure.text, "gauge" if figure.gauge else "counter")
         for prefix, table in METRICS.items()
         for name, figure in table.items()
-        if name not in ONLY_WITH_TLS
+        if name not in ONLY_WITH_TLS and prefix != "cluster"  # see test_metrics_of_a_member_of_a_cluster
     }
+
+
+async def test_metrics_of_a_member_of_a_cluster(tmp_path: Path) -> None:
+    section = ClusterSection(name="edge", node="n1", etcd=[f"127.0.0.1:{free_port()}"])
+    member = Membership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
+    values = member.metric_values()
+    await member.close()
+    assert set(values) == set(METRICS["cluster"])
+    assert values["active"] == values["ready_standbys"] == 0
+    assert math.isnan(values["lag_commits"]), "it does not follow yet"
 
 
 def test_meanings_are_sentences_that_say_more_than_the_name() -> None:
