@@ -1,4 +1,4 @@
-"""Fenced write-back: hold one lease, and write to the state store with its version as the fencing token.
+"""Fenced write-back: hold one lease, whose version is the fencing token of all writes to the state store.
 
 Spark calls the driver in plain threads, but the clients use asyncio: they run on an event loop in a separate thread.
 """
@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -19,13 +19,13 @@ from penstock.pipelines.run.lease import LeaseHolder, RunRecord, read_holder
 from penstock.pipelines.spec.values import lease_key, run_key, stop_key
 from penstock.runtime.io.loop import LoopThread
 from penstock.runtime.io.network import without_secret
-from penstock.spark.statestore.writes import KeyWrite, write_changes
+from penstock.spark.statestore.writes import FencedTarget
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.locks import Lease
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["LEASE_MS", "KeyWrite", "WriteBack", "collapse"]
+__all__ = ["LEASE_MS", "WriteBack"]
 
 T = TypeVar("T")
 
@@ -37,11 +37,6 @@ LEASE_MS = 10_000
 """Milliseconds until another run may acquire the lease of a crashed driver."""
 CONNECT_TIMEOUT_S = 30.0
 FENCE_TIMEOUT_S = 60.0
-WRITE_TIMEOUT_S = 60.0
-"""Timeout for a batch of a few changes; the client reports an unreachable store much earlier."""
-SLOW_CHANGE_S = 0.01
-"""Additional seconds for each change; otherwise a large batch would be aborted and repeated indefinitely on a slow
-store."""
 CLOSE_TIMEOUT_S = 5.0
 OUTAGE_S = 600.0
 """Seconds that the state store may be unavailable; no other run gets the lease unless the network is partitioned."""
@@ -49,18 +44,8 @@ _ASK_AGAIN_S = 0.5
 STATUS_TIMEOUT_S = 5.0
 
 
-def collapse(changes: Iterable[KeyWrite]) -> dict[str | bytes, list[KeyWrite]]:
-    """Group the changes by key, in order, without a delete that follows another delete of the key."""
-    found: dict[str | bytes, list[KeyWrite]] = {}
-    for change in changes:
-        of_key = found.setdefault(change.key, [])
-        if not (change.value is None and of_key and of_key[-1].value is None):
-            of_key.append(change)
-    return found
-
-
 class WriteBack:
-    """Holds the lease of ``pipeline`` from ``acquire`` to ``close`` and writes for its run.
+    """Holds the lease of ``pipeline`` from ``acquire`` to ``close``; the run writes under its version.
 
     ``lost`` is set when the lease is lost: another run has held it since, and the store rejects this run's token once
     the other run has written; or the store was unavailable for ``OUTAGE_S``. A lease that expired in a shorter outage
@@ -159,20 +144,11 @@ class WriteBack:
         """
         return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
 
-    def write(self, changes: Sequence[KeyWrite]) -> int:
-        """Apply ``changes``, in order for each key; return the number of requests. Returns after all are answered.
-
-        Does not write while the lease is not held: after a pause that outlasted the lease, a later run may have deleted
-        a key together with its fence.
-
-        Raises:
-            UnavailableError: the store did not answer, or the lease is not held; some changes may be applied, and all
-                may be sent again.
-            PenstockError: the store refused the token: a later run has written.
-        """
-        if not changes:
-            return 0
-        return self._run(self._write(collapse(changes)), WRITE_TIMEOUT_S + SLOW_CHANGE_S * len(changes))
+    def target(self, sink: str) -> FencedTarget:
+        """Return the store as the tasks of ``sink`` write to it, with the fencing token of this run."""
+        return FencedTarget(
+            self._broker, self.token, lease_key(self.pipeline), self.run_id, f"pipeline-{self.pipeline}-{sink}"
+        )
 
     def close(self) -> None:
         """Release the lease and disconnect. Never raises an error: the lease expires in any case."""
@@ -309,26 +285,6 @@ class WriteBack:
                 continue
             raised.append(prefix)
         return raised
-
-    async def _write(self, by_key: dict[str | bytes, list[KeyWrite]]) -> int:
-        assert self._client is not None
-        assert self._lease is not None
-        if self._lease.token is not None:
-            writing = asyncio.create_task(write_changes(self._client, by_key, self.token))
-            losing = asyncio.create_task(self._lease.lost.wait())
-            try:
-                await asyncio.wait((writing, losing), return_when=asyncio.FIRST_COMPLETED)
-                if writing.done():
-                    return writing.result()
-            finally:
-                losing.cancel()
-                writing.cancel()
-                await asyncio.wait((writing, losing))
-        raise UnavailableError(
-            f"the run of {self.pipeline!r} currently does not hold its lease: {self._lease.lost_why}",
-            why="another run may hold it, so that writes of this run would be stale",
-            do="wait: the lease is reacquired if no other run has held it; the pipeline repeats the batch",
-        )
 
     async def _close(self) -> None:
         for watch in self._watches:

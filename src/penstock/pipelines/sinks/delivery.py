@@ -23,7 +23,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StructType
 
@@ -48,11 +48,13 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, mark_filtered, quoted_column
 from penstock.spark.mqtt.source import check_broker
-from penstock.spark.statestore.writes import KeyWrite
+from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
 from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from penstock.pipelines.spec.pipeline import SinkPlan
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "check_sinks",
     "entry_value",
     "key_changes",
+    "key_rows",
     "last_of_each_key",
     "mark_unwritable",
     "message_failures",
@@ -291,8 +294,8 @@ class FencedStore(Protocol):
     def token(self) -> object:
         """Fencing token of the run."""
 
-    def write(self, changes: Sequence[KeyWrite]) -> int:
-        """Apply ``changes``, in order for each key; return the number of requests."""
+    def target(self, sink: str) -> FencedTarget:
+        """Return the store as the tasks of ``sink`` write to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,8 +502,29 @@ def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
 
 def _write_keys(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.statestore is not None
-    requests = writer.targets.store.write(key_changes(batch.rows, sink.statestore))
-    return requests if batch.windows else batch.count
+    if not batch.count:
+        return 0
+    changes = key_rows(batch.rows, sink.statestore)
+    most = batch.count * len(sink.statestore.entries)
+    if most <= ONE_TASK:
+        changes = changes.coalesce(1)
+    else:
+        cores = int(batch.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        # The changes of a key are in one task, in order.
+        changes = changes.repartition(min(cores, -(-most // ONE_TASK)), "key")
+    changes = changes.sortWithinPartitions("key", *(name for name in _ORDER if name in changes.columns))
+    target = writer.targets.store.target(sink.name)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        written = write_rows(target, batches, 0 if task is None else task.partitionId())
+        yield pa.RecordBatch.from_pydict({"requests": pa.array([written], pa.int64())})
+
+    tasks = changes.select("key", "value").mapInArrow(write, "requests bigint").collect()
+    return sum(task["requests"] for task in tasks) if batch.windows else batch.count
 
 
 def _write_messages(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
@@ -518,32 +542,42 @@ def _print_rows(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     return batch.count
 
 
-def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyWrite]:
-    """Return the changes of ``rows`` in the state store, in order."""
-    if sink.order_by is not None:
-        rows = rows.orderBy(sink.order_by)
+_ORDER = ("order", "row", "entry")
+"""Columns by which the changes of a key are ordered."""
+
+
+def key_rows(rows: DataFrame, sink: StateStoreSink) -> DataFrame:
+    """Return a row for each change in the state store: ``key``, ``value`` (null: delete) and ``_ORDER``.
+
+    ``order`` exists only with ``order_by``. Rows without it, or with equal ones, are in their order in ``rows``.
+    """
     values = [entry_value(rows, entry) for entry in sink.entries]
     rows = add_conditions(rows, {f"_when{index}": entry.when for index, entry in enumerate(sink.entries)})
     made: list[Column] = []
     for index, (entry, value) in enumerate(zip(sink.entries, values, strict=True)):
         holds = sf.coalesce(sf.col(f"_when{index}"), sf.expr("false"))
-        made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
-    return list(_changes(rows.select(*made).collect(), len(sink.entries)))
+        parts = {"entry": sf.lit(index), "key": key_column(rows, entry.key), "value": sf.when(holds, value)}
+        made.append(sf.struct(*(part.alias(name) for name, part in parts.items())))
+    order = [] if sink.order_by is None else [sf.col(sink.order_by).alias("order")]
+    numbered = rows.select(*order, sf.monotonically_increasing_id().alias("row"), sf.array(*made).alias("changes"))
+    each = numbered.select(*(name for name in numbered.columns if name != "changes"), sf.inline("changes"))
+    # Some keys of a row may be null; rows without any key are dead (_mark_rows_without_key).
+    return each.where("key IS NOT NULL")
+
+
+def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyWrite]:
+    """Return the changes of a few ``rows`` in the state store, in order."""
+    changes = key_rows(rows, sink)
+    changes = changes.orderBy(*(name for name in _ORDER if name in changes.columns))
+    return [
+        KeyWrite(row["key"], None if row["value"] is None else row["value"].encode())
+        for row in changes.select("key", "value").collect()
+    ]
 
 
 def entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
     """Return the JSON value of a row for ``entry``."""
     return sf.to_json(sf.struct(*(entry.value or data_columns(rows))))
-
-
-def _changes(rows: list[Row], entries: int) -> Iterator[KeyWrite]:
-    for row in rows:
-        for index in range(entries):
-            key: str | None = row[f"key{index}"]
-            value: str | None = row[f"value{index}"]
-            # Some keys of a row may be null; rows without any key are dead (_mark_rows_without_key).
-            if key is not None:
-                yield KeyWrite(key, None if value is None else value.encode())
 
 
 def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:

@@ -3,18 +3,23 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.pipelines.run import lease, write_back
-from penstock.pipelines.run.write_back import KeyWrite, WriteBack, collapse
+from penstock.pipelines.run.write_back import WriteBack
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import LoopThread
+from penstock.spark.statestore import writes
+from penstock.spark.statestore.writes import write_rows
+from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.errors import FencingError, InvalidRequestError
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService
@@ -87,67 +92,6 @@ def test_the_lease_holder_is_unknown_if_the_broker_is_unreachable() -> None:
     assert "PENSTOCK_BROKER" in str(caught.value.do)
 
 
-def test_deletes_that_follow_a_delete_are_left_out() -> None:
-    changes = [
-        KeyWrite("k", None),
-        KeyWrite("k", None),
-        KeyWrite("k", b"1"),
-        KeyWrite("j", None),
-        KeyWrite("k", None),
-    ]
-    assert collapse(changes) == {
-        "k": [KeyWrite("k", None), KeyWrite("k", b"1"), KeyWrite("k", None)],
-        "j": [KeyWrite("j", None)],
-    }
-
-
-def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a millisecond a change, all one after the other: more than the time of a small batch."""
-    monkeypatch.setattr(write_back, "WRITE_TIMEOUT_S", 0.02)
-
-    async def slowly(_store: object, by_key: dict[str, list[KeyWrite]], _token: Hlc) -> int:
-        await asyncio.sleep(0.0005 * len(by_key))
-        return len(by_key)
-
-    monkeypatch.setattr(write_back, "write_changes", slowly)
-    run = held(Store())
-    monkeypatch.setattr(run, "_thread", thread := LoopThread("test"))
-    try:
-        assert run.write([KeyWrite(f"k{number}", b"1") for number in range(200)]) == 200
-        monkeypatch.setattr(write_back, "SLOW_CHANGE_S", 0.0)
-        with pytest.raises(UnavailableError, match=r"did not answer within 0\.02 s"):
-            run.write([KeyWrite(f"k{number}", b"1") for number in range(200)])
-    finally:
-        thread.close()
-
-
-def test_writes_stop_once_the_lease_is_lost(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a run that was paused for longer than its lease, in the middle of a batch."""
-    begun: list[str] = []
-
-    async def one_by_one(_store: object, by_key: dict[str, list[KeyWrite]], _token: Hlc) -> int:
-        for number, key in enumerate(by_key):
-            begun.append(key)
-            if number == 1:
-                lease.lose()
-            await asyncio.sleep(0)
-        return len(by_key)
-
-    async def write() -> None:
-        with pytest.raises(UnavailableError, match="currently does not hold its lease: no renewal succeeded in time"):
-            await run._write({f"k{number}": [KeyWrite(f"k{number}", b"1")] for number in range(200)})
-
-    monkeypatch.setattr(write_back, "write_changes", one_by_one)
-    run = held(Store())
-    lease: Any = run._lease
-    asyncio.run(write())
-    assert 2 <= len(begun) < 10
-    # Nor is another batch begun.
-    del begun[:]
-    asyncio.run(write())
-    assert begun == []
-
-
 class Node:
     """An MQTT broker with the state store, in a thread of its own, that goes away and comes back."""
 
@@ -181,15 +125,84 @@ class Node:
         await self._store.close()
 
 
-def written_by(run: WriteBack, *changes: KeyWrite) -> int:
+def change_batch(*changes: tuple[str, str | None]) -> pa.RecordBatch:
+    keys, values = zip(*changes, strict=True)
+    return pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())})
+
+
+def written_by(run: WriteBack, *changes: tuple[str, str | None]) -> int:
     """Tries again, as the batch of a pipeline: a lease as short as in these tests may run out at any time."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while True:
         try:
-            return run.write(changes)
+            return write_rows(run.target("s"), [change_batch(*changes)], 0)
         except UnavailableError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.stop()
+    node.close()
+
+
+@pytest.fixture
+def run(node: Node) -> Iterator[WriteBack]:
+    run = WriteBack(node.url, "p")
+    run.connect()
+    run.acquire(60.0)
+    yield run
+    run.close()
+
+
+def value(url: str, key: str) -> bytes | None:
+    async def read() -> bytes | None:
+        async with StateStoreClient.connect(url) as store:
+            found = await store.get(key)
+            return None if found is None else found.value
+
+    return asyncio.run(read())
+
+
+def test_tasks_write_the_changes_of_a_key_in_order_in_chunks(
+    node: Node, run: WriteBack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "CHUNK_CHANGES", 7)
+    rows: list[tuple[str, str | None]] = [(f"k{number // 4}", str(number)) for number in range(100)]
+    batches = [change_batch(*rows[:50]), change_batch(*rows[50:], ("k24", None))]
+    assert write_rows(run.target("s"), batches, 3) == 101
+    assert [value(node.url, f"k{number}") for number in (0, 7, 23, 24)] == [b"3", b"31", b"95", None]
+    assert write_rows(run.target("s"), [], 3) == 0
+
+
+def test_a_task_of_a_run_without_its_lease_writes_nothing(node: Node, run: WriteBack) -> None:
+    target = run.target("s")
+    other = target._replace(holder="another")
+    for refused in (other, target._replace(lease="penstock/pipeline/none/lease")):
+        with pytest.raises(UnavailableError, match="currently does not hold its lease"):
+            write_rows(refused, [change_batch(("k", "1"))], 0)
+    assert value(node.url, "k") is None
+
+
+def test_a_replaced_attempt_of_a_task_cannot_write_any_more(
+    node: Node, run: WriteBack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the same run and token: only the connection says which of them may write."""
+    monkeypatch.setattr(writes, "CHUNK_CHANGES", 1)
+    target = run.target("s")
+
+    def replaced() -> Iterator[pa.RecordBatch]:
+        yield change_batch(("k", "old 1"))
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(write_rows, target, [change_batch(("k", "new"))], 0).result(60.0) == 1
+        yield change_batch(("k", "old 2"))
+
+    with pytest.raises(UnavailableError):
+        write_rows(target, replaced(), 0)
+    assert value(node.url, "k") == b"new"
 
 
 def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
@@ -209,7 +222,7 @@ def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
         node.start()
         assert "no other run has held it" in said.get(timeout=20.0)
         assert run.token == token
-        assert written_by(run, KeyWrite("k", b"1")) == 1
+        assert written_by(run, ("k", "1")) == 1
         holder = run.holder()
         assert holder.run == run.run_id
         assert holder.record is not None

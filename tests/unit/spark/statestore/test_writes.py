@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.spark.statestore.writes import KeyWrite, Row, last_of_each, write_changes
+from penstock.spark.statestore.writes import KeyWrite, Row, collapse, last_of_each, write_changes
+from penstock.statestore.client.client import Entry
 from penstock.statestore.client.writes import Write
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.errors import WritesRefusedError, refusal
@@ -20,6 +21,9 @@ class Store:
     def __init__(self) -> None:
         self.asked: list[list[bytes]] = []
         self.token: Hlc | None = None
+
+    async def get(self, _key: str, /) -> Entry | None:
+        return None
 
     async def write_many(self, writes: Sequence[Write], /, *, fencing_token: Hlc | None, stop: bool) -> list[bool]:
         assert stop, "a run that was replaced must not go on"
@@ -72,3 +76,17 @@ async def test_a_refusal_under_a_token_names_the_key_and_speaks_of_the_later_run
         await write_changes(Store(), {"refused": [KeyWrite("refused", None)]}, TOKEN)
     with pytest.raises(WritesRefusedError):
         await write_changes(Store(), {"refused": [KeyWrite("refused", None)]}, None)
+
+
+def test_deletes_that_follow_a_delete_are_left_out() -> None:
+    changes = [
+        KeyWrite("k", None),
+        KeyWrite("k", None),
+        KeyWrite("k", b"1"),
+        KeyWrite("j", None),
+        KeyWrite("k", None),
+    ]
+    assert collapse(changes) == {
+        "k": [KeyWrite("k", None), KeyWrite("k", b"1"), KeyWrite("k", None)],
+        "j": [KeyWrite("j", None)],
+    }
