@@ -35,6 +35,10 @@ class Proxy:
         self.cut()
         await self._server.wait_closed()
 
+    def lead_to(self, target: tuple[str, int]) -> None:
+        """Forward new connections to ``target``."""
+        self._target = target
+
     def cut(self) -> None:
         """Reset every connection; what was under way in either direction is lost."""
         for writer in self._writers:
