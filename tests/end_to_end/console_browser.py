@@ -34,7 +34,8 @@ STATUS = {
             "bottles": {"batch": 41, "batches": 42, "read": 12_400, "out": 12_380, "dead": 20, "rows_per_s": 310.5,
                         "batch_s": 0.41, "lag_records": 155, "lag_s": 0.9},
             "alarms": {"batch": 12, "batches": 13, "read": 12_400, "out": 37, "rows_per_s": 280.0, "lag_records": 2_300,
-                       "lag_s": 8.2, "behind_s": 60.0, "state_rows": 48, "state_bytes": 24_576},
+                       "lag_s": 8.2, "behind_s": 60.0, "state_rows": 48, "state_bytes": 24_576,
+                       "state_disk_bytes": 4_096, "failing_s": 0.0},
         }
     },
 }  # fmt: skip

@@ -146,6 +146,7 @@ def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
         duplicates=count("duplicates") or 0,
         late=count("late") or 0,
         restarts=count("restarts") or 0,
+        failing_s=number("failing_s") or 0.0,
         rows_per_s=number("rows_per_s") or 0.0,
         batch_s=number("batch_s"),
         lag_records=count("lag_records"),
@@ -155,6 +156,7 @@ def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
         behind_s=number("behind_s"),
         state_rows=count("state_rows"),
         state_bytes=count("state_bytes"),
+        state_disk_bytes=count("state_disk_bytes"),
     )
 
 

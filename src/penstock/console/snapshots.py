@@ -435,7 +435,10 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSink:
-    """A sink of a pipeline. ``behind_s``: of the watermark behind the clock; ``state_*``: for dedupes and windows."""
+    """A sink of a pipeline. ``behind_s``: of the watermark behind the clock; ``state_*``: for dedupes and windows.
+
+    ``failing_s``: since the first failure after the last finished batch, 0 without one.
+    """
 
     sink: str
     batch: int | None
@@ -447,6 +450,7 @@ class PipelineSink:
     duplicates: int
     late: int
     restarts: int
+    failing_s: float
     rows_per_s: float
     batch_s: float | None
     lag_records: int | None
@@ -456,6 +460,7 @@ class PipelineSink:
     behind_s: float | None
     state_rows: int | None
     state_bytes: int | None
+    state_disk_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

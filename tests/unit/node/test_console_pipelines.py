@@ -21,7 +21,7 @@ from tests.unit.node.test_node import config
 
 TABLE = SinkProgress(
     batches=7, read=900, out=880, dead=15, filtered=5, batch=6, rows_per_s=120.5, batch_s=0.4, lag_records=30,
-    lag_s=2.5, state_rows=10, state_bytes=4096, behind_s=12.0,
+    lag_s=2.5, state_rows=10, state_bytes=4096, state_disk_bytes=512, behind_s=12.0, failing_s=3.5,
 )  # fmt: skip
 ALARMS = SinkProgress(
     batches=7, read=900, out=3, dead=1, duplicates=2, late=4, rows_per_s=20.0, lag_records=200, lag_s=9.0

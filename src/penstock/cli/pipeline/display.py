@@ -200,6 +200,8 @@ def _progress(name: str, sink: Mapping[str, Any]) -> str:
         parts.append(
             f"started again {shown_count(sink['restarts'])} times" if sink["restarts"] > 1 else "started again once"
         )
+    if sink["failing_s"]:
+        parts.append(f"failing for {shown_duration(sink['failing_s'])}")
     return f"{name}: {'; '.join(parts)}"
 
 

@@ -42,12 +42,12 @@ function Pipeline({ name }) {
     <h2>Sinks</h2>
     ${sinks.length === 0 ? html`<p>No run has reported a sink yet.</p>` : html`<p>Counts of this run, reported every five seconds.</p>
     <${Plain} title="Sinks" rows=${sinks} columns=${[
-      { title: "Sink", cell: (row) => row.sink }, { title: "Batch", right: true, cell: (row) => number(row.batch) },
+      { title: "Sink", cell: (row) => html`${row.sink}${row.failing_s > 0 && html` <span class="bad">failing for ${age(row.failing_s)}</span>`}` }, { title: "Batch", right: true, cell: (row) => number(row.batch) },
       { title: "Records/s", right: true, cell: (row) => rate(row.rows_per_s) }, { title: "Lag", right: true, cell: (row) => html`<span class=${row.lag_records ? "warn" : ""}>${lag(row)}</span>` },
       { title: "Behind", right: true, cell: oldest }, { title: "Read", right: true, cell: (row) => number(row.read) }, { title: "Written", right: true, cell: (row) => number(row.out) },
       { title: "Dead", right: true, cell: (row) => html`<span class=${row.dead ? "bad" : ""}>${number(row.dead)}</span>` }, { title: "Filtered", right: true, cell: (row) => number(row.filtered) },
       { title: "Duplicates", right: true, cell: (row) => number(row.duplicates) }, { title: "Late", right: true, cell: (row) => number(row.late) },
       { title: "Batch time", right: true, cell: (row) => age(row.batch_s) }, { title: "In the batch", right: true, cell: (row) => (row.in_batch_records ? `${number(row.in_batch_records)}, ${age(row.in_batch_s)}` : "–") },
-      { title: "Watermark behind", right: true, cell: (row) => age(row.behind_s) }, { title: "State", right: true, cell: (row) => (row.state_rows ? `${number(row.state_rows)} rows, ${bytes(row.state_bytes)}` : "–") },
+      { title: "Watermark behind", right: true, cell: (row) => age(row.behind_s) }, { title: "State", right: true, cell: (row) => (row.state_rows ? `${number(row.state_rows)} rows, ${bytes(row.state_bytes)}${row.state_disk_bytes === null ? "" : `, ${bytes(row.state_disk_bytes)} on disk`}` : "–") },
     ]} />`}`;
 }

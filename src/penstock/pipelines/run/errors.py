@@ -135,16 +135,18 @@ def java_stacks(error: BaseException) -> str:
 class RetryPolicy(NamedTuple):
     """A failure that may be temporary: how long to retry, and the hint if it persists.
 
-    ``apart_s``: pause between the restarts of several queries.
+    ``apart_s``: pause between the restarts of several queries. ``waits``: a run without an end retries without a limit,
+    and warns after ``limit_s``.
     """
 
     limit_s: float
     do: str
     apart_s: float = 0.0
+    waits: bool = False
 
 
-UNAVAILABLE = RetryPolicy(120.0, "start the node, then the run")
-"""A system that the query needs is unavailable."""
+UNAVAILABLE = RetryPolicy(120.0, "start the system that does not answer, or correct its address", waits=True)
+"""A system that the query needs is unavailable. The end of the run would stop its other sinks as well."""
 FULL = RetryPolicy(120.0, "free space for its state and tables, then start it: it continues from its checkpoints")
 """A disk is full."""
 BUSY = RetryPolicy(600.0, "use a larger machine, or fewer pipelines and sinks, then start the run", 5.0)

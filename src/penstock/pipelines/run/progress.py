@@ -50,11 +50,13 @@ class SinkProgress(Counts):
     ``lag_*``: all records that the query has not finished: ``waiting_*`` are not in a batch yet, ``in_batch_*`` are in
     the active batch. ``lag_s`` and ``waiting_s`` are the age of the oldest record since it was appended to TubeMQ,
     ``in_batch_s`` is the time since the batch began, ``behind_s`` the difference between the clock and the watermark.
+    ``failing_s``: time since the first of the failures after the last finished batch, 0 if there is none.
     ``state_*``: rows that Spark keeps for dedupes and windows, and their bytes in memory and, with RocksDB, on disk.
     """
 
     batch: int | None = None
     restarts: int = 0
+    failing_s: float = 0.0
     rows_per_s: float = 0.0
     batch_s: float | None = None
     lag_records: int | None = None
@@ -80,6 +82,7 @@ MEANINGS: Final = {
     "duplicates": "Duplicates that a dedupe dropped; 0 if they are unknown because of windows.",
     "late": "Events that were too late for the window.",
     "restarts": "Restarts of the sink's query after an error.",
+    "failing_seconds": "Time since the first failure after the last completed batch; 0 without a failure.",
     "batch": "Number of the last completed batch.",
     "rows_per_second": f"Records read per second of batch time, over the batches of the last {RATE_S:g} s.",
     "batch_seconds": "Duration of the last batch.",
@@ -121,6 +124,7 @@ class Progress:
     def __init__(self, sinks: list[str]) -> None:
         self._counts = dict.fromkeys(sinks, Counts())
         self._restarts = dict.fromkeys(sinks, 0)
+        self._failing: dict[str, float] = {}
         self._last: dict[str, LedgerEntry] = {}
         self._samples: dict[str, deque[_Sample]] = {sink: deque() for sink in sinks}
         self.latest: Mapping[str, SinkProgress] = {sink: SinkProgress() for sink in sinks}
@@ -130,11 +134,13 @@ class Progress:
         """Add a finished batch and its duration."""
         self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
         self._last[entry.sink] = entry
+        self._failing.pop(entry.sink, None)
         self._samples[entry.sink].append(_Sample(now, entry.read, took_s))
 
-    def restarted(self, sink: str) -> None:
-        """Count a restart of the query of ``sink``."""
+    def restarted(self, sink: str, failing_since: float) -> None:
+        """Count a restart of the query of ``sink``, which has failed since ``failing_since``."""
         self._restarts[sink] += 1
+        self._failing[sink] = failing_since
 
     def measure(
         self,
@@ -174,6 +180,7 @@ class Progress:
         return SinkProgress(
             **asdict(self._counts[sink]),
             restarts=self._restarts[sink],
+            failing_s=round(now - self._failing[sink], 3) if sink in self._failing else 0.0,
             batch=None if entry is None else entry.batch,
             rows_per_s=round(self._rate(sink, now, runs=began is not None), 1),
             lag_records=None if lag is None else lag.records,
@@ -325,9 +332,9 @@ class ProgressMonitor:
         self._progress.finished(entry, time.monotonic(), took_s)
         self._ends[entry.sink] = entry.end
 
-    def restarted(self, sink: str) -> None:
-        """Count a restart of the query of ``sink``."""
-        self._progress.restarted(sink)
+    def restarted(self, sink: str, failing_since: float) -> None:
+        """Count a restart of the query of ``sink``, which has failed since ``failing_since`` (``time.monotonic``)."""
+        self._progress.restarted(sink, failing_since)
 
     def poll(
         self, queries: Mapping[str, StreamingQuery | None], running_batch: Mapping[str, RunningBatch | None]

@@ -477,6 +477,8 @@ class RunningQuery:
     rebuild: bool = False
     """True if the next start needs a new plan, because the failure may have been inside the old one."""
     restarts: int = 0
+    warned: bool = False
+    """True after the warning that it has failed for long."""
     strange: int = 0
     ended: bool = False
     stopping: bool = False
@@ -500,11 +502,12 @@ class RunningQuery:
         """Take over the count of failures of the query ``failed``, whose batch this query repeats."""
         # Set in any case: a sink that failed does not join the others before it has finished a batch.
         self.failing_since, self.strange = failed.failing_since or time.monotonic(), failed.strange
-        self.backoff, self.restarts = failed.backoff, failed.restarts
+        self.backoff, self.restarts, self.warned = failed.backoff, failed.restarts, failed.warned
 
     def progressed(self) -> None:
         """Reset the failure counters after a finished batch."""
         self.failing_since = None
+        self.warned = False
         self.strange = 0
         self.backoff.reset()
 

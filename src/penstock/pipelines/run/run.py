@@ -81,6 +81,9 @@ PROGRESS_S = 10.0
 """Seconds between progress reports without an observer."""
 LONGEST_WAIT_S = 1e8
 POLL_S = 0.1
+LONGEST_RETRY_PAUSE_S = 60.0
+"""Longest pause before a restart. The pause is a tenth of the time for which the query has failed: a restart plans the
+query anew, which takes the machine a second."""
 JOIN_S = 2.0
 """Seconds between checks whether a sink has reached those with which it can share a query."""
 JOIN_AGAIN_S = 10.0
@@ -455,18 +458,25 @@ class _PipelineRun:
             kept = str(layout.failure(self._state, name))
             failed = f"{running.strange} consecutive attempts failed; the stack is in {kept!r}"
             raise PenstockError(what, why=said.why if kind else failed, do=said.do or FIX_AND_RESTART)
-        if policy is not None and now - running.failing_since > policy.limit_s:
+        failing_s = now - running.failing_since
+        if policy is not None and failing_s > policy.limit_s:
             failed = f"all attempts failed for {policy.limit_s:g} s"
             why = failed if said.why is None else f"{said.why}; {failed}"
-            raise UnavailableError(what, why=why, do=policy.do)
+            if self._options.available_now or not policy.waits:
+                raise UnavailableError(what, why=why, do=policy.do)
+            if not running.warned:
+                running.warned = True
+                text = f"{what}: {why}; the run continues to retry; do: {policy.do}"
+                self._emit_event("warning", text=text)
         waiting = sum(other.query is None and not other.ended for other in self._queries)
-        in_s = running.backoff.failed() + (0.0 if policy is None else policy.apart_s * waiting)
+        in_s = max(running.backoff.failed(), min(failing_s / 10, LONGEST_RETRY_PAUSE_S))
+        in_s += 0.0 if policy is None else policy.apart_s * waiting
         running.query = None
         running.rebuild = policy is None
         running.restarts += 1
         running.restart_at = now + in_s
         for sink in running.built.unfinished:
-            self._watch.restarted(sink)
+            self._watch.restarted(sink, running.failing_since)
             self._emit({"event": "retry", "sink": sink, "in_s": in_s, "restarts": running.restarts, "why": words})
 
     def _warn(self, text: str) -> None:

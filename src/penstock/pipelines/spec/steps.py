@@ -87,7 +87,8 @@ class Enrich(Part):
     )
     unavailable: Literal["fail", "pass", "dead_letter"] = Field(
         default="fail",
-        description="action if the store does not respond; `fail` retries the batch for two minutes",
+        description="action if the store does not respond; `fail` retries the batch until it responds, with `--once` "
+        "for two minutes",
     )
     wait: Duration = Field(default="30 seconds", description="timeout of a lookup")
     refresh: Duration = Field(default="5 seconds", description="maximum age of a cached value")

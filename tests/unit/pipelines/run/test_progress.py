@@ -31,7 +31,7 @@ def test_sums_rates_and_the_age_of_the_watermark() -> None:
     progress = Progress(["rows"])
     progress.finished(entry(7, 100, out=90, dead=10), 1.0, 0.5)
     progress.finished(entry(8, 300, out=300, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0, 1.5)
-    progress.restarted("rows")
+    progress.restarted("rows", 1.5)
     found = take(progress, 4.0)
     assert (found.batch, found.batches, found.read, found.out, found.dead, found.restarts) == (8, 2, 400, 390, 10, 1)
     assert found.rows_per_s == 200.0
@@ -60,6 +60,17 @@ def test_lag_is_split_by_hop() -> None:
     assert (busy.in_batch_records, busy.in_batch_s) == (30, 1.5)
     unknown = take(progress, 5.0, lags=lags, running_batch={"rows": 3.5})
     assert (unknown.lag_records, unknown.waiting_records, unknown.in_batch_records) == (50, None, None)
+
+
+def test_a_failing_sink_shows_since_when_until_it_finishes_a_batch() -> None:
+    progress = Progress(["rows"])
+    for _ in range(2):
+        progress.restarted("rows", 10.0)
+    found = take(progress, 75.0)
+    assert (found.restarts, found.failing_s) == (2, 65.0)
+    assert metric_values(found)["failing_seconds"] == 65.0
+    progress.finished(entry(0, 10), 80.0, 1.0)
+    assert (take(progress, 81.0).restarts, take(progress, 81.0).failing_s) == (2, 0.0)
 
 
 def test_spark_progress_becomes_metrics() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.run import run
-from penstock.pipelines.run.errors import BUSY, FULL
+from penstock.pipelines.run.errors import BUSY, FULL, UNAVAILABLE
 from penstock.pipelines.run.progress import ProgressMonitor
 from penstock.pipelines.run.queries import BuiltQuery, RunningQuery
 from tests.unit.pipelines.files import FILE, parse
@@ -49,7 +49,7 @@ def test_errors_that_spark_does_not_classify_are_retried_longer(text: str, tries
     events: list[run.Event] = []
     loop = run._PipelineRun(parse(), events.append, threading.Event(), run.RunOptions(), tmp_path)
     restarted: list[str] = []
-    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=restarted.append))
+    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda sink, _since: restarted.append(sink)))
     running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows", unfinished=("rows",))))
     for _ in range(tries):
         loop._failed(running, text)
@@ -65,7 +65,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
 ) -> None:
     events: list[run.Event] = []
     loop = run._PipelineRun(parse(), events.append, threading.Event(), run.RunOptions(), tmp_path)
-    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _: None))
+    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _sink, _since: None))
     clock = [1000.0]
     monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
     text = "Python worker failed to connect back.\nCaused by: java.net.SocketTimeoutException: Timed out"
@@ -77,7 +77,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
             loop._failed(running, text)
             assert running.restart_at == clock[0] + events[-1]["in_s"]
         first, second = events[-2:]
-        assert second["in_s"] - first["in_s"] == BUSY.apart_s
+        assert second["in_s"] - first["in_s"] == pytest.approx(BUSY.apart_s)
         for running in loop._queries:
             running.query = query
         clock[0] += 20
@@ -98,7 +98,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
 )
 def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = run._PipelineRun(parse(), lambda _: None, threading.Event(), run.RunOptions(), tmp_path)
-    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _: None))
+    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _sink, _since: None))
     clock = [1000.0]
     monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
     running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows", unfinished=("rows",))))
@@ -110,4 +110,44 @@ def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytes
         loop._failed(running, text)
     assert ("the disk of" in caught.value.what) == ("StorageError" not in text)
     assert "free space" in str(caught.value.do)
+    loop._store.close()
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_system_that_is_unavailable_for_long_ends_only_a_run_of_existing_records(
+    once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[run.Event] = []
+    options = run.RunOptions(available_now=once)
+    loop = run._PipelineRun(parse(), events.append, threading.Event(), options, tmp_path)
+    since: list[float] = []
+    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _sink, failing: since.append(failing)))
+    clock = [1000.0]
+    monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows", unfinished=("rows",))))
+    text = "penstock.errors.UnavailableError: the broker does not answer\n  why: refused"
+    while clock[0] <= 1000.0 + UNAVAILABLE.limit_s:
+        loop._failed(running, text)
+        clock[0] = running.restart_at
+    assert [event["event"] for event in events] == ["retry"] * len(events)
+    if once:
+        with pytest.raises(UnavailableError, match="the broker does not answer") as caught:
+            loop._failed(running, text)
+        assert caught.value.why == "refused; all attempts failed for 120 s"
+    else:
+        for _ in range(60):
+            loop._failed(running, text)
+            clock[0] = running.restart_at
+        warnings = [event["text"] for event in events if event["event"] == "warning"]
+        assert len(warnings) == 1
+        assert "all attempts failed for 120 s; the run continues to retry" in warnings[0]
+        assert events[-1]["in_s"] == run.LONGEST_RETRY_PAUSE_S
+        assert set(since) == {1000.0}
+        # A finished batch ends the outage; the next one is reported again.
+        running.progressed()
+        loop._failed(running, text)
+        assert events[-1]["in_s"] < 1
+        clock[0] += UNAVAILABLE.limit_s + 1
+        loop._failed(running, text)
+        assert [event["event"] for event in events].count("warning") == 2
     loop._store.close()
