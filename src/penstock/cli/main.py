@@ -39,6 +39,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "up": CommandEntry("penstock.cli.up", "Run a node: MQTT broker, state store, TubeMQ and rules in one process."),
     "status": CommandEntry("penstock.cli.status", "Show the state of a node: health, listeners, load, rates and lag."),
     "top": CommandEntry("penstock.cli.top", "Show a live view of a node: hops, clients, topics, groups, keys, events."),
+    "bench": CommandEntry("penstock.cli.bench", "Measure rate and latency, with load from this command."),
     "config": CommandEntry("penstock.cli.config", "Check and show the configuration of a node."),
     "doctor": CommandEntry("penstock.cli.doctor", "Check machine, configuration, data directory and running node."),
     "demo": CommandEntry(

@@ -1,0 +1,513 @@
+"""`penstock bench`: measure rate and latency of a state store, an MQTT broker or a TubeMQ topic from one process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import (
+    BrokerOptions,
+    Commands,
+    Json,
+    StateStoreOptions,
+    connects_to_broker,
+    connects_to_store,
+    duration_option,
+    size_option,
+)
+from penstock.cli.output import Cell, escape, note, print_json, print_table, shown_count, shown_rate
+from penstock.cli.tube.access import MasterOptions, Topic, check_topic, connects_to_master, run_client
+from penstock.errors import PenstockError, UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.mqtt.codec.packets import Publish
+    from penstock.tube.codec.strings import Partition
+    from penstock.tube.consumer import Consumer
+
+__all__ = ["Latencies", "app"]
+
+_PER_OCTAVE = 64
+"""Buckets for each doubling of a latency: 1.1 % wide."""
+_STAMP_BYTES = 8
+_DRAIN_S = 10.0
+"""Longest wait for messages that were published, but not received."""
+_ASSIGNED_S = 30.0
+_POLL_S = 0.05
+_BUSY = 0.85
+"""Share of one processor from which the rate may be that of this command."""
+
+app = Commands("Measure rate and latency, with load from this command.")
+
+Seconds = Annotated[
+    float, duration_option("--duration", text="Duration of the measurement.", at_least_s=0.1, default="5s")
+]
+Size = Annotated[int, size_option("--size", text="Bytes of each value.", default="100")]
+Clients = Annotated[int, typer.Option(help="Number of clients.", min=1, metavar="N")]
+
+
+class Latencies:
+    """Distribution of durations, with an error of about 1 %, in constant memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.longest_s = 0.0
+        self._buckets: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        self.count += 1
+        self.longest_s = max(self.longest_s, seconds)
+        self._buckets[math.ceil(math.log2(max(seconds, 1e-9)) * _PER_OCTAVE)] += 1
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return the duration that ``share`` (0 to 1) of them do not exceed; None without any."""
+        left = share * self.count
+        for bucket in sorted(self._buckets):
+            left -= self._buckets[bucket]
+            if left <= 1e-9:
+                return min(float(2 ** (bucket / _PER_OCTAVE)), self.longest_s)
+        return None
+
+
+@dataclass
+class Operation:
+    """Measured operations of one kind: the bytes of values in them, and errors by their text."""
+
+    name: str
+    latencies: Latencies = field(default_factory=Latencies)
+    size: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def done(self, started: float, size: int) -> None:
+        """Count an operation that began at ``started`` (``perf_counter``) and moved ``size`` bytes."""
+        self.latencies.add(time.perf_counter() - started)
+        self.size += size
+
+
+class Measurement:
+    """Runs work for ``seconds`` and reports it. Operations are counted after a tenth of that time, at most a second."""
+
+    def __init__(self, *operations: Operation, seconds: float, as_json: bool) -> None:
+        self.operations = operations
+        self._seconds = seconds
+        self._as_json = as_json
+        self._warm_up = min(1.0, seconds / 10)
+        self.began = self.until = self.counted_from = self._counted_until = self._cpu_s = 0.0
+
+    async def run(self, workers: Sequence[Callable[[], Awaitable[None]]], *, count: int = 1) -> None:
+        """Run ``count`` loops of each worker until the time is over. The first error of a worker ends its loop; if no
+        operation succeeds, it is raised."""
+        self.began = time.perf_counter()
+        self.counted_from = self.began + self._warm_up
+        self.until = self.counted_from + self._seconds
+        cpu = time.process_time()
+        progress = asyncio.create_task(self._progress())
+        tasks = [asyncio.create_task(self._loop(worker)) for worker in workers for _ in range(count)]
+        try:
+            failures = [failure for failure in await asyncio.gather(*tasks) if failure is not None]
+        finally:
+            progress.cancel()
+            for task in tasks:
+                task.cancel()
+        self._counted_until = min(time.perf_counter(), self.until)
+        self._cpu_s = (time.process_time() - cpu) / (time.perf_counter() - self.began)
+        if failures and not any(operation.latencies.count for operation in self.operations):
+            raise failures[0]
+
+    async def _loop(self, worker: Callable[[], Awaitable[None]]) -> PenstockError | None:
+        try:
+            while time.perf_counter() < self.until:
+                await worker()
+        except PenstockError as error:
+            self.operations[0].errors[error.what] += 1
+            return error
+        return None
+
+    def counts(self, started: float) -> bool:
+        """True if an operation that began at ``started`` belongs to the measurement."""
+        return self.counted_from <= started < self.until
+
+    async def _progress(self) -> None:
+        if self._as_json or not sys.stderr.isatty():
+            return
+        before = 0
+        while True:
+            await asyncio.sleep(1)
+            done = sum(operation.latencies.count for operation in self.operations)
+            left = max(0.0, self.until - time.perf_counter())
+            sys.stderr.write(f"\r{shown_rate(done - before, 'operations')}, {left:.0f} s left\x1b[K\r")
+            sys.stderr.flush()
+            before = done
+
+    def report(self, settings: dict[str, object]) -> None:
+        """Print the result. ``settings``: the load, and what is known about the server."""
+        seconds = self._counted_until - self.counted_from
+        rows = [_row(operation, seconds) for operation in self.operations]
+        if self._as_json:
+            for row in rows:
+                print_json({**settings, "seconds": round(seconds, 3), "client_cpu": round(self._cpu_s, 3), **row})
+            return
+        sys.stdout.write(", ".join(f"{name} {value}" for name, value in settings.items() if value is not None) + "\n\n")
+        shown: list[dict[str, Cell]] = [
+            {
+                "operation": operation.name,
+                "rate/s": shown_count(round(operation.latencies.count / seconds)),
+                "MB/s": f"{operation.size / seconds / 1e6:.1f}",
+                **{name: _ms(row[f"{name.replace('.', '_')}_ms"]) for name in ("p50", "p99", "p99.9", "max")},
+                "errors": operation.errors.total(),
+            }
+            for operation, row in zip(self.operations, rows, strict=True)
+        ]
+        columns = ["operation", "rate/s", "MB/s", "p50", "p99", "p99.9", "max", "errors"]
+        print_table(shown, columns, as_json=False)
+        sys.stdout.write(f"\nlatencies in ms; this command used {self._cpu_s:.0%} of a processor\n")
+        sys.stdout.flush()
+        for operation in self.operations:
+            for text, times in operation.errors.most_common(3):
+                note(f"{operation.name}: {times} times: {escape(text)}")
+        if self._cpu_s >= _BUSY:
+            note("the rate may be that of this command, not of the server: run several at once, and add their rates")
+
+
+def _row(operation: Operation, seconds: float) -> dict[str, Any]:
+    found = operation.latencies
+    row: dict[str, Any] = {
+        "operation": operation.name,
+        "count": found.count,
+        "per_s": round(found.count / seconds, 1),
+        "bytes_per_s": round(operation.size / seconds),
+    }
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("p99_9", 0.999)):
+        value = found.quantile_s(share)
+        row[f"{name}_ms"] = None if value is None else round(value * 1000, 3)
+    row["max_ms"] = round(found.longest_s * 1000, 3) if found.count else None
+    return {**row, "errors": dict(operation.errors)}
+
+
+def _ms(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _durability(url: str) -> str | None:
+    """The durability of the node of this machine that listens on ``url``; None if it is another server."""
+    import os
+    from pathlib import Path
+
+    from penstock.mqtt.url import parse_broker_url
+    from penstock.node.data_dir import running_node
+
+    found = running_node(Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data"))
+    if found is None:
+        return None
+    broker = parse_broker_url(url)
+    own = {parse_broker_url(str(each)) for each in dict(found.get("listeners") or {}).values()}
+    same = any((each.host, each.port) == (broker.host, broker.port) for each in own)
+    return str(found["durability"]) if same else None
+
+
+def _stamped(started: float, size: int) -> bytes:
+    """A payload of ``size`` bytes, at least 8, that begins with a time of ``perf_counter``."""
+    return round(started * 1e9).to_bytes(_STAMP_BYTES, "big") + bytes(max(0, size - _STAMP_BYTES))
+
+
+def _stamp(payload: bytes) -> float:
+    return int.from_bytes(payload[:_STAMP_BYTES], "big") / 1e9
+
+
+# State store
+
+
+@app.add("penstock bench kv", "penstock bench kv --clients 50 --reads 90 --duration 30s")
+@connects_to_store
+def kv(
+    clients: Clients = 10,
+    in_flight: Annotated[
+        int, typer.Option("--in-flight", help="Requests of a client that wait for their answers.", min=1, metavar="N")
+    ] = 1,
+    reads: Annotated[
+        int, typer.Option(help="Percentage of GETs; the others are SETs.", min=0, max=100, metavar="N")
+    ] = 50,
+    keys: Annotated[int, typer.Option(help="Number of keys.", min=1, max=1_000_000, metavar="N")] = 1000,
+    size: Size = 100,
+    duration: Seconds = 5.0,
+    as_json: Json = False,
+    *,
+    options: StateStoreOptions,
+) -> None:
+    """Measure SET and GET of a state store, from a request to its answer.
+
+    The keys begin with penstock-bench/ and are deleted at the end.
+    """
+    import random
+
+    from penstock.statestore.client.client import StateStoreClient
+
+    sets, gets = Operation("SET"), Operation("GET")
+    names = {0: [sets], 100: [gets]}.get(reads, [sets, gets])
+    measured = Measurement(*names, seconds=duration, as_json=as_json)
+    prefix = f"penstock-bench/{secrets.token_hex(4)}/"
+    choose = random.Random(0)  # noqa: S311 - the same load each time
+    value = bytes(size)
+
+    def worker(store: StateStoreClient) -> Callable[[], Awaitable[None]]:
+        async def request() -> None:
+            key = f"{prefix}{choose.randrange(keys)}"
+            read = choose.randrange(100) < reads
+            started = time.perf_counter()
+            await (store.get(key) if read else store.set(key, value))
+            if measured.counts(started):
+                (gets if read else sets).done(started, size)
+
+        return request
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            stores = [
+                await stack.enter_async_context(
+                    options.opened(
+                        StateStoreClient.connect(
+                            options.broker,
+                            client_id=f"penstock-bench-{secrets.token_hex(6)}",
+                            timeout_s=options.timeout,
+                            **options.credentials(),
+                        )
+                    )
+                )
+                for _ in range(clients)
+            ]
+            every = [f"{prefix}{n}" for n in range(keys)]
+            try:
+                await _in_chunks(every, lambda key: stores[0].set(key, value))
+                await measured.run([worker(store) for store in stores], count=in_flight)
+            finally:
+                await _in_chunks(every, stores[0].delete)
+
+    run_client(run())
+    measured.report(
+        {
+            "server": options.broker, "durability": _durability(options.broker), "clients": clients,
+            "in_flight": in_flight, "keys": keys, "size": size,
+        }
+    )  # fmt: skip
+
+
+async def _in_chunks(keys: Sequence[str], call: Callable[[str], Awaitable[object]], most: int = 64) -> None:
+    for first in range(0, len(keys), most):
+        await asyncio.gather(*(call(key) for key in keys[first : first + most]))
+
+
+# MQTT
+
+
+@app.add("penstock bench mqtt", "penstock bench mqtt --publishers 10 --subscribers 10 --qos 0 --rate 5000")
+@connects_to_broker
+def mqtt(
+    publishers: Annotated[int, typer.Option(help="Number of publishers, each with its topic.", min=1, metavar="N")] = 1,
+    subscribers: Annotated[
+        int, typer.Option(help="Number of subscribers, each of which gets every message.", min=0, metavar="N")
+    ] = 1,
+    qos: Annotated[int, typer.Option("--qos", "-q", help="Quality of service.", min=0, max=2, metavar="N")] = 1,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight", help="Messages of a publisher that wait for their acknowledgement.", min=1, metavar="N"
+        ),
+    ] = 64,
+    rate: Annotated[
+        int, typer.Option(help="Messages per second of all publishers; 0: as many as possible.", min=0, metavar="N")
+    ] = 0,
+    size: Size = 100,
+    duration: Seconds = 5.0,
+    as_json: Json = False,
+    *,
+    access: BrokerOptions,
+) -> None:
+    """Measure an MQTT broker: from a publication to its acknowledgement, and to its delivery.
+
+    Topics begin with penstock-bench/. A payload has at least 8 bytes: the time of its publication, or with --rate the
+    time at which it was due.
+    """
+    from penstock.mqtt.client import MqttClient
+
+    published, delivered = Operation("publish"), Operation("deliver")
+    operations = [published, *([delivered] if subscribers else [])]
+    measured = Measurement(*operations, seconds=duration, as_json=as_json)
+    topic = f"penstock-bench/{secrets.token_hex(4)}"
+    planned = sent = received = 0
+
+    def client() -> MqttClient:
+        return MqttClient(access.broker, client_id=f"penstock-bench-{secrets.token_hex(6)}", **access.credentials())
+
+    def publisher(number: int, source: MqttClient) -> Callable[[], Awaitable[None]]:
+        async def publish() -> None:
+            nonlocal planned, sent
+            started = time.perf_counter()
+            if rate:
+                # Latencies count from the planned time: a broker that is slow for a moment delays all that follow.
+                started = measured.began + planned / rate
+                planned += 1
+                await asyncio.sleep(started - time.perf_counter())
+            payload = _stamped(started, size)
+            await source.publish(f"{topic}/{number}", payload, qos=qos)
+            sent += 1
+            if measured.counts(started):
+                published.done(started, len(payload))
+
+        return publish
+
+    def receive(message: Publish) -> None:
+        nonlocal received
+        received += 1
+        started = _stamp(message.payload)
+        if measured.counts(started):
+            delivered.done(started, len(message.payload))
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(subscribers):
+                receiver = await stack.enter_async_context(access.opened(client()))
+                receiver.listen(f"{topic}/#", receive)
+                await receiver.subscribe(f"{topic}/#", qos=qos)
+            sources = [await stack.enter_async_context(access.opened(client())) for _ in range(publishers)]
+            await measured.run([publisher(n, source) for n, source in enumerate(sources)], count=in_flight)
+            await _until(lambda: received >= sent * subscribers, _DRAIN_S)
+
+    run_client(run())
+    missing = sent * subscribers - received
+    measured.report(
+        {
+            "server": access.broker, "durability": _durability(access.broker), "publishers": publishers,
+            "subscribers": subscribers, "qos": qos, "in_flight": in_flight, "rate": rate or None, "size": size,
+            "missing": missing if subscribers else None,
+        }
+    )  # fmt: skip
+    if missing > 0:
+        note(f"{missing} of {sent * subscribers} messages were not received within {_DRAIN_S:g} s")
+
+
+# TubeMQ
+
+
+@app.add("penstock bench tube telemetry", "penstock bench tube telemetry --producers 4 --consumers 0 --size 1KiB")
+@connects_to_master
+def tube(
+    topic: Topic,
+    producers: Annotated[int, typer.Option(help="Number of producers.", min=1, metavar="N")] = 1,
+    consumers: Annotated[
+        int, typer.Option(help="Number of consumers of one group, which share the partitions.", min=0, metavar="N")
+    ] = 1,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight", help="Records of a producer that wait for their acknowledgement.", min=1, metavar="N"
+        ),
+    ] = 1000,
+    size: Size = 100,
+    duration: Seconds = 5.0,
+    as_json: Json = False,
+    *,
+    master: MasterOptions,
+) -> None:
+    """Measure a TubeMQ topic: from a record to its acknowledgement, and to its arrival at a consumer.
+
+    The records stay in TOPIC until its retention deletes them, and so does the group of the consumers: use a topic of
+    its own.
+    """
+    from penstock.tube.consumer import Consumer
+    from penstock.tube.producer import Producer
+
+    check_topic(topic)
+    produced, consumed = Operation("produce"), Operation("consume")
+    operations = [produced, *([consumed] if consumers else [])]
+    measured = Measurement(*operations, seconds=duration, as_json=as_json)
+    login = master.client()
+    group = f"penstock_bench_{secrets.token_hex(4)}"
+    sent = received = 0
+
+    def worker(producer: Producer) -> Callable[[], Awaitable[None]]:
+        async def produce() -> None:
+            nonlocal sent
+            started = time.perf_counter()
+            value = _stamped(started, size)
+            await producer.send(topic, value)
+            sent += 1
+            if measured.counts(started):
+                produced.done(started, len(value))
+
+        return produce
+
+    async def consume(consumer: Consumer) -> None:
+        nonlocal received
+        async for message in consumer:
+            received += 1
+            value = message.record.value
+            started = _stamp(value)
+            if measured.counts(started):
+                consumed.done(started, len(value))
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            sources = [
+                await stack.enter_async_context(Producer(master.tube_master, max_in_flight=in_flight, **login))
+                for _ in range(producers)
+            ]
+            for source in sources:
+                await source.publish(topic)
+            readers = [
+                await stack.enter_async_context(Consumer(master.tube_master, group, [topic], start="latest", **login))
+                for _ in range(consumers)
+            ]
+            tasks = [asyncio.create_task(consume(reader)) for reader in readers]
+            try:
+                if readers:
+                    await _assigned(readers, await sources[0].partitions(topic))
+                await measured.run([worker(source) for source in sources], count=in_flight)
+                await _until(lambda: not consumers or received >= sent, _DRAIN_S)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_client(run())
+    measured.report(
+        {
+            "server": master.tube_master, "topic": topic, "producers": producers, "consumers": consumers,
+            "in_flight": in_flight, "size": size, "group": group if consumers else None,
+        }
+    )  # fmt: skip
+    if consumers and received < sent:
+        note(f"{sent - received} of {sent} records were not consumed within {_DRAIN_S:g} s")
+
+
+async def _assigned(consumers: Sequence[Consumer], partitions: Sequence[Partition]) -> None:
+    """Wait until the consumers read all partitions. Raises UnavailableError after 30 s."""
+
+    def read() -> int:
+        found = {part.key for each in consumers for part, place in each.offsets.items() if place.offset >= 0}
+        return len(found.intersection(part.key for part in partitions))
+
+    if not await _until(lambda: read() == len(partitions), _ASSIGNED_S):
+        raise UnavailableError(
+            f"the consumers read {read()} of {len(partitions)} partitions after {_ASSIGNED_S:g} s",
+            applied=False,
+            do="check the brokers: penstock tube broker list",
+        )
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for a condition; False if it is not met in time."""
+    for _ in range(round(seconds / _POLL_S)):
+        if condition():
+            return True
+        await asyncio.sleep(_POLL_S)
+    return condition()
