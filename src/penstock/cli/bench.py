@@ -237,7 +237,7 @@ def kv(
     reads: Annotated[
         int, typer.Option(help="Percentage of GETs; the others are SETs.", min=0, max=100, metavar="N")
     ] = 50,
-    keys: Annotated[int, typer.Option(help="Number of keys.", min=1, max=1_000_000, metavar="N")] = 1000,
+    keys: Annotated[int, typer.Option("--key-count", help="Number of keys.", min=1, max=1_000_000, metavar="N")] = 1000,
     size: Size = 100,
     duration: Seconds = 5.0,
     as_json: Json = False,

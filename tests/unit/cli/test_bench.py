@@ -59,11 +59,11 @@ async def bench(capfd: pytest.CaptureFixture[str], *args: str) -> dict[str, dict
 
 async def test_a_state_store(node: ReadyNode, capfd: pytest.CaptureFixture[str]) -> None:
     url = f"mqtt://{node.mqtt}"
-    rows = await bench(capfd, "kv", "--broker", url, "--clients", "2", "--in-flight", "4", "--keys", "20")
+    rows = await bench(capfd, "kv", "--broker", url, "--clients", "2", "--in-flight", "4", "--key-count", "20")
     assert set(rows) == {"SET", "GET"}
     assert rows["SET"]["durability"] == node.durability
     assert rows["GET"]["bytes_per_s"] == pytest.approx(100 * rows["GET"]["per_s"], rel=0.01)
-    assert set(await bench(capfd, "kv", "--broker", url, "--reads", "0", "--keys", "20")) == {"SET"}
+    assert set(await bench(capfd, "kv", "--broker", url, "--reads", "0", "--key-count", "20")) == {"SET"}
     async with StateStoreClient.connect(url) as store:
         assert [key async for key in store.scan("penstock-bench/*")] == []
 
