@@ -90,6 +90,8 @@ def test_ids_are_never_null_in_the_state_of_a_stream(spark: SparkSession) -> Non
         (b'{"t":"2022-03-20T10:00:00Z","flow":1} {"flow":2}', "the payload is not JSON"),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1,"flow":2}', "the payload is not JSON"),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1},{"flow":2}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1}], [2', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1}]', "the payload is not JSON"),
         (b'\xef\xbb\xbf{"t":"2022-03-20T10:00:00Z","flow":1}', "the payload is not JSON"),
         (b'{"t":"2022-03-20T10:00:00Z","flow":null}', "column 'flow' is missing or null"),
         (b'{"flow":1}', "column 't' is missing or null"),

@@ -6,6 +6,7 @@ that would change data silently (they use the first of two values, and the last 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 from pyspark.errors import ParseException
@@ -26,6 +27,9 @@ JSON_OPTIONS = {
     # NaN and Infinity are not JSON.
     "allowNonNumericNumbers": "false",
 }
+
+_END = secrets.token_hex(8)
+"""See ``_is_not_one_value``."""
 
 
 def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
@@ -205,12 +209,13 @@ def _raw(rows: DataFrame, name: str, schema: StructType) -> DataFrame:
 def _is_not_one_value(text: Column) -> Column:
     """Return True for text that is not exactly one JSON value with distinct names.
 
-    Spark's parsers stop after the first value, and from_json uses the last of two equal names. Inside an array,
-    anything after the value is detected: as a second element, or as an error.
+    Spark's parsers stop after the first value, and from_json uses the last of two equal names. In an array with a
+    second element that no payload can know, this element has another place, or none, if the text is not one value; text
+    that ends the array itself, such as ``1], [2``, leaves it out.
     """
-    array = sf.try_parse_json(sf.concat(sf.lit("["), text, sf.lit("]")))
+    array = sf.try_parse_json(sf.concat(sf.lit("["), text, sf.lit(f',"{_END}"]')))
     # One expression with one occurrence of the array: Spark parses the text once for each occurrence.
-    return ~sf.coalesce(sf.size(sf.try_variant_get(array, "$", "array<variant>")) == 1, sf.lit(False))
+    return ~sf.coalesce(sf.try_variant_get(array, "$[1]", "string") == sf.lit(_END), sf.lit(False))
 
 
 def _has_half_a_character(text: Column) -> Column:
