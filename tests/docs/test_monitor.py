@@ -29,6 +29,7 @@ TEXTS = (
     ("runtime/observability/audit.py", "cannot be written: ", "the audit trail … cannot be written: "),
     ("node/cluster.py", "standby: the active node is", "`standby: the active node is …`"),
     ("node/cluster.py", "standby: no node of the cluster is active", "`standby: no node of the cluster is active"),
+    ("node/cluster.py", "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
     ("node/cluster.py", "commits have been waiting for etcd for", "`commits have been waiting for etcd for … s`"),
 )
 """File, a part of the text in it, and the text of the page."""

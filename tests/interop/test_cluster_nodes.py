@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,44 @@ async def test_a_node_does_not_continue_in_a_restored_etcd(tmp_path: Path) -> No
         await node.until_members(lambda members: members[node.name].role == "blocked")
         assert setter.acknowledged == acknowledged
     finally:
+        node.end()
+        etcd.close()
+
+
+@pytest.mark.nightly
+async def test_a_full_etcd_refuses_with_a_reason_and_service_resumes(tmp_path: Path) -> None:
+    """The documented remedy, without a restart of the node."""
+    (tmp_path / "etcd").mkdir()
+    etcd = EtcdCluster(tmp_path / "etcd", 1, options=["--quota-backend-bytes", str(16 << 20)])
+    etcd.start()
+    node = NodeProcess(tmp_path, "node", "full", etcd)
+    client = EtcdClient(etcd.endpoints)
+    try:
+        node.start()
+        await node.until_active()
+        put = pb.RequestOp(request_put=pb.PutRequest(key=b"/another", value=bytes(1 << 20)))
+        with suppress(RefusedError):  # another user of etcd fills it
+            for _ in range(100):
+                client.call("KV/Txn", pb.TxnRequest(success=[put]), pb.TxnResponse)
+        await node.until(lambda health: "cluster: etcd is full" in str(health))
+        assert "etcdctl alarm disarm" in str(node.health())
+        async with MqttClient(node.url) as publisher:
+            with pytest.raises(RefusedError) as refused:
+                await asyncio.wait_for(publisher.publish("a", b"1", qos=1, retain=True), DEADLINE_S)
+        assert refused.value.code == 0x97
+        assert "etcd is full" in node.log()
+        revision = client.call("KV/Range", pb.RangeRequest(key=b"/another"), pb.RangeResponse).header.revision
+        with suppress(RefusedError):  # the node compacts, too
+            client.call("KV/Compact", pb.CompactionRequest(revision=revision, physical=True), pb.CompactionResponse)
+        client.call("Maintenance/Defragment", pb.DefragmentRequest(), pb.DefragmentResponse, deadline_s=DEADLINE_S)
+        (alarm,) = client.call("Maintenance/Alarm", pb.AlarmRequest(), pb.AlarmResponse).alarms
+        off = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=pb.NOSPACE)
+        client.call("Maintenance/Alarm", off, pb.AlarmResponse)
+        await node.until_active()
+        async with StateStoreClient.connect(node.url) as store:
+            await store.set("key", "1")
+    finally:
+        client.close()
         node.end()
         etcd.close()
 

@@ -45,6 +45,7 @@ __all__ = [
     "FencedError",
     "LogKeys",
     "clock_key",
+    "is_full",
     "leader_key",
     "read_frames",
     "read_head",
@@ -196,6 +197,8 @@ class EtcdLogs:
         on_fenced: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.client = client
+        self.full: RefusedError | None = None
+        """The error of a full etcd; None while it has space."""
         self.prefix = prefix
         self.term = term
         self.earlier = dict(earlier or {})
@@ -253,20 +256,20 @@ class EtcdLogs:
             FencedError: another node is active.
             UnavailableError, RefusedError: etcd does not answer; the next call deletes the rest.
         """
+        full = self.full
         deletions: list[pb.RequestOp] = []
         for name, log in self.logs.items():
-            if (last := log.deletable((members or {}).get(name, ()))) is not None:
+            if (last := log.deletable((members or {}).get(name, ()), all_possible=full is not None)) is not None:
                 ranges = ((log.keys.frame(0), log.keys.frame(last + 1)), (log.keys.part(0), log.keys.part(last + 1)))
                 for start, end in ranges:
                     deletions.append(pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=start, range_end=end)))
-        if self.stamp is not None:
-            deletions.append(_put(clock_key(self.prefix), self.stamp()))
         request = pb.TxnRequest(compare=[self.leads()], success=deletions)
         answer = self.client.call("KV/Txn", request, pb.TxnResponse, within_s=MAINTENANCE_S)
         if not answer.succeeded:
             raise _fenced()
         for log in self.logs.values():
             log.deletion_done()
+        self._put_clock()
         revision = answer.header.revision
         if revision > self._compacted:
             try:
@@ -277,6 +280,27 @@ class EtcdLogs:
                 if "has been compacted" not in error.text:
                     raise
             self._compacted = revision
+
+    def _put_clock(self) -> None:
+        """Put the cluster's clock; a full etcd refuses this, but not deletions."""
+        value = b"" if self.stamp is None else self.stamp()
+        put = _put(clock_key(self.prefix), value)
+        try:
+            self.client.call(
+                "KV/Txn", pb.TxnRequest(compare=[self.leads()], success=[put]), pb.TxnResponse, within_s=MAINTENANCE_S
+            )
+        except RefusedError as error:
+            if not is_full(error):
+                raise
+            self.is_full(error)
+        else:
+            self.full = None
+
+    def is_full(self, error: RefusedError) -> None:
+        """Register that etcd refused a commit or the clock because its database is full."""
+        if self.full is None:
+            _log.error("etcd is full, commits wait: %s", error)
+        self.full = error
 
     def stored_bytes(self) -> int:
         """Bytes of the commits in etcd."""
@@ -474,7 +498,8 @@ class EtcdLog(CommitLog):
         return count
 
     def _refused(self, error: RefusedError) -> StorageError:
-        if "space exceeded" in error.text:
+        if is_full(error):
+            self._logs.is_full(error)
             return OutOfSpaceError(f"{self.name}: etcd is full, commits wait", why=_reason(error), do=error.do)
         return StorageError(f"{self.name}: etcd rejected a commit", why=_reason(error), do=error.do)
 
@@ -494,10 +519,10 @@ class EtcdLog(CommitLog):
             if self._retention.is_scarce:
                 self._logs.hurry()
 
-    def deletable(self, members: Sequence[int]) -> int | None:
+    def deletable(self, members: Sequence[int], *, all_possible: bool = False) -> int | None:
         """Return the last commit to delete; None if there is none."""
         with self._room:
-            last = self._retention.delete(members)
+            last = self._retention.delete(members, all_possible=all_possible)
         return last if last > self._done else None
 
     def deletion_done(self) -> None:
@@ -517,6 +542,11 @@ class EtcdLog(CommitLog):
     def close(self) -> None:
         """Stop waiting for etcd [CommitLog]."""
         self._closed.set()
+
+
+def is_full(error: RefusedError) -> bool:
+    """Return True if etcd refused a request because its database is full (NOSPACE)."""
+    return "space exceeded" in error.text
 
 
 def _fenced() -> FencedError:

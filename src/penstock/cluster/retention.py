@@ -69,11 +69,18 @@ class Retention:
         """True if the next commit must wait for LMDB."""
         return self.stored_bytes > self._most_bytes
 
-    def delete(self, members: Iterable[int]) -> int:
+    def delete(self, members: Iterable[int], *, all_possible: bool = False) -> int:
         """Return the last commit that may be deleted, and count it as deleted.
 
-        ``members``: the last commit that each other live member has in LMDB.
+        ``members``: the last commit that each other live member has in LMDB. ``all_possible``: also those that this
+        node has and members lack, because etcd is full.
         """
+        if all_possible:
+            while self._stored and self._stored[0].last <= self.released:
+                oldest = self._stored.popleft()
+                self.stored_bytes -= oldest.size
+                self.deleted = oldest.last
+            return self.deleted
         needed = min([self.released, *members])
         while self._stored and self._stored[0].last <= self.released:
             if self._stored[0].last > needed and self.stored_bytes <= self._most_bytes // 2:

@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from starlette.applications import Starlette
@@ -40,10 +41,10 @@ from starlette.routing import Route
 import penstock
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.leadership import Leadership, why_not_eligible
-from penstock.cluster.log import EtcdLogs, LogKeys, clock_key, leader_key, read_head
+from penstock.cluster.log import EtcdLogs, LogKeys, clock_key, is_full, leader_key, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
-from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
 from penstock.mqtt.server import MqttServer
@@ -91,6 +92,9 @@ _log = logging.getLogger("penstock.cluster")
 
 LOGS: Final = {"statestore": "statestore", "mqtt": "mqtt", "tube-master": "tube/master"}
 """The logs by name, with the directories of their environments below the data directory."""
+
+REFUSAL: Final = "etcd is full: until it has space, nothing is stored that needs space (see /readyz)"
+"""Reason sent to clients."""
 
 MOST_LAG: Final = 1000
 """Commits that a standby may lack at a handover."""
@@ -191,6 +195,9 @@ class Membership:
         """The last reports of all members, of an active node."""
         self._handover = threading.Event()
         self._fencing = threading.Lock()
+        self._refusals: list[Callable[[str], None]] = []
+        self._full: RefusedError | None = None
+        """The error of a full etcd while requests that need space are refused."""
         self._active_environments: list[LoggedEnvironment] = []
         self._lag_commits = self._lag_s = math.nan
         self._database_bytes = 0
@@ -377,7 +384,8 @@ class Membership:
                     break
             except (UnavailableError, RefusedError) as error:
                 self.active = None
-                self._tell(f"etcd does not answer: {_line(error)}")
+                refused = isinstance(error, RefusedError)
+                self._tell(f"etcd {'refuses a request' if refused else 'does not answer'}: {_line(error)}")
                 self._closing.wait(_LOOK_S)
             except StorageError as failure:
                 self._tell(_line(failure))
@@ -612,6 +620,8 @@ class Membership:
 
     def failure(self) -> StorageError | None:
         """Return the reason why acknowledgements wait for etcd; None if they do not."""
+        if (full := self._full) is not None:
+            return OutOfSpaceError("cluster: etcd is full, commits wait", why=full.what, do=full.do)
         if (waited_s := self._wait_s()) < 1:
             return None
         return StorageError(
@@ -619,6 +629,25 @@ class Membership:
             why="no majority of the etcd members answers",
             do="check the etcd members; the node continues automatically",
         )
+
+    def refusing(self, refuse: Callable[[str], None]) -> Callable[[str], None]:
+        """Call ``refuse`` with a reason while etcd is full, and return the function that calls it for a full disk."""
+        reasons = {"disk": "", "etcd": ""}
+
+        def change(source: str, reason: str) -> None:
+            reasons[source] = reason
+            refuse(reasons["disk"] or reasons["etcd"])
+
+        self._refusals.append(partial(change, "etcd"))
+        return partial(change, "disk")
+
+    def _refuse_while_full(self) -> None:
+        """Refuse what needs space while etcd is full; the reason is shown after that, and removed after its end."""
+        full = None if self._logs is None else self._logs.full
+        if (full is None) != (self._full is None):
+            for change in self._refusals:
+                self._loop.call_soon_threadsafe(change, "" if full is None else REFUSAL)
+            self._full = full
 
     def _wait_s(self) -> float:
         """Seconds that the oldest commit has been waiting for etcd."""
@@ -645,6 +674,7 @@ class Membership:
         """Check lease and handover, and report this node; runs in the thread."""
         while not self._closing.wait(_LOOK_S):
             self.may_send()
+            self._refuse_while_full()
             try:
                 if self._handover.is_set() or self._handover_requested():
                     self._hand_over()
@@ -736,9 +766,13 @@ class Membership:
             "problem": self.problem,
         }
         put = pb.PutRequest(key=_node_key(self.prefix, self.node), value=json.dumps(report).encode(), lease=self._lease)
-        self._client.call(
-            "KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse, within_s=1.0
-        )
+        try:
+            self._client.call(
+                "KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse, within_s=1.0
+            )
+        except RefusedError as error:
+            if not is_full(error):
+                raise  # otherwise the earlier report remains, and the active node reports the reason
         status = self._client.once("Maintenance/Status", pb.StatusRequest(), pb.StatusResponse)
         self._database_bytes = status.dbSizeInUse or status.dbSize
 

@@ -510,7 +510,8 @@ class Node:
         self._store = store
         self.console.show_statestore(store)
         self._parts.push_async_callback(store.close)
-        self._disk.add(Writer("state store writes that need space", store.refuse_growth, store.reusable_bytes))
+        refuse = store.refuse_growth if membership is None else membership.refusing(store.refuse_growth)
+        self._disk.add(Writer("state store writes that need space", refuse, store.reusable_bytes))
         self._failures["statestore"] = lambda: store.failure or store.stalled
         add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
         server.add_service(store)
@@ -547,7 +548,8 @@ class Node:
             self._failures["cluster"] = membership.failure
             add_metrics(self.metrics, "cluster", membership.metric_values)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
-        self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
+        refuse = server.refuse_stored if membership is None else membership.refusing(server.refuse_stored)
+        self._disk.add(Writer("MQTT messages to store", refuse, persistence.reusable_bytes))
         denials = self.security.tube_denials
         self._clients = ClientWarnings(lambda: [*server.collect_client_events(), *denials.collect()], server.limits)
         self._clients.start()

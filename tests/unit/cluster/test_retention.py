@@ -70,3 +70,13 @@ def test_the_newest_commits_are_kept_for_members_that_start_later() -> None:
         small.release(sequence)
         small.delete([])
         assert not small.is_scarce
+
+
+def test_a_full_etcd_keeps_only_what_this_node_lacks() -> None:
+    retention = Retention(0, most_bytes=1 << 20, backlog_bytes=1 << 18)
+    for sequence in range(1, 9):
+        retention.committed(sequence, 64 << 10)
+    retention.release(6)
+    assert retention.delete([2]) == 2, "a member needs the rest"
+    assert retention.delete([2], all_possible=True) == 6
+    assert retention.stored_bytes == 2 * (64 << 10)
