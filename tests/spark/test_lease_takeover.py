@@ -58,8 +58,8 @@ def test_a_run_that_was_paused_past_its_lease_writes_nothing(node: Node, tmp_pat
         return [node.get(f"taken-over/p{place}") for place in range(PLACES)]
 
     def committed() -> dict[str, bytes]:
-        """The commit log and every file that it names."""
-        found = {str(path): path.read_bytes() for path in (lake / "rows" / "_commits").glob("*.json")}
+        """The log of the table, and every file that it names."""
+        found = {str(path): path.read_bytes() for path in (lake / "rows" / "_delta_log").glob("*.json")}
         return found | {str(path): path.read_bytes() for path in files(lake / "rows")}
 
     with contextlib.ExitStack() as drivers:

@@ -16,6 +16,8 @@ from penstock.errors import PenstockError
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.delivery import COORDINATES, RemoteDeltaTable, last_of_each_key
 from penstock.pipelines.sinks.delta import DeltaWriter
+from penstock.pipelines.sinks.migration import migrate
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import TableSink
 from penstock.spark.environment import jars
 from penstock.spark.files.source import FileLog, FilesStreamReader
@@ -112,8 +114,8 @@ statestore: {{broker: "{broker}"}}
 steps:
   - {{name: parsed, parse: {{schema: "k STRING NOT NULL, n INT"}}}}
 sinks:
-  - {{name: rows, table: {{format: delta, path: "{lake}/rows"}}}}
-  - {{name: again, table: {{format: delta, path: "{lake}/again"}}}}
+  - {{name: rows, table: {{path: "{lake}/rows"}}}}
+  - {{name: again, table: {{{format}path: "{lake}/again"}}}}
   - {{name: newest, table: {{format: delta, path: "{lake}/newest", mode: merge, keys: [k], order_by: n}}}}
 dead_letters: {{path: "{lake}/dead"}}
 """
@@ -123,10 +125,14 @@ def message(key: str, n: int) -> bytes:
     return json.dumps({"k": key, "n": n}).encode()
 
 
-def test_a_pipeline_writes_delta_tables(setup_of: Callable[[str], Setup]) -> None:
-    setup = setup_of(PIPELINE)
+def test_a_pipeline_writes_delta_tables_and_one_that_was_migrated(setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(PIPELINE.replace("{format}", "format: parquet, "))
     setup.send(message("a", 1), message("b", 2), b"broken")
     setup.run()
+    assert migrate(setup.lake / "again") == (1, 1, 2)
+    migrated = setup.pipeline.model_dump(by_alias=True)
+    migrated["sinks"][1]["table"]["format"] = "delta"
+    setup.pipeline = Pipeline.model_validate(migrated)
     setup.send(message("a", 3))
     setup.run()
     for name in ("rows", "again"):

@@ -167,6 +167,9 @@ def test_a_crash_between_sink_and_checkpoint_doubles_nothing(setup: Setup) -> No
 
 
 def test_a_crash_before_the_commit_log_overwrites_the_batch(setup: Setup, spark: SparkSession) -> None:
+    given = setup.pipeline.model_dump(by_alias=True)
+    given["sinks"][0]["table"]["format"] = "parquet"
+    setup.pipeline = Pipeline.model_validate(given)
     setup.send(*(message(f"m{n}", n) for n in range(50)))
     setup.run()
     before = setup.rows()
@@ -367,12 +370,12 @@ def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Se
 
 
 def test_an_error_in_a_batch_ends_the_run_with_its_own_words(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.pipelines.sinks.table import Table
+    from penstock.pipelines.sinks.delta import DeltaWriter
 
     def fail(*_: object) -> int:
         raise PenstockError("the disk is full", do="make room")
 
-    monkeypatch.setattr(Table, "commit", fail)
+    monkeypatch.setattr(DeltaWriter, "commit", fail)
     setup.send(message("a", 1))
     with pytest.raises(PenstockError, match=r"sink 'rows': the disk is full"):
         setup.run()

@@ -43,7 +43,7 @@ sinks:
     table: {{path: "{lake}/rows"}}
   - name: halved
     from: halves
-    table: {{path: "{lake}/halved"}}
+    table: {{path: "{lake}/halved", format: parquet}}
   - name: seen
     from: odd
     console: {{rows: 1000}}
@@ -116,7 +116,9 @@ def undo(setup: Setup, sink: str, *, table: bool, ledger: bool, begun: bool = Fa
     if ledger:
         (setup.state / "ledger" / sink / f"{batch}.json").unlink()
     if table and (setup.lake / sink).exists():
-        (setup.lake / sink / "_commits" / f"{sink}-{batch}.json").unlink()
+        parquet = setup.lake / sink / "_commits" / f"{sink}-{batch}.json"
+        newest = max((setup.lake / sink / "_delta_log").glob("*.json"), default=parquet)
+        newest.unlink()
     if begun:
         (checkpoint / "offsets" / str(batch)).unlink()
 

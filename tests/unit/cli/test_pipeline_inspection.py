@@ -8,13 +8,15 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.cli.main import main
 from penstock.errors import UnavailableError
 from penstock.pipelines.ledger import reconcile
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.run import lease
+from penstock.pipelines.run import lease, write_back
+from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import plan_replay
@@ -321,3 +323,59 @@ def test_a_pipeline_without_dead_letters(tmp_path: Path, capsys: pytest.CaptureF
     path.write_text("name: p\nsource: {topics: [t]}\nsinks: [{name: s, table: {path: x}}]\n")
     assert main(["pipeline", "dead-letter", "list", str(path)]) == 2
     assert "has no dead_letters setting" in capsys.readouterr().err
+
+
+class FreeOrHeld:
+    """A state store with a lease."""
+
+    held = False
+    closed = 0
+
+    def __init__(self, broker: str, pipeline: str) -> None:
+        self.names = (broker, pipeline)
+
+    def connect(self) -> None:
+        assert self.names == ("mqtt://127.0.0.1:1883", "plain")
+
+    def try_acquire(self) -> object | None:
+        return None if self.held else object()
+
+    def holder(self) -> lease.LeaseHolder:
+        return lease.LeaseHolder("abc", 5_000)
+
+    def close(self) -> None:
+        FreeOrHeld.closed += 1
+
+
+def test_tables_are_migrated_under_the_lease(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_back, "WriteBack", FreeOrHeld)
+    rows = run.root / "rows"
+    for file in rows.rglob("*.parquet"):
+        table = pq.read_table(file)
+        fields = [{"name": "x", "type": "long", "nullable": True, "metadata": {}}]
+        schema = json.dumps({"type": "struct", "fields": fields})
+        pq.write_table(table.replace_schema_metadata({SPARKS_SCHEMA: schema.encode()}), file)
+    migrate = ["pipeline", "migrate", str(run.file)]
+    assert main([*migrate, "--sink", "row"]) == 2
+    assert "did you mean 'rows'?" in capsys.readouterr().err
+    monkeypatch.setattr(FreeOrHeld, "held", True)
+    assert main(migrate) == 1
+    assert "run abc holds the lease" in capsys.readouterr().err
+    assert main([*migrate, "--dry-run"]) == 0
+    assert f"rows: {rows} would be a Delta table with 7 rows of 2 batches in 2 files" in capsys.readouterr().out
+    monkeypatch.setattr(FreeOrHeld, "held", False)
+    assert main([*migrate, "--json"]) == 0
+    (line,) = lines(capsys)
+    assert line == {"sink": "rows", "table": str(rows), "batches": 2, "files": 2, "rows": 7, "migrated": True}
+    assert FreeOrHeld.closed == 2
+    # The file names the former format now.
+    assert main(migrate) == 2
+    assert "expected `format: delta`, which the table" in capsys.readouterr().err
+    run.file.write_text(run.file.read_text().replace(", format: parquet", ""))
+    assert main(migrate) == 0
+    assert "no table has the format parquet" in capsys.readouterr().err
+    # Batches of the Parquet table are counted in its commit log.
+    write_json(run.state / "checkpoints" / "rows" / "metadata", {"id": "q"})
+    assert main(["pipeline", "reconcile", str(run.file), "--state-dir", str(run.state)]) == 0

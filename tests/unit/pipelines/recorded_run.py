@@ -26,7 +26,7 @@ steps:
     parse: {{schema: "x INT NOT NULL"}}
 sinks:
   - name: rows
-    table: {{path: {root}/rows}}
+    table: {{path: {root}/rows, format: parquet}}
 """
 
 

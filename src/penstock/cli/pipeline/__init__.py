@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.options import Commands
-from penstock.cli.pipeline import files, ledger, run, submit
+from penstock.cli.pipeline import files, ledger, run, submit, tables
 
 __all__ = ["app"]
 
@@ -29,4 +29,7 @@ app.add(
 )(submit.submit)
 app.add("penstock pipeline status pipeline.yaml", "penstock pipeline status pipeline.yaml --watch 5s")(ledger.status)
 app.add("penstock pipeline reconcile pipeline.yaml")(ledger.reconcile)
+app.add("penstock pipeline migrate pipeline.yaml --dry-run", "penstock pipeline migrate pipeline.yaml --sink readings")(
+    tables.migrate
+)
 app.add_typer(ledger.app, name="dead-letter")

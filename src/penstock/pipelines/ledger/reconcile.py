@@ -15,7 +15,7 @@ from penstock.errors import DataLossError, PenstockError
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, QueryCounts
 from penstock.pipelines.sinks.table import commits
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
-from penstock.pipelines.spec.sinks import Sink, TableSink
+from penstock.pipelines.spec.sinks import Sink, stored_format
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
@@ -147,20 +147,23 @@ class Comparison(NamedTuple):
 def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
     table = sink.table
     assert table is not None
-    if table.format == "delta":
-        if not query.entries:
-            return Comparison([], [])
-        query_id = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name)).query_id()
-        written = {entry.batch: rows for entry, rows in query.written(sink) if rows}
-        return _delta(table, transaction_id(sink.name, query_id), written)
     late = sink is not query.sink_plan.sink
-    expected = {table.path: 0}
+    written: dict[str, dict[int, int]] = {table.path: {}}
     for entry, rows in query.written(sink):
         # The sink may have had another table when the batch was written. The ledger has no tables of late rows.
         path = table.path if late else entry.table or table.path
-        expected[path] = expected.get(path, 0) + rows
-    what = "late" if late else "out"
-    return Comparison([text for path, rows in expected.items() for text in _parquet(path, sink.name, rows, what)], [])
+        written.setdefault(path, {})[entry.batch] = rows
+    found = Comparison([], [])
+    for path, batches in written.items():
+        if (stored_format(path) or table.format) == "parquet":
+            found.off.extend(_parquet(path, sink.name, sum(batches.values()), "late" if late else "out"))
+        elif query.entries:
+            checkpoint = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name))
+            before = {commit.batch: commit.rows for commit in commits(Path(path)) if commit.writer == sink.name}
+            compared = _delta(path, table.mode, transaction_id(sink.name, checkpoint.query_id()), batches, before)
+            found.off.extend(compared.off)
+            found.unknown.extend(compared.unknown)
+    return found
 
 
 COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
@@ -186,12 +189,13 @@ def _dead_letters(name: str, entries: list[LedgerEntry], counts: QueryCounts, de
         yield from _parquet(path, name, rows, "dead letters")
 
 
-def _delta(table: TableSink, writer: str, written: dict[int, int]) -> Comparison:
+def _delta(path: str, mode: str, writer: str, written: Mapping[int, int], migrated: Mapping[int, int]) -> Comparison:
     """Compare the batches ``written`` by ``writer``, with their number of rows, with the log of a Delta table.
 
-    Appended rows are counted; for a merge, the log only shows that it was performed.
+    Appended rows are counted; for a merge, the log only shows that it was performed. ``migrated`` has the rows of the
+    batches that were committed to the Parquet table before it became a Delta table.
     """
-    log = DeltaLog(table.path)
+    log = DeltaLog(path)
     first = log.first
     try:
         found = {
@@ -203,14 +207,20 @@ def _delta(table: TableSink, writer: str, written: dict[int, int]) -> Comparison
         return Comparison([], [error.what])
     off, older = [], 0
     for batch, count in written.items():
+        if not count:
+            continue
+        if batch in migrated:
+            if migrated[batch] != count:
+                off.append(f"{path} has {migrated[batch]} rows of batch {batch}, the ledger has {count}")
+            continue
         if batch not in found:
             if first and batch < min(found, default=batch + 1):
                 older += 1
             else:
-                off.append(f"{table.path} lacks batch {batch}, which has {count} rows in the ledger")
-        elif table.mode == "append" and found[batch] != count:
-            off.append(f"{table.path} has {found[batch]} rows of batch {batch}, the ledger has {count}")
-    unknown = [f"the log of {table.path} starts at version {first}: {older} batches are older"] if older else []
+                off.append(f"{path} lacks batch {batch}, which has {count} rows in the ledger")
+        elif mode == "append" and found[batch] != count:
+            off.append(f"{path} has {found[batch]} rows of batch {batch}, the ledger has {count}")
+    unknown = [f"the log of {path} starts at version {first}: {older} batches are older"] if older else []
     return Comparison(off, unknown)
 
 

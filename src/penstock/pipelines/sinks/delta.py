@@ -36,16 +36,19 @@ from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_fil
 from penstock.spark.files.delta_log import DeltaLog
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import CommitProperties, DeltaTable, WriterProperties
+    from deltalake.transaction import AddAction, RemoveAction
     from pyspark.sql import DataFrame
 
 __all__ = [
     "DeltaWriter",
+    "add_action",
     "check_fields",
     "delta_files",
     "delta_schema",
     "delta_writers",
     "is_delta_table",
+    "nullable",
     "other_type",
 ]
 
@@ -189,7 +192,7 @@ class DeltaWriter:
 
         schema = spark_schema(files[0])
         assert schema is not None
-        fields = _nullable(schema)["fields"]
+        fields = nullable(schema)["fields"]
         written: list[Path] | None = None
         for _ in range(_ATTEMPTS):
             with _storage_errors(self.path):
@@ -276,19 +279,8 @@ class DeltaWriter:
         return placed
 
     def _append(self, table: DeltaTable, batch: int, files: list[Path]) -> None:
-        from deltalake.transaction import AddAction, RemoveAction
-
-        now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
-            AddAction(
-                str(file.relative_to(self.path)),
-                file.stat().st_size,
-                {},
-                now_ms,
-                True,  # noqa: FBT003 - its arguments are positional
-                json.dumps(statistics(file)),
-            )
-            for file in files
+            add_action(self.path, str(file.relative_to(self.path))) for file in files
         ]
         table.create_write_transaction(
             actions, "append", table.schema(), [], commit_properties=self._transaction(batch)
@@ -300,7 +292,14 @@ class DeltaWriter:
         equal = " AND ".join(f"(old.{_quoted(key)} IS NOT DISTINCT FROM new.{_quoted(key)})" for key in self._keys)
         rows = ds.dataset(list(map(str, files)), format="parquet").scanner().to_reader()
         (
-            table.merge(rows, equal, "new", "old", commit_properties=self._transaction(batch))
+            table.merge(
+                rows,
+                equal,
+                "new",
+                "old",
+                writer_properties=_without_bounds_of_floats(table),
+                commit_properties=self._transaction(batch),
+            )
             .when_matched_update_all()
             .when_not_matched_insert_all()
             .execute()
@@ -328,6 +327,26 @@ class DeltaWriter:
                         sync_file(file)
         for directory in (log, self.path, self.path.parent):
             sync_directory(directory)
+
+
+def _without_bounds_of_floats(table: DeltaTable) -> WriterProperties:
+    """Return options for files that ``deltalake`` writes: no bounds of floating-point columns, see ``statistics``."""
+    from deltalake import ColumnProperties, WriterProperties
+
+    fields = json.loads(table.schema().to_json())["fields"]
+    floats = [field["name"] for field in fields if field["type"] in {"float", "double"}]
+    return WriterProperties(column_properties={name: ColumnProperties(statistics_enabled="NONE") for name in floats})
+
+
+def add_action(table: Path, name: str) -> AddAction:
+    """Return the action that adds the Parquet file ``name``, relative to the directory ``table``, with statistics."""
+    from deltalake.transaction import AddAction
+
+    file = table / name
+    # The name is not escaped: deltalake does that.
+    return AddAction(
+        name, file.stat().st_size, {}, time.time_ns() // 1_000_000, data_change=True, stats=json.dumps(statistics(file))
+    )
 
 
 def _load(path: Path) -> DeltaTable:
@@ -375,7 +394,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _nullable(kind: Any) -> Any:
+def nullable(kind: Any) -> Any:
     """Return a type in Spark's JSON without NOT NULL and comments.
 
     Delta calls NOT NULL an invariant, and delta-spark refuses a table that has it next to other table features.
@@ -383,10 +402,10 @@ def _nullable(kind: Any) -> Any:
     if isinstance(kind, Mapping):
         free = ("nullable", "containsNull", "valueContainsNull")
         return {
-            name: True if name in free else {} if name == "metadata" else _nullable(value)
+            name: True if name in free else {} if name == "metadata" else nullable(value)
             for name, value in kind.items()
         }
-    return [_nullable(each) for each in kind] if isinstance(kind, list) else kind
+    return [nullable(each) for each in kind] if isinstance(kind, list) else kind
 
 
 def _is_supported(kind: Any) -> bool:
@@ -406,7 +425,7 @@ def _is_supported(kind: Any) -> bool:
 
 def _same_type(one: Any, other: Any) -> bool:
     def plain(kind: Any) -> str:
-        return json.dumps(_nullable(kind), sort_keys=True)
+        return json.dumps(nullable(kind), sort_keys=True)
 
     return plain(one) == plain(other)
 

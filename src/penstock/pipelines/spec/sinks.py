@@ -27,7 +27,8 @@ Pages that name sinks: ``docs/pipelines/run.md``, ``build.md``, ``replay.md``, `
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -44,8 +45,10 @@ __all__ = [
     "Sink",
     "StateStoreEntry",
     "StateStoreSink",
+    "TableFormat",
     "TableSink",
     "TubeSink",
+    "stored_format",
 ]
 
 
@@ -53,13 +56,25 @@ LARGEST_RECORD = 1 << 20
 """Maximum size of a value in bytes that every topic accepts [TubeMQ: maxMsgSizeInMB is 1 or more]."""
 
 
+TableFormat = Literal["parquet", "delta"]
+
+
+def stored_format(path: str) -> TableFormat | None:
+    """Return the format of the table in the directory ``path``; None if it has no table."""
+    if (Path(path) / "_delta_log").is_dir():
+        return "delta"
+    return "parquet" if (Path(path) / "_commits").is_dir() else None
+
+
 class TableSink(Part):
-    """Write a table: Parquet with a commit log (exactly once for readers that use the log), or Delta (for all readers).
+    """Write a table: Delta (for all readers), or Parquet with a commit log (exactly once for readers that use the log).
 
     A Delta table can be merged by key, which also allows windows that change: the last row of a key remains.
     """
 
-    format: Literal["parquet", "delta"] = Field(default="parquet", description="format of the table")
+    format: TableFormat = Field(
+        default="delta", description="format of a new table; an existing table keeps its format"
+    )
     path: str = Field(
         min_length=1,
         description="directory of the table; of a Delta table also a URI, for which Spark needs Delta's jars",
@@ -80,8 +95,20 @@ class TableSink(Part):
         """True if the path is a URI; only Spark can access its file system."""
         return "://" in self.path or self.path.startswith("file:")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_format(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "format" not in data and isinstance(path := data.get("path"), str):
+            return {**data, "format": stored_format(path) or "delta"}
+        return data
+
     @model_validator(mode="after")
-    def _check_merge_options(self) -> TableSink:
+    def _check_options(self) -> TableSink:
+        stored = stored_format(self.path)
+        if stored not in (None, self.format):
+            raise ValueError(
+                f"expected `format: {stored}`, which the table {self.path!r} has, or the path of a new table"
+            )
         if self.mode == "merge" and self.format != "delta":
             raise ValueError("expected `format: delta` with `mode: merge`")
         if (self.mode == "merge") != bool(self.keys):
@@ -194,7 +221,7 @@ class Sink(Part):
     source: Annotated[Stream | None, Field(alias="from")] = Field(
         default=None, description="step to read, or `<window step>.late` for late records; default: the last step"
     )
-    table: TableSink | None = Field(default=None, description="write a Parquet or Delta table")
+    table: TableSink | None = Field(default=None, description="write a Delta or Parquet table")
     statestore: StateStoreSink | None = Field(default=None, description="write keys of the state store")
     tubemq: TubeSink | None = Field(default=None, description="send records to a TubeMQ topic")
     mqtt: MqttSink | None = Field(default=None, description="publish MQTT messages")

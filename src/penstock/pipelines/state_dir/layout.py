@@ -2,7 +2,7 @@
 
 <state>/checkpoints/<sink>/             the sink's checkpoint, in Spark's format
 <state>/shared/<sink>-<id>/             Spark's checkpoint of a query of several sinks, another one at each start
-<state>/shared/<sink>.rows/             rows of a batch on their way to a sink that is not a Parquet table
+<state>/shared/<sink>.rows/             rows of a batch on their way to a sink without files of its own
 <state>/ledger/<sink>/<batch>.json      counts of the records of each batch
 <state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
 <state>/files/<sink>-<source>.jsonl     files that a query has found, in order

@@ -70,7 +70,7 @@ def test_parts_that_came_went_or_are_others(tmp_path: Path) -> None:
 
 def test_a_renamed_sink_is_shown_as_what_it_does(tmp_path: Path) -> None:
     table = tmp_path / "rows"
-    text = FILE.replace("lake/rows", str(table))
+    text = FILE.replace("lake/rows", f"{table}, format: parquet")
     ran(tmp_path / "state", text)
     for batch in range(2):
         create_json(table / "_commits" / f"rows-{batch}.json", {})

@@ -113,7 +113,7 @@ def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0
     """RecordedRun of a Delta sink; each of ``versions`` is the batch and the rows that it added."""
     run = RecordedRun(root)
     options = "format: delta" if mode == "append" else "format: delta, mode: merge, keys: [x]"
-    text = run.file.read_text().replace(f"{{path: {root}/rows}}", f"{{path: {root}/delta, {options}}}")
+    text = run.file.read_text().replace(f"{{path: {root}/rows, format: parquet}}", f"{{path: {root}/delta, {options}}}")
     run.pipeline = parse(text)
     write_json(run.state / "checkpoints" / "rows" / "metadata", {"id": "q"})
     log = root / "delta" / "_delta_log"

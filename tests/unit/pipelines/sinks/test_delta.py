@@ -317,6 +317,13 @@ def test_a_crash_during_a_merge_neither_loses_nor_repeats_it(
     assert numbers(tmp_path) == [2]
 
 
+def test_a_merged_nan_is_found(tmp_path: Path) -> None:
+    writer = DeltaWriter(tmp_path, "newest", "q", ["k"])
+    for batch in range(2):
+        commit(writer, batch, pa.table({"k": ["a", "b"], "x": [float(batch), float("nan")]}))
+    assert pl.scan_delta(str(tmp_path)).filter(pl.col("x") > 5).collect()["k"].to_list() == ["b"]
+
+
 def test_a_table_of_another_program_with_the_same_transactions_continues(tmp_path: Path) -> None:
     """delta-spark writes the same ids: tables that were written with Delta's jars have them."""
     rows = pa.table({"n": [0]})

@@ -20,7 +20,7 @@ steps:
     window: {time: t, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}, emit: closed}
 sinks:
   - {name: hours, table: {path: x}}
-  - {name: late, from: hours.late, table: {path: y}}
+  - {name: late, from: hours.late, table: {path: y, format: parquet}}
   - {name: sent, from: low, mqtt: {topic: "a/{b}"}}
 dead_letters: {path: "a <&> path"}
 """
@@ -33,7 +33,7 @@ def test_every_part_and_every_edge_is_in_it() -> None:
     labels = {match[1]: f"{match[2]}: {match[3]}" for match in found if match is not None}
     assert list(labels.values()) == [
         *("a: tubemq", "b: files", "low: map", "high: filter", "both: concat", "hours: window"),
-        *("hours: parquet table", "late: parquet table", "sent: mqtt", "dead letters: a #lt;#amp;#gt; path"),
+        *("hours: delta table", "late: parquet table", "sent: mqtt", "dead letters: a #lt;#amp;#gt; path"),
     ]
     edges = [line.split(maxsplit=1) for line in lines[len(labels) :]]
     drawn = [(labels[start], *rest.rsplit(maxsplit=1)) for start, rest in edges]

@@ -1,0 +1,89 @@
+"""`penstock pipeline migrate`: change the format of the tables of a stopped pipeline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import DryRun, Json
+from penstock.cli.output import note, print_json
+from penstock.cli.pipeline.options import File, needs_spark, run_of
+from penstock.errors import ConfigError, PenstockError
+from penstock.runtime.config.values import did_you_mean
+
+__all__ = ["migrate"]
+
+Sinks = Annotated[
+    list[str] | None,
+    typer.Option("--sink", help="Only the table of this sink; repeatable.", metavar="NAME", show_default=False),
+]
+
+
+def migrate(file: File, only: Sinks = None, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Migrate the Parquet tables of a pipeline to Delta, in place; no row is copied.
+
+    The run must be stopped: the command holds the lease of the pipeline meanwhile, and needs its state store. The next
+    run continues with the next batch. The Parquet files remain, and must not be written by earlier versions any more.
+    Remove `format: parquet` of these sinks from the file afterwards.
+    """
+    from penstock.pipelines.spec.sinks import stored_format
+
+    pipeline, _, name = run_of(file, None, None)
+    tables = {sink.name: sink.table for sink in pipeline.sinks if sink.table is not None}
+    for wanted in only or ():
+        if wanted not in tables:
+            raise ConfigError(
+                f"--sink {wanted!r} is not a table of the pipeline",
+                option="sink",
+                do=did_you_mean(wanted, tables) or f"use one of {', '.join(tables)}",
+            )
+    chosen = {sink: table for sink, table in tables.items() if sink in (only or tables)}
+    parquet = {sink: table for sink, table in chosen.items() if stored_format(table.path) == "parquet"}
+    if not parquet:
+        note(f"pipeline {name}: no table has the format parquet")
+        return
+    with needs_spark(), _lease(pipeline.statestore.broker, name, dry_run=dry_run):
+        from penstock.pipelines.sinks.migration import migrate as migrate_table
+
+        for sink, table in parquet.items():
+            found = migrate_table(Path(table.path), dry_run=dry_run)
+            if as_json:
+                print_json({"sink": sink, "table": table.path, **found._asdict(), "migrated": not dry_run})
+                continue
+            verb = "would be" if dry_run else "is"
+            sys.stdout.write(
+                f"{sink}: {table.path} {verb} a Delta table with {found.rows} rows "
+                f"of {found.batches} batches in {found.files} files\n"
+            )
+
+
+@contextmanager
+def _lease(broker: str, name: str, *, dry_run: bool) -> Iterator[None]:
+    """Hold the lease of the pipeline ``name``, so that no run writes its tables.
+
+    Raises:
+        PenstockError: a run holds the lease.
+        UnavailableError: the state store does not answer.
+    """
+    if dry_run:
+        yield
+        return
+    from penstock.pipelines.run.write_back import WriteBack
+
+    store = WriteBack(broker, name)
+    store.connect()
+    try:
+        if store.try_acquire() is None:
+            raise PenstockError(
+                f"the tables of pipeline {name!r} are in use",
+                why=f"{store.holder()} holds the lease",
+                do=f"stop it first: penstock pipeline stop {name} --broker {broker}",
+            )
+        yield
+    finally:
+        store.close()

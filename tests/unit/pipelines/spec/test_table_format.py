@@ -1,0 +1,37 @@
+"""The format of a table: Delta for a new one, that of the table otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.pipelines.spec.sinks import TableSink, stored_format
+
+
+@pytest.mark.parametrize(("log", "stored"), [(None, None), ("_delta_log", "delta"), ("_commits", "parquet")])
+def test_a_table_keeps_its_format(tmp_path: Path, log: str | None, stored: str | None) -> None:
+    if log is not None:
+        (tmp_path / log).mkdir()
+    assert stored_format(str(tmp_path)) == stored
+    assert TableSink(path=str(tmp_path)).format == (stored or "delta")
+    for given in ("delta", "parquet"):
+        options = {"path": str(tmp_path), "format": given}
+        if stored in (None, given):
+            assert TableSink.model_validate(options).format == given
+        else:
+            with pytest.raises(ValidationError, match=f"expected `format: {stored}`, which the table"):
+                TableSink.model_validate(options)
+
+
+def test_rows_of_a_parquet_table_are_not_merged(tmp_path: Path) -> None:
+    (tmp_path / "_commits").mkdir()
+    with pytest.raises(ValidationError, match="expected `format: delta` with `mode: merge`"):
+        TableSink(path=str(tmp_path), mode="merge", keys=["k"])
+    assert TableSink(path=str(tmp_path / "new"), mode="merge", keys=["k"]).format == "delta"
+
+
+def test_a_table_at_a_uri_is_a_delta_table() -> None:
+    sink = TableSink(path="s3a://bucket/table")
+    assert (sink.format, sink.is_remote) == ("delta", True)
