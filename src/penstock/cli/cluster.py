@@ -42,6 +42,7 @@ _LOOK_S = 0.02
 
 @contextmanager
 def _connected(config: Path | None) -> Iterator[tuple[ClusterSection, EtcdClient]]:
+    from penstock.node.config.cluster import needs_cluster
     from penstock.node.config.node import load_config
 
     section = load_config(config, {}, os.environ).cluster
@@ -51,15 +52,8 @@ def _connected(config: Path | None) -> Iterator[tuple[ClusterSection, EtcdClient
             option="--config",
             do="set the configuration file of a node of the cluster: --config FILE",
         )
-    try:
+    with needs_cluster():
         from penstock.cluster.client import EtcdClient
-    except ImportError as error:
-        raise ConfigError(
-            "a library is not installed",
-            option="cluster",
-            why=str(error),
-            do='pip install ".[cluster]" in a clone of penstock',
-        ) from error
     client = EtcdClient(section.etcd, section.login())
     try:
         yield section, client

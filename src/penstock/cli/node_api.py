@@ -31,6 +31,13 @@ STREAM_S: Final = 60.0
 T = TypeVar("T")
 
 
+def _unless_a_directory_is_given(ctx: typer.Context, value: str | None) -> str | None:
+    """Ignore PENSTOCK_HTTP if the command line has a data directory, which names a node, too."""
+    sources = [ctx.get_parameter_source(name) for name in ("http", "data_dir")]
+    names = [None if source is None else source.name for source in sources]
+    return None if names == ["ENVIRONMENT", "COMMANDLINE"] else value
+
+
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
     """Options of commands that query the state of a node."""
@@ -39,7 +46,8 @@ class NodeOptions:
         str | None,
         typer.Option(
             help="HTTP address of the node; https://HOST:PORT with TLS. Default: that of the local data directory, "
-            "otherwise 127.0.0.1:8080.",
+            "otherwise 127.0.0.1:8080. --data-dir overrides the variable.",
+            callback=_unless_a_directory_is_given,
             envvar="PENSTOCK_HTTP",
             metavar="HOST:PORT",
             show_default=False,

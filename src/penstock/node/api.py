@@ -5,8 +5,8 @@ Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run``
 * overview, health, history, topics, groups, rules: as queries of the administration, see :class:`HttpAccess`;
 * clients, subscriptions, retained messages, keys, pipelines and events have names and addresses that clients chose:
   they need the administration token, or a user with the right to administer;
-* values of keys and records need the same, and requests for them have an entry in the audit trail, like each change;
-  further pages of a list of records have one per minute.
+* values of keys, records and dead letters need the same, and requests for them have an entry in the audit trail, like
+  each change; further pages of a list of records have one per minute.
 
 A list is a page: ``rows``, the cursor ``next`` (null on the last page), ``total``, and ``matched``, the number of rows
 that pass the filter. Truncated lists and values are marked as such. An error is an object ``error`` with code, what,
@@ -36,10 +36,11 @@ from penstock.console.record_filter import RecordFilter
 from penstock.console.records import RecordQuery
 from penstock.console.snapshots import RecordPage, as_json
 from penstock.console.statestore import pattern_of
-from penstock.errors import LocalProtocolError, PenstockError, RefusedError, StorageError
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
 from penstock.node.backup import Backups, Item, encode_item, error_item
+from penstock.node.dead_letters import CommandResult, DeadLetters
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.tube.admin.request import Caller
@@ -50,6 +51,10 @@ API: Final = "/api/v1"
 
 _MAX_BODY: Final = 64 << 20
 """Limit of a request's body: the list of the files that the receiver of a backup has."""
+_MAX_PAYLOAD: Final = 8 << 20
+"""Limit of a corrected payload in bytes; no topic of TubeMQ accepts a larger one."""
+_CHANGES: Final = ("redrive", "correct", "resolve", "discard", "reopen", "purge")
+"""Commands of `penstock pipeline dead-letter` that change letters."""
 
 _FORMATS: Final = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
 _STARTS: Final = ("newest", "earliest", "end", "offset", "time")
@@ -80,6 +85,7 @@ class _Api:
         trail: AuditTrail,
         names: Collection[str],
         backups: Callable[[], Backups | None],
+        dead_letters: DeadLetters,
     ) -> None:
         self._console = console
         self._server = server
@@ -87,6 +93,7 @@ class _Api:
         self._trail = trail
         self._names = names
         self._backups = backups
+        self._dead_letters = dead_letters
         self._reads: dict[tuple[str, ...], float] = {}
         """When the last entry about a reader of a topic was written."""
 
@@ -291,6 +298,57 @@ class _Api:
             _there(self._console.pipelines).pipeline(name), f"pipeline {name!r} has no status in the state store"
         )
 
+    async def dead_letters(self, request: Request, _caller: Caller) -> object:
+        name = self._managed(request)
+        rows = (await self._dead_letter_command(name, "list", ["--all"])).rows
+        return {"rows": rows, "next": None, "total": len(rows), "matched": len(rows)}
+
+    async def dead_letter_records(self, request: Request, caller: Caller) -> object:
+        name, limit, step = self._managed(request), min(_limit(request), 100), request.query_params.get("step", "")
+        # One more than wanted, to know whether there are more.
+        options = [f"--limit={limit + 1}", *_selection(request)]
+        rows = (await self._dead_letter_command(name, "show", options)).rows
+        await self._record("read_dead_letters", caller, {"pipeline": name, "step": step, "letters": len(rows[:limit])})
+        return {"rows": rows[:limit], "complete": len(rows) <= limit}
+
+    async def change_dead_letters(self, request: Request, caller: Caller) -> object:
+        name, verb, dry_run = self._managed(request), request.path_params["verb"], _flag(request, "dry_run")
+        if verb not in _CHANGES:
+            raise _Failure(404, "not_found", f"{verb!r} is not an action", f"use {', '.join(_CHANGES)}")
+        options, payload = _selection(request), b""
+        if verb == "correct":
+            payload = await _body(request, _MAX_PAYLOAD, "the payload")
+            options.append("--value-file=-")
+        elif verb != "redrive":
+            options.append("--yes")
+        if verb == "purge":
+            options.append(f"--older-than={request.query_params.get('older_than', '')}")
+        if dry_run:
+            options.append("--dry-run")
+        parameters = {"pipeline": name, **dict(request.query_params)}
+        found = await self._dead_letter_command(name, verb, options, payload)
+        if not dry_run:
+            await self._record(f"{verb}_dead_letters", caller, parameters)
+        (row,) = found.rows
+        return {"letters": row.get("chosen", row.get("letters")), "dry_run": dry_run, "notes": found.notes}
+
+    def _managed(self, request: Request) -> str:
+        name: str = request.path_params["name"]
+        if name not in self._dead_letters.pipelines:
+            hint = "add it to `pipelines` in the configuration of the node, and restart it"
+            raise _Failure(404, "not_found", f"pipeline {name!r} is not in the configuration of this node", hint)
+        return name
+
+    async def _dead_letter_command(
+        self, name: str, verb: str, options: list[str], payload: bytes = b""
+    ) -> CommandResult:
+        try:
+            return await self._dead_letters.run(name, verb, options, payload)
+        except RefusedError as error:
+            raise _Failure(409, "refused", error.what, error.hint, error.why) from None
+        except UnavailableError as error:
+            raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
+
     async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
         """Write an entry of the audit trail; it is durable when this returns."""
         row = {
@@ -315,11 +373,12 @@ def api_routes(
     identify: Identify,
     trail: AuditTrail,
     names: Collection[str],
-    backups: Callable[[], Backups | None] = lambda: None,
+    backups: Callable[[], Backups | None],
+    dead_letters: DeadLetters,
 ) -> list[Route]:
     """Routes of the API. ``names``: further host names for requests over loopback; ``backups`` returns those of the
     node, None before it is ready."""
-    api = _Api(console, server, identify, trail, names, backups)
+    api = _Api(console, server, identify, trail, names, backups, dead_letters)
     route = api.route
     return [
         route("/overview", api.overview),
@@ -334,6 +393,9 @@ def api_routes(
         route("/groups/{name:path}", api.group),
         route("/groups/{name:path}/reset", api.reset, protected=True, method="POST"),
         route("/pipelines", api.pipelines, protected=True),
+        route("/pipelines/{name:path}/dead-letters", api.dead_letters, protected=True),
+        route("/pipelines/{name:path}/dead-letters/records", api.dead_letter_records, protected=True),
+        route("/pipelines/{name:path}/dead-letters/{verb}", api.change_dead_letters, protected=True, method="POST"),
         route("/pipelines/{name:path}", api.pipeline, protected=True),
         route("/events", api.events, protected=True),
         route("/clients", api.clients, protected=True),
@@ -381,13 +443,27 @@ class _BackupResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _files_of_receiver(request: Request) -> dict[str, list[int]]:
-    """Names of files with size and time, which the receiver of a backup has: a JSON object."""
+def _selection(request: Request) -> list[str]:
+    """Return the options of a command that select dead letters: ``step``, ``id`` (repeatable) and ``all``."""
+    params = request.query_params
+    options = [f"--step={step}" for step in params.getlist("step") if step]
+    options += [f"--id={one}" for one in params.getlist("id")]
+    return [*options, "--all"] if _flag(request, "all") else options
+
+
+async def _body(request: Request, most: int, name: str) -> bytes:
+    """Return the body of a request. Raises LocalProtocolError if it is longer than ``most``."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _MAX_BODY:
-            raise LocalProtocolError(f"the list of files is longer than {_MAX_BODY} bytes")
+        if len(body) > most:
+            raise LocalProtocolError(f"{name} is longer than {most} bytes")
+    return bytes(body)
+
+
+async def _files_of_receiver(request: Request) -> dict[str, list[int]]:
+    """Names of files with size and time, which the receiver of a backup has: a JSON object."""
+    body = await _body(request, _MAX_BODY, "the list of files")
     try:
         found: Any = json.loads(body or b"{}")
         return {str(name): [int(size), int(time)] for name, (size, time) in found.items()}

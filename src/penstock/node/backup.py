@@ -9,7 +9,8 @@ while nothing is committed would stop the node, therefore most of it is read bef
    :meth:`~penstock.runtime.io.wal.LoggedEnvironment.copy_rows`.
 3. The point: commits pause until those that run have ended, a few milliseconds. The last commits are collected, and the
    sizes of the files are noted. From here on no file is removed.
-4. The rest: the ends of the newest segments, staged rows, the audit trail.
+4. The rest: the ends of the newest segments, staged rows, the audit trail. The messages of a topic that is deleted
+   meanwhile are left out, all of them; the topic itself is in the backup.
 
 An item is a header in JSON with a payload: ``{"file": name, "crc": crc32}`` has the next bytes of a file,
 ``{"same": name}`` stands for a file that the receiver has from an earlier backup, ``{"end": manifest}`` is the last
@@ -50,6 +51,7 @@ from penstock.tube.storage.broker_storage import BrokerStorage
 
 __all__ = [
     "BACKUP_FORMAT",
+    "BLOCK",
     "Backups",
     "EnvironmentKind",
     "Item",
@@ -75,7 +77,8 @@ _PAUSE_S = 10.0
 """Time limit for the commits that run at the point: on a full disk they wait. Not Final: tests shorten it."""
 _CLOSE_S: Final = 5.0
 
-_BLOCK: Final = Struct(">I")
+BLOCK: Final = Struct(">I")
+"""Length of a block of operations, before it."""
 _LENGTHS: Final = Struct(">II")
 _NOT_COPIED: Final = frozenset(("lock", ADDRESSES, "format.json", "format.json.new", f"{ADDRESSES}.new"))
 _AUDIT: Final = "audit"
@@ -89,19 +92,20 @@ class Item(NamedTuple):
 
 
 class EnvironmentKind(NamedTuple):
-    """An LMDB environment of the data directory: its tables in the order of their numbers, and its schema."""
+    """An LMDB environment of the data directory: its tables in the order of their numbers, its schema, and the function
+    that returns it for a directory."""
 
-    label: str
     tables: tuple[str, ...]
     schema: int
+    environment_at: Callable[[Path, Durability], LmdbEnvironment]
 
 
 _KINDS: Final = {
-    "statestore": EnvironmentKind("state store", statestore_rows.TABLES, statestore_storage.SCHEMA),
-    "mqtt": EnvironmentKind("mqtt sessions", mqtt_storage.TABLES, mqtt_storage.SCHEMA),
-    "tube/master": EnvironmentKind("tube settings", master_metadata.TABLES, master_metadata.SCHEMA),
+    "statestore": EnvironmentKind(statestore_rows.TABLES, statestore_storage.SCHEMA, statestore_storage.environment_at),
+    "mqtt": EnvironmentKind(mqtt_storage.TABLES, mqtt_storage.SCHEMA, mqtt_storage.environment_at),
+    "tube/master": EnvironmentKind(master_metadata.TABLES, master_metadata.SCHEMA, master_metadata.environment_at),
 }
-_META: Final = EnvironmentKind("tube notes", broker_meta.TABLES, broker_meta.SCHEMA)
+_META: Final = EnvironmentKind(broker_meta.TABLES, broker_meta.SCHEMA, broker_meta.environment_at)
 
 
 def environment_kind(name: str) -> EnvironmentKind | None:
@@ -233,7 +237,7 @@ class _Backup:
     def block(self, name: str, body: bytes) -> Iterator[Item]:
         """Operations of an environment as the next block of a file."""
         if body:
-            data = _BLOCK.pack(len(body)) + body
+            data = BLOCK.pack(len(body)) + body
             entry = self.files.setdefault(name, [0, 0, 0o640])
             at, entry[0] = entry[0], entry[0] + len(data)
             yield Item({"file": name, "at": at, "crc": crc32(data)}, data)
@@ -309,14 +313,24 @@ async def backup_items(
                 yield item
             await backup.pace(len(body))
         listed = {file.name for file in rest}
+        deleted: set[str] = set()
         for file in rest:
-            async for item in backup.file(file):
-                yield item
+            try:
+                async for item in backup.file(file):
+                    yield item
+            except StorageError:
+                if not _is_deleted(source, file):
+                    raise
+                deleted.add(_directory(file.name))
         for file in await asyncio.to_thread(_audit_files, source):
             async for item in backup.file(file, may_vanish=True):
                 yield item
     logs = tuple(f"{name}/log/" for name in source.brokers)
-    names = [name for name in backup.files if not name.startswith(logs) or name in listed]
+    names = [
+        name
+        for name in backup.files
+        if not name.startswith(logs) or (name in listed and _directory(name) not in deleted)
+    ]
     directory = await asyncio.to_thread(_read_format, source.path)
     yield Item(
         {
@@ -382,6 +396,17 @@ def _log_files(broker: str, storage: BrokerStorage, *, closed: bool) -> Iterator
         yield files
 
 
+def _directory(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _is_deleted(source: Source, file: _File) -> bool:
+    """True for a file of a store whose topic was deleted after the point: a restored node has the topic, empty."""
+    broker, log, rest = file.name.partition("/log/")
+    topic, _, number = rest.partition("/")[0].rpartition("-")
+    return bool(log) and (topic, int(number)) not in source.brokers[broker].stores
+
+
 def _staged_files(broker: str, storage: BrokerStorage) -> Iterator[_File]:
     directory = storage.staging_files.directory
     for name in storage.files.names(directory):
@@ -432,7 +457,7 @@ def _changed(file: _File) -> StorageError:
     return StorageError(
         f"the backup was ended: {file.path} was removed or cut meanwhile",
         path=str(file.path),
-        why="its topic was deleted during the backup, or another program changed the data directory",
+        why="another program changed the data directory, or its topic was deleted and created again",
         do="run the backup again",
     )
 
@@ -484,12 +509,7 @@ def open_environment(path: Path, name: str, durability: Durability = Durability.
     Raises:
         StorageError: it cannot be opened.
     """
-    kind = _kind(name)
-    environment = LoggedEnvironment(
-        LmdbEnvironment(
-            path / name, kind.label, "node that has it", kind.tables, schema=kind.schema, durability=durability
-        )
-    )
+    environment = LoggedEnvironment(_kind(name).environment_at(path / name, durability))
     environment.open(lambda _: None)
     return environment
 

@@ -17,12 +17,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from struct import Struct
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, RemoteProtocolError, StorageError
-from penstock.node.backup import BACKUP_FORMAT, Item, environment_kind, open_environment
+from penstock.node.backup import BACKUP_FORMAT, BLOCK, Item, environment_kind, open_environment
 from penstock.node.data_dir import FORMAT
 from penstock.runtime.io.directory_lock import DirectoryLock
 from penstock.runtime.io.files import NO_SPACE, DirectFiles, Durability, free_space_text
@@ -48,7 +47,6 @@ _PARTIAL: Final = ".partial"
 _NAME: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}Z(-\d+)?")
 _OPEN_FILES: Final = 8
 _PIECE_BYTES: Final = 1 << 20
-_BLOCK: Final = Struct(">I")
 
 
 class _StoredFile(NamedTuple):
@@ -456,8 +454,8 @@ def _check_space(target: Path, manifest: Manifest) -> None:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while head := file.read(_BLOCK.size):
-            (size,) = _BLOCK.unpack(head)
+        while head := file.read(BLOCK.size):
+            (size,) = BLOCK.unpack(head)
             yield file.read(size)
 
 

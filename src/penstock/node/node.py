@@ -19,7 +19,7 @@ import penstock
 from penstock import compiled
 from penstock.console.console import Console
 from penstock.console.snapshots import Health, Listener, NodeSnapshot, Reason, Rule, Severity
-from penstock.errors import ConfigError, OutOfSpaceError, PenstockError, UnavailableError
+from penstock.errors import OutOfSpaceError, PenstockError, UnavailableError
 from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
@@ -29,10 +29,12 @@ from penstock.node.api import api_routes
 from penstock.node.backup import Backups, Source
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.client_warnings import ClientWarnings
+from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
+from penstock.node.dead_letters import DeadLetters
 from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import advertised_address, node_broker, reachable
@@ -150,6 +152,7 @@ class Node:
             rules=lambda: tuple(map(_rule, self._rules)),
             disk=lambda: (self._disk.used_bytes, self._disk.free_bytes),
             stalls=lambda: self._stalls,
+            managed=config.pipelines.keys,
         )
         self._backups: Backups | None = None
         self._persistence: Persistence | None = None
@@ -263,16 +266,21 @@ class Node:
         webapi = _no_tube if master is None else master.webapi
         administer = audited(webapi, "master", trail, token, master_admin.is_protected)
         web = WebConsole()
+        dead_letters = DeadLetters(config.pipelines)
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
             open_metrics=self.security.open_metrics,
             more=[
-                *api_routes(self.console, self.security.server, identify, trail, names, lambda: self._backups),
+                *api_routes(
+                    self.console, self.security.server, identify, trail, names, lambda: self._backups,
+                    dead_letters,
+                ),
                 *web.routes(),
             ],
             front=web.page if web.available else None,
         )  # fmt: skip
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
+        self._parts.push_async_callback(dead_letters.close)
         if master is not None:
             await self._start_master(master, trail)
             if membership is not None:
@@ -793,15 +801,8 @@ async def serve(
 
 
 def _membership(config: NodeConfig) -> Membership:
-    try:
+    with needs_cluster():
         from penstock.node.cluster import Membership, restart_process
-    except ImportError as error:
-        raise ConfigError(
-            "cluster: a library is not installed",
-            option="cluster",
-            why=str(error),
-            do='pip install ".[cluster]" in a clone of penstock',
-        ) from error
     return Membership(config, restart_process)
 
 

@@ -32,14 +32,17 @@ class Api:
         self.ready = ready
         self.authorization = f"Bearer {token_of(Path(ready.data_dir))}" if authorization is None else authorization
 
-    async def send(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], Any]:
+    async def send(
+        self, path: str, method: str = "GET", body: str = "", **headers: str
+    ) -> tuple[int, dict[str, str], Any]:
         reader, writer = await asyncio.open_connection(*parse_address(self.ready.http))
         head = f"{method} /api/v1{path} HTTP/1.1\r\nHost: {self.ready.http}\r\nConnection: close\r\n"
         if self.authorization:
             head += f"Authorization: {self.authorization}\r\n"
         head += "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        writer.write((head + "\r\n").encode())
-        answer = (await asyncio.wait_for(reader.read(), 20)).decode()
+        head += f"Content-Length: {len(body.encode())}\r\n" if body else ""
+        writer.write((head + "\r\n" + body).encode())
+        answer = (await asyncio.wait_for(reader.read(), 60)).decode()
         writer.close()
         await writer.wait_closed()
         first, _, body = answer.partition("\r\n\r\n")

@@ -13,6 +13,7 @@ from zlib import crc32
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, StorageError, UnavailableError
 from penstock.node import backup
 from penstock.node.backup import Backups, Item, Source, backup_items, encode_item, read_items, stopped_source
@@ -317,6 +318,17 @@ def test_items_survive_their_encoding_and_a_cut_ends_the_stream() -> None:
         assert list(read_items(read)) == items[:whole]
 
 
+def test_a_data_directory_on_the_command_line_overrides_the_variable_of_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = data_directory(tmp_path / "data")
+    monkeypatch.setenv("PENSTOCK_HTTP", "127.0.0.1:1")
+    assert main(["backup", str(tmp_path / "backups"), "--data-dir", str(data)]) == 0
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(data))
+    assert main(["backup", str(tmp_path / "backups")]) == 1  # of two variables the address is used
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
 # What happens while a backup runs
 
 
@@ -349,6 +361,30 @@ async def decided_after_the_point(source: Source, storage: BrokerStorage, staged
                 kept = await asyncio.to_thread(staged.exists)
                 assert kept
     assert decided
+
+
+def test_the_messages_of_a_topic_that_is_deleted_after_the_point_are_left_out(tmp_path: Path) -> None:
+    data = data_directory(tmp_path / "data")
+    with stopped_source(data) as source:
+        manifest = asyncio.run(deleted_after_the_point(source, tmp_path / "backups")).manifest
+    assert [name for name in manifest.files if "/log/events-" in name] == []
+    restore(manifest, tmp_path / "new")
+    assert check_directory(tmp_path / "new").problems == []
+
+
+async def deleted_after_the_point(source: Source, directory: Path) -> Received:
+    """A backup; its topic is deleted when the data of its newest segment arrive, before their index is read."""
+    storage = source.brokers["tube/broker-1"]
+    newest = storage.open_store("events", 10).written_segments()[-1][0].data_path.name
+    with BackupReceiver(directory) as receiver:
+        async with aclosing(backup_items(source, {})) as items:
+            async for item in items:
+                receiver.take(item)
+                if item.header.get("file", "").endswith(newest) and storage.stores:
+                    commit = StorageCommit()
+                    commit.removed_topics.append(("events", storage.forget("events")))
+                    storage.commit([commit])
+        return receiver.finish()
 
 
 def test_expired_segments_are_not_in_the_backup(tmp_path: Path) -> None:

@@ -350,27 +350,33 @@ def dead_correct(
 
 
 @app.add("penstock pipeline dead-letter resolve pipeline.yaml --step readings", name="resolve")
-def dead_resolve(file: File, step: Step = None, only: Only = None, yes: Yes = False, as_json: Json = False) -> None:
+def dead_resolve(
+    file: File, step: Step = None, only: Only = None, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
+) -> None:
     """Close dead letters whose data was written in another way; without --step and --id all that are not closed."""
     from penstock.pipelines.ledger.dead_letters import LetterState
 
-    _change_state(file, step, only, LetterState.RESOLVED, yes=yes, as_json=as_json)
+    _change_state(file, step, only, LetterState.RESOLVED, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.add("penstock pipeline dead-letter discard pipeline.yaml --id 5f2c", name="discard")
-def dead_discard(file: File, step: Step = None, only: Only = None, yes: Yes = False, as_json: Json = False) -> None:
+def dead_discard(
+    file: File, step: Step = None, only: Only = None, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
+) -> None:
     """Close dead letters that will not be processed; without --step and --id all that are not closed."""
     from penstock.pipelines.ledger.dead_letters import LetterState
 
-    _change_state(file, step, only, LetterState.DISCARDED, yes=yes, as_json=as_json)
+    _change_state(file, step, only, LetterState.DISCARDED, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.add("penstock pipeline dead-letter reopen pipeline.yaml --id 5f2c", name="reopen")
-def dead_reopen(file: File, step: Step = None, only: Only = None, yes: Yes = False, as_json: Json = False) -> None:
+def dead_reopen(
+    file: File, step: Step = None, only: Only = None, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
+) -> None:
     """Open resolved and discarded dead letters again, and drop corrections; without --step and --id all of them."""
     from penstock.pipelines.ledger.dead_letters import LetterState
 
-    _change_state(file, step, only, LetterState.OPEN, yes=yes, as_json=as_json)
+    _change_state(file, step, only, LetterState.OPEN, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.add("penstock pipeline dead-letter purge pipeline.yaml --older-than 30d --dry-run", name="purge")
@@ -414,7 +420,14 @@ def _in_utc(time: datetime) -> datetime:
 
 
 def _change_state(
-    file: Path, step: str | None, only: list[str] | None, state: LetterState, *, yes: bool, as_json: bool
+    file: Path,
+    step: str | None,
+    only: list[str] | None,
+    state: LetterState,
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Change the state of the selected letters; a redriven letter keeps its state."""
     from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters, set_state
@@ -427,16 +440,19 @@ def _change_state(
         changes = now is not LetterState.OPEN if state is LetterState.OPEN else not now.is_closed
         if changes and now is not LetterState.REDRIVEN:
             chosen.append(letter)
-    if chosen and not (only or step or yes or confirmed(f"Mark {_letters(len(chosen))} as {state.value}?")):
+    if chosen and not (dry_run or only or step or yes or confirmed(f"Mark {_letters(len(chosen))} as {state.value}?")):
         note("nothing was changed")
         raise typer.Exit(1)
-    set_state(path, chosen, state)
-    _report_changed(len(chosen), state, as_json=as_json)
+    if not dry_run:
+        set_state(path, chosen, state)
+    _report_changed(len(chosen), state, dry_run=dry_run, as_json=as_json)
 
 
-def _report_changed(count: int, state: LetterState, *, as_json: bool) -> None:
+def _report_changed(count: int, state: LetterState, *, dry_run: bool = False, as_json: bool) -> None:
     if as_json:
         print_json({"letters": count, "state": state.value})
+    elif dry_run:
+        sys.stdout.write(f"{_letters(count)} would be {state.value}\n")
     else:
         sys.stdout.write(f"{_letters(count)} {'is' if count == 1 else 'are'} {state.value}\n")
 

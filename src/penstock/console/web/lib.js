@@ -1,6 +1,6 @@
 // What every view uses: templates, the API, polling, the route in the URL, and texts for numbers.
 import { h, createContext } from "preact";
-import { useContext, useEffect, useRef, useState } from "preact/hooks";
+import { useContext, useEffect, useState } from "preact/hooks";
 import htm from "htm";
 
 export const html = htm.bind(h);
@@ -24,13 +24,13 @@ export class ApiError extends Error {
 }
 
 /** Send a request to the API; returns its JSON data. Throws ApiError. */
-export async function request(path, parameters = {}, method = "GET", signal = undefined) {
+export async function request(path, parameters = {}, method = "GET", signal = undefined, payload = undefined) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
   const target = `api/v1/${path}${query.size ? `?${query}` : ""}`;
   const authorization = credentials.get();
   let response;
   try {
-    response = await fetch(target, { method, signal, headers: authorization ? { Authorization: authorization } : {} });
+    response = await fetch(target, { method, signal, body: payload, headers: authorization ? { Authorization: authorization } : {} });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, { what: "The node does not respond.", hint: "Check that it runs: penstock status" });
@@ -54,37 +54,40 @@ export async function download(path, parameters, format) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
+/** Call `read(signal)` while the page is visible, again after the ms that it returns; null: no more. Returns a function that stops it. */
+export function poll(read) {
+  const stop = new AbortController();
+  let timer;
+  const run = async () => {
+    clearTimeout(timer);
+    if (document.hidden || stop.signal.aborted) return;
+    const wait = await read(stop.signal);
+    if (wait === null) document.removeEventListener("visibilitychange", run);
+    else if (!stop.signal.aborted) timer = setTimeout(run, wait);
+  };
+  document.addEventListener("visibilitychange", run);
+  run();
+  return () => {
+    stop.abort();
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", run);
+  };
+}
+
 /** Data of the API, read again while the page is visible. `every` in ms; 0: once. */
 export function usePoll(path, parameters = {}, every = 2000) {
   const { version } = useContext(Session);
   const [state, set] = useState({ data: null, error: null });
   const key = JSON.stringify([path, parameters, version]);
-  const shown = useRef(key);
-  useEffect(() => {
-    let timer;
-    const stop = new AbortController();
-    const read = async () => {
-      clearTimeout(timer);
-      if (stop.signal.aborted) return;
-      try {
-        const data = await request(path, parameters, "GET", stop.signal);
-        if (!stop.signal.aborted) set({ data, error: null, key });
-      } catch (error) {
-        if (stop.signal.aborted) return;
-        set((before) => ({ data: before.key === key ? before.data : null, error, key }));
-      }
-      if (every && !document.hidden && !stop.signal.aborted) timer = setTimeout(read, every);
-    };
-    const visible = () => document.hidden || read();
-    document.addEventListener("visibilitychange", visible);
-    read();
-    return () => {
-      stop.abort();
-      clearTimeout(timer);
-      document.removeEventListener("visibilitychange", visible);
-    };
-  }, [key, every]);
-  shown.current = key;
+  useEffect(() => poll(async (signal) => {
+    try {
+      const data = await request(path, parameters, "GET", signal);
+      if (!signal.aborted) set({ data, error: null, key });
+    } catch (error) {
+      if (!signal.aborted) set((before) => ({ data: before.key === key ? before.data : null, error, key }));
+    }
+    return every || null;
+  }), [key, every]);
   return state.key === key ? state : { data: null, error: null };
 }
 

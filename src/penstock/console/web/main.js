@@ -2,6 +2,7 @@
 import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, Session, useRoute } from "./lib.js";
+import { DeadLetters } from "./letters.js";
 import { Overview } from "./overview.js";
 import { Pipelines } from "./pipelines.js";
 import { Records } from "./records.js";
@@ -17,7 +18,7 @@ const PAGES = [
   ["events", "Events", "e", Events],
 ];
 // Pages that are reached from another one, whose tab is marked.
-const INNER = { records: ["topics", Records] };
+const INNER = { records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters] };
 
 function App() {
   const route = useRoute();

@@ -38,6 +38,7 @@ function Pipeline({ name }) {
       ["Since (UTC)", pipeline.since_at === null ? null : clock(pipeline.since_at)], ["Last report", pipeline.status_age_s === null ? null : `${age(pipeline.status_age_s)} ago`],
       ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} records, ${oldest(pipeline)}`], ["Restarts of queries", number(pipeline.restarts)],
       ["Consumer group", html`<a href=${link("groups", `pipeline-${name}`)}>pipeline-${name}</a>`],
+      ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>`],
     ]} />
     <h2>Sinks</h2>
     ${sinks.length === 0 ? html`<p>No run has reported a sink yet.</p>` : html`<p>Counts of this run, reported every five seconds.</p>

@@ -1,6 +1,6 @@
 // The message browser: records of a TubeMQ topic by offset, by time, newest first, filtered, and as they arrive.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, clock, download, Failure, html, indented, link, number, request, usePoll } from "./lib.js";
+import { bytes, clock, download, Failure, html, indented, link, number, poll, request, usePoll } from "./lib.js";
 import { Facts } from "./table.js";
 
 const STARTS = [["newest", "newest"], ["earliest", "earliest"], ["time", "a time"], ["offset", "an offset"], ["end", "new records"]];
@@ -117,16 +117,12 @@ function Live({ topic, parameters }) {
   const cursor = useRef("");
   useEffect(() => {
     if (paused) return undefined;
-    const stop = new AbortController();
-    let timer;
-    const read = async () => {
-      clearTimeout(timer);
-      if (document.hidden || stop.signal.aborted) return;
+    return poll(async (signal) => {
       let behind = false;
       try {
         const { follow, at, ...query } = parameters;
-        const found = await request(`topics/${encodeURIComponent(topic)}/records`, { ...query, from: "end", limit: 200, after: cursor.current }, "GET", stop.signal);
-        if (stop.signal.aborted) return;
+        const found = await request(`topics/${encodeURIComponent(topic)}/records`, { ...query, from: "end", limit: 200, after: cursor.current }, "GET", signal);
+        if (signal.aborted) return null;
         behind = found.next !== null;
         cursor.current = found.newer;
         set((before) => ({
@@ -135,19 +131,11 @@ function Live({ topic, parameters }) {
         }));
         fail(null);
       } catch (problem) {
-        if (stop.signal.aborted) return;
+        if (signal.aborted) return null;
         fail(problem);
       }
-      timer = setTimeout(read, behind ? EVERY / 5 : EVERY);
-    };
-    const visible = () => document.hidden || read();
-    document.addEventListener("visibilitychange", visible);
-    read();
-    return () => {
-      stop.abort();
-      clearTimeout(timer);
-      document.removeEventListener("visibilitychange", visible);
-    };
+      return behind ? EVERY / 5 : EVERY;
+    });
   }, [paused]);
   const skip = () => {
     cursor.current = "";

@@ -45,6 +45,7 @@ __all__ = [
     "HttpTls",
     "NodeConfig",
     "Option",
+    "PipelineSection",
     "RuleOverflowPolicy",
     "RuleSection",
     "StagingSection",
@@ -328,6 +329,20 @@ class RuleSection(Section):
     )
 
 
+class PipelineSection(Section):
+    """Pipeline whose dead letters the web console shows and redrives."""
+
+    file: Path = Field(description="pipeline file")
+    directory: Path | None = Field(
+        default=None,
+        description="working directory of its runs, which relative paths in the file refer to; default: that of the "
+        "file",
+    )
+    state_dir: Path | None = Field(
+        default=None, description="`--state-dir` of its runs; default: `penstock-pipelines/NAME` in `directory`"
+    )
+
+
 class NodeConfig(Section):
     """Configuration of a node."""
 
@@ -369,6 +384,9 @@ class NodeConfig(Section):
     tube: Tube = Field(default_factory=Tube, description="TubeMQ master and broker: topics, retention, access")
     rules: list[RuleSection] = Field(default_factory=list, description="copy MQTT topics into TubeMQ topics")
     bridges: list[BridgeEntry] = Field(default_factory=list, description="bridges to other MQTT brokers")
+    pipelines: dict[Annotated[str, Field(min_length=1)], PipelineSection] = Field(
+        default_factory=dict, description="pipelines by name, whose dead letters the web console manages"
+    )
     cluster: ClusterSection | None = Field(
         default=None, description="cluster with standby nodes, which needs etcd; default: a single node"
     )

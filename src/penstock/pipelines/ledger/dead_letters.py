@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +49,7 @@ __all__ = [
     "warning_of_copies",
 ]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTE = re.compile(r"[0-9]+\.json")
 _REDRIVEN, _STATES = "_redriven", "_states"
 """Directories with the changes of letters, one file per change."""
@@ -109,11 +110,16 @@ def letters(path: Path) -> Iterator[DeadLetter]:
     Raises:
         StorageError: a committed file is missing.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     for file in files(path):
-        for row in pq.ParquetFile(file).read().to_pylist():
-            yield _letter(row)
+        table = pq.ParquetFile(file).read()
+        # pyarrow imports pandas to convert timestamps, which takes longer than everything else.
+        at = table.schema.get_field_index("timestamp")
+        times = table.column(at).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        for row in table.set_column(at, "timestamp", times).to_pylist():
+            yield _letter(row | {"timestamp": _EPOCH + timedelta(microseconds=row["timestamp"])})
 
 
 def _letter(row: dict[str, Any]) -> DeadLetter:

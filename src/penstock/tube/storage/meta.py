@@ -21,7 +21,7 @@ from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import DELETE, PUT, Operation
 
-__all__ = ["SCHEMA", "TABLES", "GroupOffset", "MetaStore"]
+__all__ = ["SCHEMA", "TABLES", "GroupOffset", "MetaStore", "environment_at"]
 
 _CRC = struct.Struct(">I")
 _HEAD = struct.Struct(">qqi")
@@ -44,6 +44,14 @@ class GroupOffset(NamedTuple):
     time_ms: int
 
 
+def environment_at(path: Path, durability: Durability, map_bytes: int = _MAP_BYTES) -> LmdbEnvironment:
+    """Return the environment of the notes and offsets in the directory ``path``, which is not open yet."""
+    return LmdbEnvironment(
+        path, "tube notes", "broker that has them", TABLES, schema=SCHEMA, durability=durability, map_bytes=map_bytes,
+        many=True,
+    )  # fmt: skip
+
+
 class MetaStore:
     """One environment in directory ``path``. Calls may come from one thread at a time.
 
@@ -59,10 +67,7 @@ class MetaStore:
         """Descriptions of damaged entries, which are skipped."""
         if environment is None:
             # Always fsynced: a few bytes per commit, together with the log's fsync.
-            tables = LmdbEnvironment(
-                path, "tube notes", "broker that has them", TABLES, schema=SCHEMA, durability=Durability.DURABLE,
-                map_bytes=map_bytes, many=True,
-            )  # fmt: skip
+            tables = environment_at(path, Durability.DURABLE, map_bytes)
             environment = LoggedEnvironment(tables, segment_bytes=_LOG_BYTES)
         self._environment = environment
         self._tables = self._environment.tables

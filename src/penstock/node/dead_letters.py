@@ -1,0 +1,149 @@
+"""Dead letters of the pipelines in the configuration, for the console.
+
+Each request runs a command of ``penstock pipeline dead-letter`` in a process of its own: the tables of dead letters
+need pyarrow, which is not loaded into the node, and a large table or an unreadable file does not affect it. One process
+runs at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from asyncio import StreamReader
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from penstock.errors import RefusedError, UnavailableError
+from penstock.node.config.node import PipelineSection
+
+__all__ = ["CommandResult", "DeadLetters"]
+
+TIMEOUT_S: Final = 120.0
+"""Time limit of a command; a redrive waits for the acknowledgements of the source."""
+MAX_OUTPUT: Final = 64 << 20
+"""Limit of the output of a command in bytes: the letters of a page with their records."""
+_PROGRAM: Final = (sys.executable, "-c", "import sys; from penstock.cli.main import main; sys.exit(main())")
+_NEEDS_STATE_DIR: Final = frozenset({"redrive"})
+
+
+class CommandResult(NamedTuple):
+    """Rows that a command printed, and its notes for people."""
+
+    rows: list[dict[str, Any]]
+    notes: list[str]
+
+
+class DeadLetters:
+    """Runs commands for ``pipelines``, by name."""
+
+    def __init__(self, pipelines: Mapping[str, PipelineSection]) -> None:
+        self.pipelines = pipelines
+        self._one = asyncio.Lock()
+        self._process: Process | None = None
+        self._closed = False
+
+    async def close(self) -> None:
+        """End the command that runs, and refuse further ones."""
+        self._closed = True
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        async with self._one:
+            pass
+
+    async def run(self, name: str, verb: str, options: Sequence[str], payload: bytes = b"") -> CommandResult:
+        """Run ``penstock pipeline dead-letter VERB`` with ``options`` for the pipeline ``name``.
+
+        Options are given as ``--name=value``, so that no value is taken for an option. ``payload``: standard input.
+
+        Raises:
+            RefusedError: the command failed; the error has its text.
+            UnavailableError: it took too long, or printed too much.
+        """
+        section = self.pipelines[name]
+        arguments = ["pipeline", "dead-letter", verb, str(section.file.absolute()), "--json", *options]
+        if section.state_dir is not None and verb in _NEEDS_STATE_DIR:
+            arguments.append(f"--state-dir={section.state_dir.absolute()}")
+        directory = section.file.parent if section.directory is None else section.directory
+        try:
+            async with self._one, asyncio.timeout(TIMEOUT_S):
+                if self._closed:
+                    raise UnavailableError("the node is shutting down", applied=False)
+                status, out, err = await self._run(arguments, directory, payload)
+        except TimeoutError:
+            raise UnavailableError(
+                f"dead letters of {name!r}: `{verb}` took longer than {TIMEOUT_S:.0f} s", do=_ON_THE_MACHINE
+            ) from None
+        except OSError as error:
+            raise RefusedError(
+                f"dead letters of {name!r}: the command cannot run in {directory}",
+                why=error.strerror,
+                do="correct `pipelines` in the configuration of the node, and restart it",
+            ) from error
+        if status != 0:
+            raise _failure(err)
+        return CommandResult([json.loads(line) for line in out.splitlines()], err.splitlines())
+
+    async def _run(self, arguments: Sequence[str], directory: Path, payload: bytes) -> tuple[int, str, str]:
+        process = self._process = await asyncio.create_subprocess_exec(
+            *_PROGRAM,
+            *arguments,
+            cwd=directory,
+            env={**os.environ, "NO_COLOR": "1"},
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output = asyncio.create_task(_read(process.stdout))
+        errors = asyncio.create_task(_read(process.stderr))
+        tasks = (output, errors, asyncio.create_task(_write(process, payload)))
+        try:
+            await asyncio.gather(*tasks)
+            return await process.wait(), output.result().decode(), errors.result().decode(errors="replace")
+        finally:
+            self._process = None
+            for task in tasks:
+                task.cancel()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await asyncio.wait(tasks)
+                # A process whose pipes are not read to their end is never reported as ended.
+                await process.communicate()
+
+
+_ON_THE_MACHINE: Final = "run the command on the machine: penstock pipeline dead-letter"
+
+
+async def _read(stream: StreamReader) -> bytes:
+    data = bytearray()
+    while chunk := await stream.read(1 << 16):
+        data += chunk
+        if len(data) > MAX_OUTPUT:
+            raise UnavailableError(f"the dead letters are larger than {MAX_OUTPUT >> 20} MiB", do=_ON_THE_MACHINE)
+    return bytes(data)
+
+
+async def _write(process: Process, payload: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError, ConnectionResetError):  # it failed before it read; its error says why
+        process.stdin.write(payload)
+        await process.stdin.drain()
+        process.stdin.close()
+
+
+def _failure(text: str) -> RefusedError:
+    """Return the error that a command printed."""
+    parts = {
+        name: found[1] if (found := re.search(rf"^{mark}: +(.+)$", text, re.MULTILINE)) else None
+        for name, mark in (("what", "penstock"), ("why", "  why"), ("do", "  do"))
+    }
+    return RefusedError(parts["what"] or text.strip()[-2000:] or "the command failed", why=parts["why"], do=parts["do"])

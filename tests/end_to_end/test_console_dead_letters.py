@@ -1,0 +1,93 @@
+"""Dead letters in Chromium: a record is corrected and redriven, letters are closed after a preview."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.node import dead_letters
+from penstock.node.config.node import PipelineSection, TopicSection, Tube
+from penstock.node.node import Node
+from penstock.node.web import WebConsole
+from tests.end_to_end.console_browser import LOOKS, browsing
+from tests.tools import skip_or_fail
+from tests.unit.node.test_dead_letters import TOPIC, dead_run, read_from
+from tests.unit.node.test_node import config
+from tests.unit.pipelines.recorded_run import RecordedRun
+
+GROUP = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "letters": 2, "open": 2, "corrected": 0}
+LETTER = {
+    "id": "id-0", "step": "parsed", "code": "parse.not_json", "source": "source", "reason": "not JSON",
+    "place": "telemetry 1:0@0", "timestamp": "2024-05-01T00:00:00+00:00", "state": "open", "key": "k",
+    "headers": [["site", "north"]], "value": "{0", "corrected": None,
+}  # fmt: skip
+ROWS = {
+    "list": [GROUP | {"redriven": 0, "resolved": 0, "discarded": 0}],
+    "show": [LETTER, LETTER | {"id": "id-1", "place": "telemetry 1:0@28"}],
+}
+CANNED = f"import json, sys\nfor row in {ROWS}[sys.argv[3]]: print(json.dumps(row))"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RecordedRun:
+    return dead_run(tmp_path / "run")
+
+
+@pytest.fixture
+async def node(tmp_path: Path, run: RecordedRun) -> AsyncIterator[Node]:
+    if not WebConsole().available:
+        skip_or_fail("the libraries of the console are not fetched: python tools/console_libraries.py")
+    pipelines = {"plain": PipelineSection(file=run.file, state_dir=run.state)}
+    tube = Tube(topics={TOPIC: TopicSection(partitions=1)})
+    found = Node(config(tmp_path / "data", pipelines=pipelines, tube=tube))
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+@pytest.mark.parametrize("look", LOOKS)
+async def test_letters_are_corrected_redriven_and_discarded(
+    node: Node, run: RecordedRun, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.async_api import expect
+
+    if look != "light":  # the actions are tried once, because each is a process that loads pyarrow
+        monkeypatch.setattr(dead_letters, "_PROGRAM", (sys.executable, "-c", CANNED))
+    ready = await node.start()
+    read_from(run, ready.tube_master)
+    width, scheme = LOOKS[look]
+    async with browsing(ready, width, scheme) as browser:  # type: ignore[arg-type] # one of the two
+        page = browser.page
+        page.set_default_timeout(60_000)  # each action starts a process
+        expect.set_options(timeout=60_000)
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("pipelines")
+        await browser.sign_in()
+        await page.get_by_role("link", name="plain").click()
+        await page.get_by_role("link", name="List, correct, redrive").click()
+        letters = page.locator("details.letter")
+        await expect(letters).to_have_count(2)
+        await letters.first.locator("summary").click()
+        await expect(letters.first.locator("pre")).to_contain_text("{0")
+        await browser.look(f"{look}-dead-letters")
+        if look != "light":
+            return
+        await letters.first.get_by_label("Corrected payload").fill('{"x": 7}')
+        await letters.first.get_by_role("button", name="Save the correction").click()
+        await expect(page.get_by_role("status")).to_contain_text("The corrected payload was stored")
+        await expect(letters.first).to_contain_text("corrected parsed: not JSON")
+        await letters.first.locator("summary").click()
+        await letters.first.get_by_role("button", name="Redrive…").click()
+        await expect(page.get_by_role("alert")).to_contain_text("1 letter would be sent to the source again")
+        await browser.look(f"{look}-dead-letters-preview")
+        await page.get_by_role("button", name="Redrive: 1 letter").click()
+        await expect(page.get_by_role("status")).to_contain_text("1 letter was sent to the source again")
+        await expect(letters).to_have_count(1)
+        await page.get_by_role("button", name="Discard…").first.click()
+        await page.get_by_role("button", name="Discard: 1 letter").click()
+        await expect(page.get_by_role("status")).to_contain_text("1 letter was discarded")
+        await expect(letters).to_have_count(0)
