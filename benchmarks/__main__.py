@@ -29,6 +29,7 @@ PEERS = {
     "statestore-keys": "redis-server",
     "core": "redis-server",
     "durable": "redis-server",
+    "cluster": "etcd",
 }
 
 

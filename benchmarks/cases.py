@@ -10,6 +10,7 @@ from functools import partial
 
 from benchmarks import servers
 from benchmarks.capacity import capacity
+from benchmarks.cluster import cluster
 from benchmarks.connections import connections_possible, memory_of_connections
 from benchmarks.core import core
 from benchmarks.durable import durable
@@ -89,6 +90,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "statestore-keys": many_keys,
     "core": core,
     "durable": durable,
+    "cluster": cluster,
     "tube": tube,
     "tube-floor": tube_floor,
     "spark": spark_source,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import trustme
@@ -97,14 +98,23 @@ def penstock(
 
 @contextmanager
 def penstock_in(
-    folder: str, durability: str, topics: Sequence[str] = (), *, core: str = "", **sections: Mapping[str, object]
+    folder: str,
+    durability: str,
+    topics: Sequence[str] = (),
+    *,
+    core: str = "",
+    addresses: Mapping[str, object] = MappingProxyType({}),
+    **sections: Mapping[str, object],
 ) -> Iterator[dict[str, str]]:
-    """Like :func:`penstock`, with a folder that is not deleted: a second start finds the stored data."""
-    zero = "127.0.0.1:0"
-    listeners = [f"--{name}={zero}" for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")]
+    """Like :func:`penstock`, with a folder that is not deleted: a second start finds the stored data.
+
+    ``addresses``: of listeners, by option, that do not select a free port.
+    """
+    names = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
+    listeners = [f"--{name}={addresses.get(name, '127.0.0.1:0')}" for name in names]
     settings = Path(folder) / "penstock.yaml"
-    tube: dict[str, object] = {"topics": {topic: {} for topic in topics}}
-    settings.write_text(json.dumps({"tube": tube, **sections}), encoding="utf-8")
+    tube: dict[str, dict[str, object]] = {"tube": {"topics": {topic: {} for topic in topics}}} if topics else {}
+    settings.write_text(json.dumps({**tube, **sections}), encoding="utf-8")
     argv = [str(Path(sys.executable).parent / "penstock"), "up", "--json", f"--data-dir={folder}/data"]
     argv += [f"--config={settings}", "--log-level=warning"]
     argv += [f"--durability={durability}", *listeners]
