@@ -347,7 +347,7 @@ class FreeOrHeld:
         FreeOrHeld.closed += 1
 
 
-def test_tables_are_migrated_under_the_lease(
+def test_tables_are_migrated_and_maintained_under_the_lease(
     run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write_back, "WriteBack", FreeOrHeld)
@@ -369,13 +369,19 @@ def test_tables_are_migrated_under_the_lease(
     assert main([*migrate, "--json"]) == 0
     (line,) = lines(capsys)
     assert line == {"sink": "rows", "table": str(rows), "batches": 2, "files": 2, "rows": 7, "migrated": True}
-    assert FreeOrHeld.closed == 2
+    assert FreeOrHeld.closed == 2  # a dry run needs no lease
     # The file names the former format now.
     assert main(migrate) == 2
     assert "expected `format: delta`, which the table" in capsys.readouterr().err
     run.file.write_text(run.file.read_text().replace(", format: parquet", ""))
     assert main(migrate) == 0
     assert "no table has the format parquet" in capsys.readouterr().err
+    maintain = ["pipeline", "maintain", str(run.file)]
+    assert main([*maintain, "--retention", "0s", "--json"]) == 0
+    (line,) = lines(capsys)
+    assert line == {"sink": "rows", "table": str(rows), "combined": 2, "written": 1, "removed": 2}
+    assert main([*maintain, "--retention", "forever"]) == 0
+    assert capsys.readouterr().out == f"rows: {rows}: 0 files combined into 0, 0 old files removed\n"
     # Batches of the Parquet table are counted in its commit log.
     write_json(run.state / "checkpoints" / "rows" / "metadata", {"id": "q"})
     assert main(["pipeline", "reconcile", str(run.file), "--state-dir", str(run.state)]) == 0

@@ -32,4 +32,7 @@ app.add("penstock pipeline reconcile pipeline.yaml")(ledger.reconcile)
 app.add("penstock pipeline migrate pipeline.yaml --dry-run", "penstock pipeline migrate pipeline.yaml --sink readings")(
     tables.migrate
 )
+app.add("penstock pipeline maintain pipeline.yaml", "penstock pipeline maintain pipeline.yaml --retention 1d")(
+    tables.maintain
+)
 app.add_typer(ledger.app, name="dead-letter")

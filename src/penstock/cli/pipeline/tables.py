@@ -1,4 +1,4 @@
-"""`penstock pipeline migrate`: change the format of the tables of a stopped pipeline."""
+"""`penstock pipeline migrate` and `maintain`: the tables of a stopped pipeline, without Spark."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import DryRun, Json
+from penstock.cli.options import DryRun, Json, duration_option, size_option
 from penstock.cli.output import note, print_json
 from penstock.cli.pipeline.options import File, needs_spark, run_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
 
-__all__ = ["migrate"]
+if TYPE_CHECKING:
+    from penstock.pipelines.spec.pipeline import Pipeline
+    from penstock.pipelines.spec.sinks import TableSink
+
+__all__ = ["maintain", "migrate"]
 
 Sinks = Annotated[
     list[str] | None,
@@ -31,22 +35,7 @@ def migrate(file: File, only: Sinks = None, dry_run: DryRun = False, as_json: Js
     run continues with the next batch. The Parquet files remain, and must not be written by earlier versions any more.
     Remove `format: parquet` of these sinks from the file afterwards.
     """
-    from penstock.pipelines.spec.sinks import stored_format
-
-    pipeline, _, name = run_of(file, None, None)
-    tables = {sink.name: sink.table for sink in pipeline.sinks if sink.table is not None}
-    for wanted in only or ():
-        if wanted not in tables:
-            raise ConfigError(
-                f"--sink {wanted!r} is not a table of the pipeline",
-                option="sink",
-                do=did_you_mean(wanted, tables) or f"use one of {', '.join(tables)}",
-            )
-    chosen = {sink: table for sink, table in tables.items() if sink in (only or tables)}
-    parquet = {sink: table for sink, table in chosen.items() if stored_format(table.path) == "parquet"}
-    if not parquet:
-        note(f"pipeline {name}: no table has the format parquet")
-        return
+    pipeline, name, parquet = _tables(file, only, "parquet")
     with needs_spark(), _lease(pipeline.statestore.broker, name, dry_run=dry_run):
         from penstock.pipelines.sinks.migration import migrate as migrate_table
 
@@ -60,6 +49,65 @@ def migrate(file: File, only: Sinks = None, dry_run: DryRun = False, as_json: Js
                 f"{sink}: {table.path} {verb} a Delta table with {found.rows} rows "
                 f"of {found.batches} batches in {found.files} files\n"
             )
+
+
+def maintain(
+    file: File,
+    only: Sinks = None,
+    retention: Annotated[
+        float, duration_option(text="Keep files that versions of this time name, for readers.", default="7d")
+    ] = 7 * 86_400.0,
+    target: Annotated[int, size_option(text="Combine files that are smaller.", default="128MiB")] = 128 << 20,
+    as_json: Json = False,
+) -> None:
+    """Combine small files of the Delta tables of a pipeline, and remove files that no version needs any more.
+
+    The run must be stopped: the command holds the lease of the pipeline meanwhile, and needs its state store. No other
+    program may compact the tables at the same time: rows would be doubled.
+    """
+    pipeline, name, tables = _tables(file, only, "delta")
+    with needs_spark(), _lease(pipeline.statestore.broker, name, dry_run=False):
+        from penstock.pipelines.sinks.maintenance import maintain as maintain_table
+
+        for sink, table in tables.items():
+            found = maintain_table(
+                Path(table.path), retention_h=int(min(retention, _LONGEST_S) // 3600), target_bytes=target
+            )
+            if as_json:
+                print_json({"sink": sink, "table": table.path, **found._asdict()})
+                continue
+            sys.stdout.write(
+                f"{sink}: {table.path}: {found.combined} files combined into {found.written}, "
+                f"{found.removed} old files removed\n"
+            )
+
+
+_LONGEST_S = 1e10
+"""300 years: no file is older."""
+
+
+def _tables(file: Path, only: list[str] | None, stored: str) -> tuple[Pipeline, str, dict[str, TableSink]]:
+    """Return the pipeline, the name of its lease and its tables of the format ``stored``, by sink."""
+    from penstock.pipelines.spec.sinks import stored_format
+
+    pipeline, _, name = run_of(file, None, None)
+    tables = {sink.name: sink.table for sink in pipeline.sinks if sink.table is not None}
+    for wanted in only or ():
+        if wanted not in tables:
+            raise ConfigError(
+                f"--sink {wanted!r} is not a table of the pipeline",
+                option="sink",
+                do=did_you_mean(wanted, tables) or f"use one of {', '.join(tables)}",
+            )
+    found = {
+        sink: table
+        for sink, table in tables.items()
+        if sink in (only or tables) and stored_format(table.path) == stored
+    }
+    if not found:
+        note(f"pipeline {name}: no table has the format {stored}")
+        raise typer.Exit
+    return pipeline, name, found
 
 
 @contextmanager

@@ -48,8 +48,12 @@ __all__ = [
     "delta_schema",
     "delta_writers",
     "is_delta_table",
+    "load",
     "nullable",
     "other_type",
+    "storage_errors",
+    "sync_versions",
+    "without_bounds_of_floats",
 ]
 
 _ATTEMPTS = 10
@@ -69,7 +73,7 @@ def is_delta_table(path: Path) -> bool:
 
 def delta_schema(path: Path) -> dict[str, Any]:
     """Return the schema of the table at ``path``, in Spark's JSON."""
-    return dict(json.loads(_load(path).schema().to_json()))
+    return dict(json.loads(load(path).schema().to_json()))
 
 
 def delta_files(path: Path) -> list[Path]:
@@ -195,7 +199,7 @@ class DeltaWriter:
         fields = nullable(schema)["fields"]
         written: list[Path] | None = None
         for _ in range(_ATTEMPTS):
-            with _storage_errors(self.path):
+            with storage_errors(self.path):
                 table = self._open(fields)
                 if self._is_committed(table, batch):
                     return
@@ -231,7 +235,7 @@ class DeltaWriter:
         if not is_delta_table(self.path):
             _create(self.path, fields)
             self._sync(-1)
-        self._table = _load(self.path)
+        self._table = load(self.path)
         return self._table
 
     def _refresh(self) -> DeltaTable:
@@ -297,7 +301,7 @@ class DeltaWriter:
                 equal,
                 "new",
                 "old",
-                writer_properties=_without_bounds_of_floats(table),
+                writer_properties=without_bounds_of_floats(table),
                 commit_properties=self._transaction(batch),
             )
             .when_matched_update_all()
@@ -311,25 +315,33 @@ class DeltaWriter:
         return CommitProperties(app_transactions=[Transaction(self._id, batch)])
 
     def _sync(self, version: int) -> None:
-        """Sync what versions after ``version`` added: files that ``deltalake`` wrote, the log, and directories."""
-        log = self.path / "_delta_log"
-        for number in itertools.count(version + 1):
-            entry = log / f"{number:020}.json"
-            if not entry.exists():
-                break
-            if self._keys:
-                _sync_added(self.path, entry)
-            sync_file(entry)
-            checkpoint = log / f"{number:020}.checkpoint.parquet"
-            if checkpoint.exists():
-                for file in (checkpoint, log / "_last_checkpoint"):
-                    with suppress(FileNotFoundError):
-                        sync_file(file)
-        for directory in (log, self.path, self.path.parent):
-            sync_directory(directory)
+        """Sync what versions after ``version`` added; files with rows are on disk already, but for a merge."""
+        sync_versions(self.path, version, files=bool(self._keys))
 
 
-def _without_bounds_of_floats(table: DeltaTable) -> WriterProperties:
+def sync_versions(path: Path, version: int, *, files: bool = False) -> None:
+    """Sync the versions of the table at ``path`` after ``version`` to disk, and its directories.
+
+    ``files``: also the files with rows that they added.
+    """
+    log = path / "_delta_log"
+    for number in itertools.count(version + 1):
+        entry = log / f"{number:020}.json"
+        if not entry.exists():
+            break
+        if files:
+            _sync_added(path, entry)
+        sync_file(entry)
+        checkpoint = log / f"{number:020}.checkpoint.parquet"
+        if checkpoint.exists():
+            for file in (checkpoint, log / "_last_checkpoint"):
+                with suppress(FileNotFoundError):
+                    sync_file(file)
+    for directory in (log, path, path.parent):
+        sync_directory(directory)
+
+
+def without_bounds_of_floats(table: DeltaTable) -> WriterProperties:
     """Return options for files that ``deltalake`` writes: no bounds of floating-point columns, see ``statistics``."""
     from deltalake import ColumnProperties, WriterProperties
 
@@ -349,10 +361,15 @@ def add_action(table: Path, name: str) -> AddAction:
     )
 
 
-def _load(path: Path) -> DeltaTable:
+def load(path: Path) -> DeltaTable:
+    """Return the newest version of the table at ``path``.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     from deltalake import DeltaTable
 
-    with _storage_errors(path):
+    with storage_errors(path):
         return DeltaTable(path)
 
 
@@ -380,7 +397,8 @@ def _sync_added(table: Path, entry: Path) -> None:
 
 
 @contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
+    """Translate errors of ``deltalake`` inside the block to StorageError."""
     from deltalake.exceptions import DeltaError
 
     try:

@@ -1,0 +1,63 @@
+"""Maintain a Delta table: combine small files, and remove files and versions that nothing needs any more.
+
+Two compactions from the same version would both succeed and double rows, so the caller holds the lease of the pipeline
+that writes the table, and no other program may compact it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import ConfigError
+from penstock.pipelines.sinks.delta import (
+    is_delta_table,
+    load,
+    storage_errors,
+    sync_versions,
+    without_bounds_of_floats,
+)
+
+__all__ = ["Maintenance", "maintain"]
+
+_SAFE_RETENTION_H = 168
+"""Below this retention ``deltalake`` must be told that no reader or writer needs older files."""
+
+
+class Maintenance(NamedTuple):
+    """Numbers of small files that were combined, of the files that have their rows now, and of removed files."""
+
+    combined: int
+    written: int
+    removed: int
+
+
+def maintain(path: Path, *, retention_h: int, target_bytes: int) -> Maintenance:
+    """Combine files smaller than ``target_bytes``, and remove files that no version of ``retention_h`` hours names.
+
+    Then write a checkpoint of the log, and remove its versions that are older than the table's
+    ``delta.logRetentionDuration`` (30 days by default).
+
+    Files of attempts that were not committed are removed at once: no run may write the table meanwhile.
+
+    Raises:
+        ConfigError: there is no Delta table.
+        StorageError: the table cannot be read or written.
+    """
+    path = path.absolute()
+    if not is_delta_table(path):
+        raise ConfigError(f"{str(path)!r} is not a Delta table", option="path")
+    shutil.rmtree(path / "_attempts", ignore_errors=True)
+    table = load(path)
+    before = table.version()
+    with storage_errors(path):
+        metrics = table.optimize.compact(target_size=target_bytes, writer_properties=without_bounds_of_floats(table))
+        sync_versions(path, before, files=True)
+        removed = table.vacuum(
+            retention_h, dry_run=False, enforce_retention_duration=retention_h >= _SAFE_RETENTION_H, full=True
+        )
+        table.create_checkpoint()
+        sync_versions(path, before)
+        table.cleanup_metadata()
+    return Maintenance(metrics["numFilesRemoved"], metrics["numFilesAdded"], len(removed))
