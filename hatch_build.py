@@ -4,7 +4,8 @@ The front-end libraries of the web console are fetched with npm (``tools/console
 has no web console, which is an error for a release.
 
 ``PENSTOCK_BUILD=compiled`` makes a core that cannot be compiled an error, ``PENSTOCK_BUILD=release`` builds with a
-profile (``tools/core.py``), ``PENSTOCK_BUILD=pure`` builds a pure wheel.
+profile (``tools/core.py``), ``PENSTOCK_BUILD=cached`` takes the extension modules that ``make core`` built from these
+sources, for tests, ``PENSTOCK_BUILD=pure`` builds a pure wheel.
 An editable installation has no extension modules beside its sources: ``tools/core.py`` builds them into the cache.
 """
 
@@ -38,26 +39,37 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the core into a folder of this build, and name its files [BuildHookInterface]."""
         wanted = os.environ.get("PENSTOCK_BUILD", "")
-        if wanted not in ("", "compiled", "release", "pure"):
-            raise ValueError(f"PENSTOCK_BUILD is {wanted!r}: it must be 'compiled', 'release' or 'pure', or not set")
+        if wanted not in ("", "compiled", "release", "cached", "pure"):
+            raise ValueError(
+                f"PENSTOCK_BUILD is {wanted!r}: it must be 'compiled', 'release', 'cached' or 'pure', or not set"
+            )
         if self.target_name != "wheel" or version == "editable":
             return
         self._add_console_libraries(required=wanted == "release")
         if wanted == "pure":
             return
         core = _tool(Path(self.root), "core")
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        if wanted == "cached":
+            files, missing = core.forms().cached_build(core.PACKAGE)
+            if missing:
+                raise RuntimeError(f"there is no build of the core: {missing}")
+            folder = core.forms().build_folder(core.PACKAGE)
+            build_data["force_include"] |= {str(file): str(file.relative_to(folder)) for file in files.values()}
+            return
         release = wanted == "release"
         missing = core.problem() or (release and core.problem_of_release())
         if missing:
             if wanted:
                 raise RuntimeError(f"the core cannot be compiled: {missing}")
             self.app.display_warning(f"penstock: a pure wheel, whose core runs interpreted: {missing}")
+            build_data["pure_python"] = True
+            build_data["infer_tag"] = False
             return
         self._folder = tempfile.mkdtemp(prefix="penstock-core-")
         for file in core.compile_into(Path(self._folder) / "core", "2", release=release).values():
             build_data["force_include"][str(Path(self._folder) / "core" / file)] = file
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
         sys.stdout.flush()
 
     def _add_console_libraries(self, *, required: bool) -> None:
