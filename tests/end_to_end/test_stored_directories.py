@@ -97,6 +97,7 @@ def test_records_keep_their_offsets_and_groups_continue(stored: Stored) -> None:
     assert (partitions["telemetry"], partitions["orders"]) == (2, 1)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [name for name in names() if name.endswith("-stopped")])
 def test_a_pipeline_continues_exactly_once(name: str, tmp_path: Path) -> None:
     extract(name, tmp_path)
