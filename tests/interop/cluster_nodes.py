@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cluster.client import EtcdClient
-from penstock.node.cluster import Member, read_cluster
+from penstock.node.cluster import ClusterMember, read_cluster
 from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
@@ -128,12 +128,12 @@ class NodeProcess:
     def log(self) -> str:
         return self._log.read_text()[-4000:]
 
-    async def until_members(self, hold: Callable[[dict[str, Member]], bool]) -> None:
+    async def until_members(self, hold: Callable[[dict[str, ClusterMember]], bool]) -> None:
         """Wait until the members of the cluster, by name, are as wanted. Nodes report themselves once a second."""
         section = load_config(self.config, {}, {}).cluster
         assert section is not None
         client = EtcdClient(section.etcd)
-        found: dict[str, Member] = {}
+        found: dict[str, ClusterMember] = {}
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while True:

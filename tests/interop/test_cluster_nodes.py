@@ -22,7 +22,7 @@ from penstock.cluster.log import clock_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client.client import MqttClient
-from penstock.node.cluster import Membership
+from penstock.node.cluster import ClusterMembership
 from penstock.node.config.node import NodeConfig, load_config
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.client.client import StateStoreClient
@@ -398,7 +398,7 @@ async def test_the_clock_of_expiry_times_continues_on_another_machine(
     node, _ = two
     node.write_config()
     client = EtcdClient(three.endpoints)
-    member = Membership(load_config(node.config, {}, {}), lambda _: None)
+    member = ClusterMembership(load_config(node.config, {}, {}), lambda _: None)
     start_ms = wall_clock_ms()
     for second in range(3):  # of an active node whose system clock differs by an hour
         stamp = {"time_ms": start_ms + ahead_ms + second, "boot": "another", "offset_ms": 0}

@@ -28,7 +28,7 @@ from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.node.api import api_routes
 from penstock.node.config.node import RuleSection
-from penstock.node.dead_letters import DeadLetters
+from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpAccess, HttpConnection, audited, master_app, server_config
 from penstock.node.metric_help import add_metrics
 from penstock.node.node import _store_metrics
@@ -168,7 +168,7 @@ class SimulatedNode:
             metrics,
             audited(self.master.webapi, "master", trail, TOKEN, is_protected),
             identify=identify,
-            more=api_routes(console, server, identify, trail, (), lambda: None, DeadLetters({})),
+            more=api_routes(console, server, identify, trail, (), lambda: None, DeadLetterService({})),
         )
 
     def _problems(self) -> list[str]:

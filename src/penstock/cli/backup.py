@@ -22,14 +22,14 @@ from penstock.cli.output import escape, print_json, shown_bytes
 if TYPE_CHECKING:
     from penstock.node.backup_directory import BackupReceiver, Received
 
-__all__ = ["Progress", "app", "shown_time"]
+__all__ = ["ByteProgress", "app", "shown_time"]
 
 app = Commands()
 
 _PROGRESS_S = 0.2
 
 
-class Progress:
+class ByteProgress:
     """Counts bytes, and shows them on standard error if it is a terminal. Context manager."""
 
     def __init__(self, what: str) -> None:
@@ -48,7 +48,7 @@ class Progress:
             sys.stderr.write(f"\r{self._what}: {shown_bytes(self._bytes)}\x1b[K")
             sys.stderr.flush()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ByteProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,7 +88,7 @@ def backup(
     """
     from penstock.node.backup_directory import BackupReceiver
 
-    with BackupReceiver(directory) as receiver, Progress("copied") as progress:
+    with BackupReceiver(directory) as receiver, ByteProgress("copied") as progress:
         if _is_stopped(node):
             asyncio.run(_read_directory(node.data_dir, receiver, max_rate, progress))
         else:
@@ -107,7 +107,9 @@ def _is_stopped(node: NodeOptions) -> bool:
     return (data_dir / "format.json").is_file() or (data_dir / "tube").is_dir()
 
 
-async def _read_directory(data_dir: Path, receiver: BackupReceiver, max_rate: int | None, progress: Progress) -> None:
+async def _read_directory(
+    data_dir: Path, receiver: BackupReceiver, max_rate: int | None, progress: ByteProgress
+) -> None:
     from penstock.node.backup import backup_items, stopped_source
 
     with stopped_source(data_dir) as source:
@@ -117,7 +119,7 @@ async def _read_directory(data_dir: Path, receiver: BackupReceiver, max_rate: in
                 progress(len(item.payload))
 
 
-def _read_node(node: NodeOptions, receiver: BackupReceiver, max_rate: int | None, progress: Progress) -> None:
+def _read_node(node: NodeOptions, receiver: BackupReceiver, max_rate: int | None, progress: ByteProgress) -> None:
     from penstock.node.backup import read_items
 
     have = json.dumps(receiver.have).encode()

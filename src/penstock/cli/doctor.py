@@ -21,7 +21,7 @@ from penstock.cli.output import escape, note, print_json, use_colour
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.node.doctor import Finding
+    from penstock.node.doctor import CheckResult
 
 __all__ = ["app"]
 
@@ -63,7 +63,7 @@ def doctor(file: File = None, data_dir: DataDir = None, bundle: Bundle = None, a
     from penstock.node.doctor import Level, diagnose
 
     flags = {"data-dir": data_dir}
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     for finding in diagnose(file, flags, os.environ):
         findings.append(finding)
         _print(finding, as_json=as_json)
@@ -80,7 +80,7 @@ def doctor(file: File = None, data_dir: DataDir = None, bundle: Bundle = None, a
         raise typer.Exit(1)
 
 
-def _print(finding: Finding, *, as_json: bool) -> None:
+def _print(finding: CheckResult, *, as_json: bool) -> None:
     if as_json:
         print_json(finding._asdict())
         return
@@ -107,27 +107,27 @@ def _node(file: Path | None, flags: dict[str, str | None]) -> NodeApi | None:
         return None
 
 
-def _of_node(node: NodeApi) -> Sequence[Finding]:
+def _of_node(node: NodeApi) -> Sequence[CheckResult]:
     """The findings of the node about itself."""
     from penstock.console.snapshots import Overview
-    from penstock.node.doctor import Finding, Level
+    from penstock.node.doctor import CheckResult, Level
 
     try:
         found = node.snapshot(Overview, "overview")
     except PenstockError as error:
-        return [Finding(Level.PROBLEM, "node", error.what, error.why, error.do)]
+        return [CheckResult(Level.PROBLEM, "node", error.what, error.why, error.do)]
     reasons = [
-        Finding(Level(reason.severity.value), reason.part, reason.what, reason.why, reason.hint)
+        CheckResult(Level(reason.severity.value), reason.part, reason.what, reason.why, reason.hint)
         for reason in found.health.reasons
     ]
     about = f"pid {found.node.pid} at {node.address}"
     if found.health.ready:
-        return [Finding(Level.OK, "node", f"ready, {about}"), *reasons]
-    return [Finding(Level.PROBLEM, "node", f"{found.health.state}, but not ready, {about}", None, None), *reasons]
+        return [CheckResult(Level.OK, "node", f"ready, {about}"), *reasons]
+    return [CheckResult(Level.PROBLEM, "node", f"{found.health.state}, but not ready, {about}", None, None), *reasons]
 
 
 def _write_bundle(
-    target: Path, findings: Sequence[Finding], node: NodeApi | None, configuration: Callable[[], str]
+    target: Path, findings: Sequence[CheckResult], node: NodeApi | None, configuration: Callable[[], str]
 ) -> None:
     """Write the files of a support bundle."""
     files = {"findings.jsonl": "".join(json.dumps(finding._asdict()) + "\n" for finding in findings)}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.backup import Progress, shown_time
+from penstock.cli.backup import ByteProgress, shown_time
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import escape, print_json, shown_bytes
 
@@ -45,7 +45,7 @@ def _check_backup(backup: Path, *, as_json: bool) -> bool:
     try:
         manifest = read_manifest(backup)
         point, size = shown_time(manifest.point_at), manifest.size
-        with Progress(f"{backup.name}: verified") as progress:
+        with ByteProgress(f"{backup.name}: verified") as progress:
             problems = verify(manifest, progress=progress)
     except StorageError as error:
         problems = [f"{error.what}: {error.why}"]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.backup import Progress, shown_time
+from penstock.cli.backup import ByteProgress, shown_time
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import escape, print_json, shown_bytes
 
@@ -34,7 +34,7 @@ def restore(
     from penstock.node.backup_directory import restore as restore_backup
 
     manifest = read_manifest(find_backup(backup))
-    with Progress("verified and restored") as progress:
+    with ByteProgress("verified and restored") as progress:
         restore_backup(manifest, data_dir, progress=progress)
     if as_json:
         print_json(

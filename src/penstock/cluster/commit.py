@@ -18,7 +18,7 @@ from zlib import crc32
 
 from penstock.errors import StorageError
 
-__all__ = ["FRAME_BYTES", "Frame", "Head", "LogCommits", "Verdict", "decode_frame", "decode_head", "encode_frame"]
+__all__ = ["FRAME_BYTES", "CommitFrame", "Head", "LogCommits", "Verdict", "decode_frame", "decode_head", "encode_frame"]
 
 _HEAD: Final = Struct(">8sQQQ")
 _FRAME: Final = Struct(">QQQQII")
@@ -64,7 +64,7 @@ def decode_head(value: bytes, revision: int) -> Head:
     return Head(identity, sequence, term, revision, total_bytes)
 
 
-class Frame(NamedTuple):
+class CommitFrame(NamedTuple):
     """A commit in its stored form. ``parts`` 0: ``body`` is complete; otherwise it is in that many other keys.
 
     ``time_ms``: time of the cluster's clock at which it was written. ``total_bytes``: size of all commits up to this
@@ -86,12 +86,12 @@ def encode_frame(head: Head, time_ms: int, body: bytes, parts: int = 0) -> bytes
     return fixed + (b"" if parts else body)
 
 
-def decode_frame(value: bytes) -> Frame:
+def decode_frame(value: bytes) -> CommitFrame:
     """Decode a frame. Raises StorageError if it is damaged."""
     if len(value) < _FRAME.size:
         raise _damaged("a commit of the log")
     term, sequence, time_ms, total_bytes, parts, checksum = _FRAME.unpack_from(value)
-    frame = Frame(term, sequence, time_ms, total_bytes, parts, checksum, value[_FRAME.size :])
+    frame = CommitFrame(term, sequence, time_ms, total_bytes, parts, checksum, value[_FRAME.size :])
     if not frame.parts and crc32(frame.body) != frame.checksum:
         raise _damaged(f"commit {frame.sequence} of the log")
     return frame

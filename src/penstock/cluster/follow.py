@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from penstock.cluster.client import EtcdClient, Watch
-from penstock.cluster.commit import Frame
+from penstock.cluster.commit import CommitFrame
 from penstock.cluster.log import LogKeys, read_frames, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError, StorageError
@@ -43,7 +43,7 @@ class LogFollower:
         self._thread = threading.Thread(target=self._watch_heads, name="cluster watch", daemon=True)
         self._thread.start()
 
-    def next(self, wait_s: float = LOOK_S) -> dict[str, list[Frame]]:
+    def next(self, wait_s: float = LOOK_S) -> dict[str, list[CommitFrame]]:
         """Return new commits by log, at most 256 of each; waits up to ``wait_s`` for some.
 
         Raises:
@@ -68,7 +68,7 @@ class LogFollower:
         if watch is not None and (self._closed.is_set() or watch.endpoint != self._client.endpoint):
             watch.cancel()
 
-    def _read(self) -> dict[str, list[Frame]]:
+    def _read(self) -> dict[str, list[CommitFrame]]:
         found = {}
         for name, keys in self._keys.items():
             position = self.positions[name]

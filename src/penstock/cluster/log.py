@@ -24,7 +24,7 @@ from zlib import crc32
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import (
     FRAME_BYTES,
-    Frame,
+    CommitFrame,
     Head,
     LogCommits,
     Verdict,
@@ -33,7 +33,7 @@ from penstock.cluster.commit import (
     encode_frame,
 )
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.cluster.retention import BACKLOG_BYTES, MOST_BYTES, Retention
+from penstock.cluster.retention import BACKLOG_BYTES, MOST_BYTES, EtcdRetention
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
@@ -113,7 +113,7 @@ def _head_of(answer: pb.RangeResponse) -> Head | None:
     return decode_head(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None
 
 
-def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iterator[Frame]:
+def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iterator[CommitFrame]:
     """Read the complete commits after the sequence ``after`` up to ``end``, in order, without gaps.
 
     Raises:
@@ -133,7 +133,7 @@ def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iter
             after = frame.sequence
 
 
-def read_oldest(client: EtcdClient, keys: LogKeys) -> Frame | None:
+def read_oldest(client: EtcdClient, keys: LogKeys) -> CommitFrame | None:
     """Read the first commit of a log in etcd; None if there is none.
 
     Raises:
@@ -145,7 +145,7 @@ def read_oldest(client: EtcdClient, keys: LogKeys) -> Frame | None:
     return _complete(client, keys, decode_frame(answer.kvs[0].value)) if answer.kvs else None
 
 
-def _complete(client: EtcdClient, keys: LogKeys, frame: Frame) -> Frame:
+def _complete(client: EtcdClient, keys: LogKeys, frame: CommitFrame) -> CommitFrame:
     if not frame.parts:
         return frame
     body = bytearray()
@@ -322,7 +322,7 @@ class EtcdLog(CommitLog):
         self._position = LogPosition(b"", 0, 0)
         self._head: Head | None = None
         self._commits: LogCommits | None = None
-        self._retention = Retention(0, most_bytes, backlog_bytes)
+        self._retention = EtcdRetention(0, most_bytes, backlog_bytes)
         self._done = 0
         """The last commit whose deletion etcd has accepted."""
         self._room = threading.Condition()
@@ -369,16 +369,16 @@ class EtcdLog(CommitLog):
         self._count(first, frames)
         return [frame.body for frame in frames], self._position
 
-    def _count(self, first: int, frames: Sequence[Frame]) -> None:
+    def _count(self, first: int, frames: Sequence[CommitFrame]) -> None:
         """Count the commits in etcd: ``frames``, and the commits up to ``first``, which were not read."""
         oldest, head = read_oldest(self._client, self.keys), self._head
-        self._retention = Retention(first, self._most_bytes, self._backlog_bytes)
+        self._retention = EtcdRetention(first, self._most_bytes, self._backlog_bytes)
         self._done = first
         if oldest is not None and head is not None:
             size = FRAME_BYTES + len(oldest.body)
             earlier = head.total_bytes - oldest.total_bytes + size
             self._done = oldest.sequence - 1
-            self._retention = Retention(self._done, self._most_bytes, self._backlog_bytes)
+            self._retention = EtcdRetention(self._done, self._most_bytes, self._backlog_bytes)
             earlier -= sum(FRAME_BYTES + len(frame.body) for frame in frames)
             if oldest.sequence <= first:
                 self._retention.committed(first, earlier)

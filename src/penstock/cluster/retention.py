@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-__all__ = ["BACKLOG_BYTES", "MOST_BYTES", "Retention"]
+__all__ = ["BACKLOG_BYTES", "MOST_BYTES", "EtcdRetention"]
 
 MOST_BYTES: Final = 256 << 20
 """Maximum bytes of all logs of a node in etcd. etcd's default quota is 2 GiB, of which deleted keys use a part until
@@ -31,7 +31,7 @@ class _Group(NamedTuple):
     size: int
 
 
-class Retention:
+class EtcdRetention:
     """The commits of one log in etcd, at most ``most_bytes``; ``sequence``: the last commit before them.
 
     ``backlog_bytes``: the newest commits that are kept even if every live member has them.

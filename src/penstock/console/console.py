@@ -18,7 +18,7 @@ from penstock.console.mqtt import MqttViews
 from penstock.console.pages import Pages
 from penstock.console.pipelines import PipelineViews
 from penstock.console.rates import Rates
-from penstock.console.snapshots import Health, Hop, Listener, Load, NodeSnapshot, Overview, Rule
+from penstock.console.snapshots import Health, Hop, ListenerSnapshot, Load, NodeSnapshot, Overview, Rule
 from penstock.console.statestore import StateStoreViews
 from penstock.console.tube import TubeViews
 from penstock.mqtt.server import MqttServer
@@ -84,7 +84,7 @@ class Console:
         *,
         node: Callable[[], NodeSnapshot],
         health: Callable[[], Health],
-        listeners: Callable[[], tuple[Listener, ...]],
+        listeners: Callable[[], tuple[ListenerSnapshot, ...]],
         rules: Callable[[], tuple[Rule, ...]],
         disk: Callable[[], tuple[int, int]],
         stalls: Callable[[], int] = lambda: 0,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.console.pages import MAX_LIMIT, Page, PageQuery, Pages, Value
-from penstock.console.snapshots import Client, ClientDetail, Retained, Subscription
+from penstock.console.snapshots import ClientDetail, ClientSnapshot, RetainedSnapshot, SubscriptionSnapshot
 from penstock.errors import LocalProtocolError, ProtocolError
 from penstock.mqtt.codec.topics import validate_topic_filter
 from penstock.mqtt.engine.connections.connection import BrokerConnection
@@ -47,7 +47,7 @@ class MqttViews:
         self._server = server
         self._pages = pages
 
-    async def clients(self, query: PageQuery, state: str = "") -> Page[Client]:
+    async def clients(self, query: PageQuery, state: str = "") -> Page[ClientSnapshot]:
         """Return a page of the sessions. ``state``: connected, offline, queued or limited; "" for all.
 
         Raises:
@@ -76,7 +76,7 @@ class MqttViews:
         session = self._server.broker.sessions.get(client_id)
         if session is None:
             return None
-        first: list[Subscription] = []
+        first: list[SubscriptionSnapshot] = []
         for subscription in session.subscriptions.values():
             if len(first) == MAX_LIMIT:
                 break
@@ -84,7 +84,7 @@ class MqttViews:
         will = session.will
         return ClientDetail(self._client(session), None if will is None else will.topic, tuple(first))
 
-    async def subscriptions(self, query: PageQuery) -> Page[Subscription]:
+    async def subscriptions(self, query: PageQuery) -> Page[SubscriptionSnapshot]:
         """Return a page of the subscriptions, by topic filter and client; ``query.text`` is part of the filter."""
         sessions = list(self._server.broker.sessions.values())
         return await self._pages.page(
@@ -96,7 +96,7 @@ class MqttViews:
             row=_subscription,
         )
 
-    async def retained(self, query: PageQuery, topic_filter: str = "#") -> Page[Retained]:
+    async def retained(self, query: PageQuery, topic_filter: str = "#") -> Page[RetainedSnapshot]:
         """Return a page of the retained messages that match ``topic_filter``, by topic.
 
         Raises:
@@ -114,7 +114,7 @@ class MqttViews:
             query,
             columns={"topic": lambda message: message.topic, "bytes": lambda message: len(message.payload)},
             name=lambda message: message.topic,
-            row=lambda message: Retained(
+            row=lambda message: RetainedSnapshot(
                 topic=message.topic,
                 bytes=len(message.payload),
                 qos=int(message.qos),
@@ -125,11 +125,11 @@ class MqttViews:
 
     # Private
 
-    def _client(self, session: Session) -> Client:
+    def _client(self, session: Session) -> ClientSnapshot:
         now = self._server.now()
         connection = session.connection
         found = connection if isinstance(connection, BrokerConnection) else None
-        return Client(
+        return ClientSnapshot(
             client_id=session.client_id,
             owner=session.owner,
             username=session.username,
@@ -184,9 +184,9 @@ def _subscriptions(sessions: list[Session]) -> Iterator[SessionSubscription]:
         yield from list(session.subscriptions.values())
 
 
-def _subscription(found: SessionSubscription) -> Subscription:
+def _subscription(found: SessionSubscription) -> SubscriptionSnapshot:
     shared = split_shared(found.topic_filter)
-    return Subscription(
+    return SubscriptionSnapshot(
         client_id=found.session.client_id,
         filter=found.topic_filter if shared is None else shared[1],
         qos=int(found.qos),

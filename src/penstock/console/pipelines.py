@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from penstock.console.pages import Page, PageQuery, Pages
-from penstock.console.snapshots import Pipeline, PipelineDetail, PipelineSink
+from penstock.console.snapshots import PipelineDetail, PipelineSink, PipelineSnapshot
 from penstock.statestore.engine.record import Record
 from penstock.statestore.service.service import StateStoreService
 
@@ -41,7 +41,7 @@ class PipelineViews:
         self._pages = pages
         self._managed = managed
 
-    async def pipelines(self, query: PageQuery) -> Page[Pipeline]:
+    async def pipelines(self, query: PageQuery) -> Page[PipelineSnapshot]:
         """Return a page of the pipelines, those of the configuration that have not run yet included."""
         found = {name: self._pipeline(name, None, {}) for name in self._managed()}
         pattern, after = f"{PREFIX}*{STATUS}".encode(), None
@@ -80,7 +80,7 @@ class PipelineViews:
         found = self._pipeline(name, record, status or {})
         return PipelineDetail(found, tuple(_sinks(status or {})))
 
-    def _pipeline(self, name: str, record: Record | None, status: Mapping[str, Any]) -> Pipeline:
+    def _pipeline(self, name: str, record: Record | None, status: Mapping[str, Any]) -> PipelineSnapshot:
         lease = self._store.record(f"{PREFIX}{name}/lease".encode())
         run = _get(status, "run", str) or None
         state = _get(status, "state", str) or "never run"
@@ -89,7 +89,7 @@ class PipelineViews:
             state = "lost"
         sinks = list(_sinks(status))
         lags = [sink for sink in sinks if sink.lag_records is not None]
-        return Pipeline(
+        return PipelineSnapshot(
             pipeline=name,
             state=state,
             run=run,

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from penstock.console.pages import DEFAULT_LIMIT, decode_cursor, encode_cursor
 from penstock.console.record_filter import MAX_JSON_BYTES, NO_FILTER, RecordFilter, parsed_json
-from penstock.console.snapshots import Header, RecordPage, StoredRecord
+from penstock.console.snapshots import Header, RecordPage, RecordSnapshot
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.encoded_messages import EncodedMessages
@@ -201,7 +201,7 @@ class RecordViews:
             ranges = self._ranges(topic, stores, query)
             return await self._page(topic, ranges, query, _total(stores, query.partition))
 
-    def record(self, topic: str, partition: int, offset: int) -> StoredRecord | None:
+    def record(self, topic: str, partition: int, offset: int) -> RecordSnapshot | None:
         """Return one record with its whole value; None if it is not stored."""
         store = (self._stores(topic) or {}).get(partition)
         if store is None or not store.min_offset <= offset < store.durable_end:
@@ -247,7 +247,7 @@ class RecordViews:
     async def _page(self, topic: str, ranges: list[_Range], query: RecordQuery, total: int) -> RecordPage:
         older = ranges[0].older if ranges else query.start == "newest"
         ends = [(each.partition, each.store.durable_end) for each in ranges]
-        rows: list[StoredRecord] = []
+        rows: list[RecordSnapshot] = []
         examined = unsearched = shown = 0
         began_s = time.perf_counter()
         ends_s = began_s + MAX_S
@@ -358,10 +358,10 @@ def _cursor(places: Iterable[tuple[int, int, int]], *, older: bool) -> str:
     return encode_cursor("older" if older else "newer", ",".join(":".join(map(str, place)) for place in places))
 
 
-def _row(found: _Found, *, whole: bool) -> StoredRecord:
+def _row(found: _Found, *, whole: bool) -> RecordSnapshot:
     record = found.record
     if record is None:
-        return StoredRecord(found.partition, found.offset, found.time_ms, "undecodable", found.size)
+        return RecordSnapshot(found.partition, found.offset, found.time_ms, "undecodable", found.size)
     value: bytes = record.value
     text = _text(value)
     shown: bytes = value if whole else value[:MAX_VALUE_BYTES]
@@ -369,7 +369,7 @@ def _row(found: _Found, *, whole: bool) -> StoredRecord:
     if text is not None:
         text = text if len(shown) == len(value) else shown.decode("utf-8", "ignore")
     key = None if record.key is None else _text(record.key)
-    return StoredRecord(
+    return RecordSnapshot(
         partition=found.partition,
         offset=found.offset,
         at=found.time_ms,

@@ -10,36 +10,36 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 
 __all__ = [
-    "Client",
     "ClientDetail",
+    "ClientSnapshot",
     "Event",
-    "Group",
     "GroupDetail",
-    "GroupMember",
     "GroupPartition",
+    "GroupSnapshot",
     "Header",
     "Health",
     "Hop",
     "Key",
-    "Listener",
+    "ListenerSnapshot",
     "Load",
+    "MemberSnapshot",
     "NodeSnapshot",
     "OffsetMove",
     "OffsetReset",
     "Overview",
-    "Pipeline",
+    "PartitionSnapshot",
     "PipelineDetail",
     "PipelineSink",
+    "PipelineSnapshot",
     "Reason",
     "RecordPage",
-    "Retained",
+    "RecordSnapshot",
+    "RetainedSnapshot",
     "Rule",
     "Severity",
-    "StoredRecord",
-    "Subscription",
-    "Topic",
+    "SubscriptionSnapshot",
     "TopicDetail",
-    "TopicPartition",
+    "TopicSnapshot",
     "as_json",
 ]
 
@@ -74,7 +74,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListenerSnapshot:
     """A listener. ``max_connections`` 0: no limit of its own. ``refused``: connections refused since the start."""
 
     name: str
@@ -140,13 +140,13 @@ class Overview:
 
     node: NodeSnapshot
     health: Health
-    listeners: tuple[Listener, ...]
+    listeners: tuple[ListenerSnapshot, ...]
     load: Load
     hops: tuple[Hop, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientSnapshot:
     """An MQTT session and its connection. ``limits``: names of the limits that it has currently reached.
 
     ``owner``: the principal that may resume the session; "" without access control. ``ends_at``: expiry of a
@@ -174,7 +174,7 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class SubscriptionSnapshot:
     """A subscription of a session. ``group``: the name of a shared subscription."""
 
     client_id: str
@@ -190,13 +190,13 @@ class Subscription:
 class ClientDetail:
     """A client, its will, and the first ``MAX_LIMIT`` subscriptions: more are in the list of subscriptions."""
 
-    client: Client
+    client: ClientSnapshot
     will_topic: str | None
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[SubscriptionSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class RetainedSnapshot:
     """A retained message, without its payload. ``expires_in_s`` None: it does not expire."""
 
     topic: str
@@ -229,7 +229,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicPartition:
+class PartitionSnapshot:
     """A partition. Offsets count 28 bytes for each record of its store. ``records_exact`` False: an upper bound."""
 
     partition: int
@@ -240,7 +240,7 @@ class TopicPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicSnapshot:
     """A TubeMQ topic on this node. ``lag_records``: of the group with the largest lag. ``rate``: records/s."""
 
     topic: str
@@ -275,7 +275,7 @@ class GroupPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupSnapshot:
     """A consumer group. The numbers are sums over its partitions on this node; ``lag_s`` is the age of the oldest
     record."""
 
@@ -290,7 +290,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
+class MemberSnapshot:
     """A member of a group. ``silent_s``: seconds since its last heartbeat to the master."""
 
     member: str
@@ -303,9 +303,9 @@ class GroupMember:
 class GroupDetail:
     """A group with its partitions and members, the first ``MAX_LIMIT`` of each; the counts are those of ``group``."""
 
-    group: Group
+    group: GroupSnapshot
     partitions: tuple[GroupPartition, ...]
-    members: tuple[GroupMember, ...]
+    members: tuple[MemberSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +342,8 @@ class OffsetReset:
 class TopicDetail:
     """A topic with its partitions, and the groups that have offsets in it."""
 
-    topic: Topic
-    partitions: tuple[TopicPartition, ...]
+    topic: TopicSnapshot
+    partitions: tuple[PartitionSnapshot, ...]
     groups: tuple[GroupPartition, ...]
     group_names: tuple[str, ...]
 
@@ -358,7 +358,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRecord:
+class RecordSnapshot:
     """A record of a TubeMQ partition. ``at``: when the broker appended it.
 
     ``format``: ``json``, ``text`` or ``binary`` by its value, or ``undecodable``: its attributes do not fit its length.
@@ -395,7 +395,7 @@ class RecordPage:
     cannot be read. ``expired``: the retention has deleted records between the requested start and the first one.
     """
 
-    rows: tuple[StoredRecord, ...]
+    rows: tuple[RecordSnapshot, ...]
     next: str | None
     total: int
     newer: str | None
@@ -406,7 +406,7 @@ class RecordPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class PipelineSnapshot:
     """A pipeline, as its last run reported itself. Counts are those of this run, over all sinks.
 
     ``state``: ``running``, ``stopped``, ``failed``, ``lost`` (its lease has expired, but it did not report its end), or
@@ -467,7 +467,7 @@ class PipelineSink:
 class PipelineDetail:
     """A pipeline with its sinks."""
 
-    pipeline: Pipeline
+    pipeline: PipelineSnapshot
     sinks: tuple[PipelineSink, ...]
 
 

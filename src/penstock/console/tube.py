@@ -15,15 +15,15 @@ from typing import Final
 from penstock.console.pages import MAX_LIMIT, Page, PageQuery, Pages
 from penstock.console.records import RecordViews
 from penstock.console.snapshots import (
-    Group,
     GroupDetail,
-    GroupMember,
     GroupPartition,
+    GroupSnapshot,
+    MemberSnapshot,
     OffsetMove,
     OffsetReset,
-    Topic,
+    PartitionSnapshot,
     TopicDetail,
-    TopicPartition,
+    TopicSnapshot,
 )
 from penstock.errors import LocalProtocolError, RefusedError
 from penstock.tube.broker.broker import TubeBroker
@@ -113,7 +113,7 @@ class TubeViews:
             all(lag.exact for lag in groups),
         )
 
-    async def topics(self, query: PageQuery) -> Page[Topic]:
+    async def topics(self, query: PageQuery) -> Page[TopicSnapshot]:
         """Return a page of the topics of this broker, without the system topic."""
         lags = await self._computed()
         found = [topic for topic in self._broker.engine.topics.by_name.values() if topic.name != OFFSET_HISTORY_TOPIC]
@@ -147,7 +147,7 @@ class TubeViews:
             await self._pages.pause()
         return TopicDetail(self._topic(topic, lags), tuple(partitions), tuple(rows), tuple(groups))
 
-    async def groups(self, query: PageQuery) -> Page[Group]:
+    async def groups(self, query: PageQuery) -> Page[GroupSnapshot]:
         """Return a page of the groups that have members, or offsets at this broker."""
         lags = await self._computed()
         names = [*lags.groups, *(name for name in self._members() if name not in lags.groups)]
@@ -252,19 +252,19 @@ class TubeViews:
         engine = self._master.engine
         return {**engine.groups, **engine.client_groups}
 
-    def _members_of(self, name: str) -> tuple[GroupMember, ...]:
+    def _members_of(self, name: str) -> tuple[MemberSnapshot, ...]:
         engine, now = self._master.engine, self._broker.clock()
-        found: list[GroupMember] = []
+        found: list[MemberSnapshot] = []
         group, client_group = engine.groups.get(name), engine.client_groups.get(name)
         if group is not None:
             found += [
-                GroupMember(each.id, each.origin.host, len(each.held), max(0, now - each.last_seen) / 1000)
+                MemberSnapshot(each.id, each.origin.host, len(each.held), max(0, now - each.last_seen) / 1000)
                 for each in group.members.values()
             ]
         if client_group is not None:
             # Each text lists the partitions of one topic: topic#broker:partition,broker:partition
             found += [
-                GroupMember(
+                MemberSnapshot(
                     each.id,
                     each.origin.host,
                     sum(text.count(",") + 1 for text in each.partitions),
@@ -318,12 +318,12 @@ class TubeViews:
         """Return the store of a partition; None if it has never stored a record. A store is not opened for this."""
         return self._broker.storage.stores.get((key[1], key[2] // PARTITIONS_PER_STORE))
 
-    def _group(self, name: str, lags: _Lags) -> Group:
+    def _group(self, name: str, lags: _Lags) -> GroupSnapshot:
         lag = lags.groups.get(name, _NO_LAG)
         members = self._members().get(name)
         topics = set(lag.topics) | (set() if members is None else set(members.topics))
         count = 0 if members is None else len(members.members)
-        return Group(
+        return GroupSnapshot(
             group=name,
             state="active" if count else "without members",
             members=count,
@@ -354,21 +354,21 @@ class TubeViews:
     def _partitions(self, topic: BrokerTopic) -> list[int]:
         return partition_ids(topic.config.partitions or 1, topic.config.stores or 1)
 
-    def _partition(self, topic: BrokerTopic, number: int) -> TopicPartition:
+    def _partition(self, topic: BrokerTopic, number: int) -> PartitionSnapshot:
         store = self._store(("", topic.name, number))
         if store is None:
-            return TopicPartition(number, 0, records_exact=True, first_offset=0, end_offset=0)
+            return PartitionSnapshot(number, 0, records_exact=True, first_offset=0, end_offset=0)
         records, _, exact = store.lag(number, store.min_offset)
-        return TopicPartition(number, records, exact, store.min_offset, store.durable_end)
+        return PartitionSnapshot(number, records, exact, store.min_offset, store.durable_end)
 
-    def _topic(self, topic: BrokerTopic, lags: _Lags) -> Topic:
+    def _topic(self, topic: BrokerTopic, lags: _Lags) -> TopicSnapshot:
         groups = lags.topics.get(topic.name, {})
         largest = _largest(groups)
         stores = [store for store in topic.stores.values() if store.durable_end > store.min_offset]
         ends: Sequence[int] = [
             time_ms for store in stores for time_ms in store.times([store.durable_end - INDEX_RECORD_BYTES])
         ]
-        return Topic(
+        return TopicSnapshot(
             topic=topic.name,
             partitions=len(self._partitions(topic)),
             bytes=_bytes(topic),

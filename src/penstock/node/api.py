@@ -40,7 +40,7 @@ from penstock.errors import LocalProtocolError, PenstockError, RefusedError, Sto
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
 from penstock.node.backup import Backups, Item, encode_item, error_item
-from penstock.node.dead_letters import CommandResult, DeadLetters
+from penstock.node.dead_letters import CommandResult, DeadLetterService
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.tube.admin.request import Caller
@@ -85,7 +85,7 @@ class _Api:
         trail: AuditTrail,
         names: Collection[str],
         backups: Callable[[], Backups | None],
-        dead_letters: DeadLetters,
+        dead_letters: DeadLetterService,
     ) -> None:
         self._console = console
         self._server = server
@@ -374,7 +374,7 @@ def api_routes(
     trail: AuditTrail,
     names: Collection[str],
     backups: Callable[[], Backups | None],
-    dead_letters: DeadLetters,
+    dead_letters: DeadLetterService,
 ) -> list[Route]:
     """Routes of the API. ``names``: further host names for requests over loopback; ``backups`` returns those of the
     node, None before it is ready."""

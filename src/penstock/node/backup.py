@@ -52,10 +52,10 @@ from penstock.tube.storage.broker_storage import BrokerStorage
 __all__ = [
     "BACKUP_FORMAT",
     "BLOCK",
+    "BackupSource",
     "Backups",
     "EnvironmentKind",
     "Item",
-    "Source",
     "backup_items",
     "encode_item",
     "environment_kind",
@@ -116,7 +116,7 @@ def environment_kind(name: str) -> EnvironmentKind | None:
     return _KINDS.get(name)
 
 
-class Source(NamedTuple):
+class BackupSource(NamedTuple):
     """The open parts of a data directory. ``environments`` and ``brokers`` by their directories below it."""
 
     path: Path
@@ -128,7 +128,7 @@ class Source(NamedTuple):
 class Backups:
     """The backups of a running node: one at a time."""
 
-    def __init__(self, source: Source, problems: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, source: BackupSource, problems: Callable[[], Sequence[str]]) -> None:
         self._source = source
         self._problems = problems
         self._task: asyncio.Task[Any] | None = None
@@ -183,7 +183,7 @@ class _File(NamedTuple):
 class _Backup:
     """The state of one backup."""
 
-    def __init__(self, source: Source, have: Mapping[str, Sequence[int]], rate: int | None) -> None:
+    def __init__(self, source: BackupSource, have: Mapping[str, Sequence[int]], rate: int | None) -> None:
         self._source = source
         self._have = have
         self._rate = rate
@@ -266,7 +266,7 @@ class _Backup:
 
 
 async def backup_items(
-    source: Source, have: Mapping[str, Sequence[int]], rate: int | None = None
+    source: BackupSource, have: Mapping[str, Sequence[int]], rate: int | None = None
 ) -> AsyncGenerator[Item]:
     """The items of a backup of ``source``, of one point in time.
 
@@ -400,7 +400,7 @@ def _directory(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _is_deleted(source: Source, file: _File) -> bool:
+def _is_deleted(source: BackupSource, file: _File) -> bool:
     """True for a file of a store whose topic was deleted after the point: a restored node has the topic, empty."""
     broker, log, rest = file.name.partition("/log/")
     topic, _, number = rest.partition("/")[0].rpartition("-")
@@ -414,14 +414,14 @@ def _staged_files(broker: str, storage: BrokerStorage) -> Iterator[_File]:
             yield _File(f"{broker}/staging/{name}", directory / name, (directory / name).stat().st_size)
 
 
-def _other_files(source: Source) -> list[_File]:
+def _other_files(source: BackupSource) -> list[_File]:
     """All files that belong to no open part, such as the administration token or the files of another broker."""
     covered = {source.path / name for name in source.environments}
     covered |= {source.path / name / part for name in source.brokers for part in ("log", "staging")}
     return _files_below(source.path, source.path, covered | {source.path / _AUDIT})
 
 
-def _audit_files(source: Source) -> list[_File]:
+def _audit_files(source: BackupSource) -> list[_File]:
     return _files_below(source.path, source.path / _AUDIT, set())
 
 
@@ -515,7 +515,7 @@ def open_environment(path: Path, name: str, durability: Durability = Durability.
 
 
 @contextmanager
-def stopped_source(path: Path) -> Iterator[Source]:
+def stopped_source(path: Path) -> Iterator[BackupSource]:
     """Open the data directory of a stopped node or broker, as a start does, and close it at the end.
 
     Raises:
@@ -538,7 +538,7 @@ def stopped_source(path: Path) -> Iterator[Source]:
             name = f"tube/{directory.name}"
             brokers[name] = storage
             environments[f"{name}/meta"] = storage.meta.environment
-        yield Source(root, environments, brokers, ())
+        yield BackupSource(root, environments, brokers, ())
 
 
 def encode_item(item: Item) -> bytes:

@@ -80,9 +80,9 @@ from penstock.tube.master.standby import StandbyMaster
 __all__ = [
     "LOGS",
     "ActiveNode",
+    "ClusterMember",
+    "ClusterMembership",
     "ClusterState",
-    "Member",
-    "Membership",
     "read_cluster",
     "request_handover",
     "restart_process",
@@ -139,7 +139,7 @@ class ActiveNode(NamedTuple):
 class _Redirection:
     """Access of a standby: refuses every client, with the address of the active node's ``listener``."""
 
-    def __init__(self, listener: str, member: Membership) -> None:
+    def __init__(self, listener: str, member: ClusterMembership) -> None:
         self._listener = listener
         self._member = member
 
@@ -160,7 +160,7 @@ class _Redirection:
         return False
 
 
-class Membership:
+class ClusterMembership:
     """This node in its cluster. Call :meth:`become_active`, run the node with :attr:`logs`, :attr:`clock` and
     :attr:`broker`, then :meth:`close`.
 
@@ -816,7 +816,7 @@ def restart_process(reason: str) -> None:
         os._exit(1)
 
 
-class Member(NamedTuple):
+class ClusterMember(NamedTuple):
     """A member of the cluster. ``lag_commits`` and ``lag_s`` None: unknown, as for a node that does not follow."""
 
     node: str
@@ -836,7 +836,7 @@ class ClusterState(NamedTuple):
     name: str
     active: str | None
     term: int
-    members: list[Member]
+    members: list[ClusterMember]
     commits: Mapping[str, int]
     database_bytes: int
     quota_bytes: int
@@ -865,7 +865,7 @@ def read_cluster(section: ClusterSection, client: EtcdClient) -> ClusterState:
         role = "active" if leads else "standby" if problem is None else "blocked"
         text = None if problem is None or leads else str(problem)
         members.append(
-            Member(
+            ClusterMember(
                 node, role, str(report.get("version", "?")), str(report.get("mqtt", "")), str(report.get("http", "")),
                 lag, lag_s, text,
             )

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from penstock.errors import RefusedError, UnavailableError
 from penstock.node.config.node import PipelineSection
 
-__all__ = ["CommandResult", "DeadLetters"]
+__all__ = ["CommandResult", "DeadLetterService"]
 
 TIMEOUT_S: Final = 120.0
 """Time limit of a command; a redrive waits for the acknowledgements of the source."""
@@ -39,7 +39,7 @@ class CommandResult(NamedTuple):
     notes: list[str]
 
 
-class DeadLetters:
+class DeadLetterService:
     """Runs commands for ``pipelines``, by name."""
 
     def __init__(self, pipelines: Mapping[str, PipelineSection]) -> None:

@@ -31,7 +31,7 @@ from penstock.runtime.io.disk_space import default_floor, file_system_of
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address, in_use
 
-__all__ = ["Finding", "Level", "diagnose", "mount_of"]
+__all__ = ["CheckResult", "Level", "diagnose", "mount_of"]
 
 RESERVED_DESCRIPTORS: Final = 200
 """File descriptors of the node itself: segments, LMDB, listeners."""
@@ -61,7 +61,7 @@ class Level(StrEnum):
     PROBLEM = "problem"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """Result of a check of ``part``, with cause and action unless all is well."""
 
     level: Level
@@ -71,7 +71,9 @@ class Finding(NamedTuple):
     do: str | None = None
 
 
-def diagnose(file: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> Iterator[Finding]:
+def diagnose(
+    file: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]
+) -> Iterator[CheckResult]:
     """Check this machine for a node with this configuration, as in :func:`~penstock.node.config.node.load_config`.
 
     Checks that need a valid configuration follow only if it is valid.
@@ -85,10 +87,10 @@ def diagnose(file: Path | None, flags: Mapping[str, str | None], environment: Ma
     except PenstockError as error:
         yield _of_error(Level.PROBLEM, "configuration", error)
         return
-    yield Finding(Level.OK, "configuration", "valid, and the files that it names can be read")
+    yield CheckResult(Level.OK, "configuration", "valid, and the files that it names can be read")
     yield from (_of_error(Level.WARNING, "certificates", warning) for warning in expiring(ends, time.time()))
     if config.durability is not Durability.DURABLE:
-        yield Finding(
+        yield CheckResult(
             Level.WARNING,
             "configuration",
             f"durability is {config.durability.value}: acknowledged data can be lost",
@@ -115,19 +117,19 @@ def mount_of(path: Path, mounts: str) -> tuple[str, str]:
     return best
 
 
-def _of_error(level: Level, part: str, error: PenstockError) -> Finding:
-    return Finding(level, part, error.what, error.why, error.do)
+def _of_error(level: Level, part: str, error: PenstockError) -> CheckResult:
+    return CheckResult(level, part, error.what, error.why, error.do)
 
 
-def _version() -> Finding:
+def _version() -> CheckResult:
     text = (
         f"penstock {penstock.__version__}, core {compiled.form()}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.release()}, {os.cpu_count()} processors"
     )
     why = compiled.why_interpreted()
     if not why:
-        return Finding(Level.OK, "host", text)
-    return Finding(
+        return CheckResult(Level.OK, "host", text)
+    return CheckResult(
         Level.WARNING,
         "host",
         text,
@@ -136,7 +138,7 @@ def _version() -> Finding:
     )
 
 
-def _clock() -> Iterator[Finding]:
+def _clock() -> Iterator[CheckResult]:
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -144,7 +146,7 @@ def _clock() -> Iterator[Finding]:
         return
     state = libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))  # modes = 0: only a query
     if state == _TIME_ERROR:
-        yield Finding(
+        yield CheckResult(
             Level.WARNING,
             "host",
             "the system clock is not synchronized",
@@ -153,15 +155,15 @@ def _clock() -> Iterator[Finding]:
             "run an NTP client, such as chrony or systemd-timesyncd",
         )
     elif state >= 0:
-        yield Finding(Level.OK, "host", "the system clock is synchronized")
+        yield CheckResult(Level.OK, "host", "the system clock is synchronized")
 
 
-def _plain_text(config: NodeConfig) -> Iterator[Finding]:
+def _plain_text(config: NodeConfig) -> Iterator[CheckResult]:
     if config.security.passwords is None:
         return
     for name, entry in {"mqtt": config.mqtt, **config.mqtt.listeners}.items():
         if not entry.bind.is_loopback and entry.transport in {Transport.TCP, Transport.WS}:
-            yield Finding(
+            yield CheckResult(
                 Level.WARNING,
                 "listeners",
                 f"{name} ({entry.bind}) accepts passwords without encryption",
@@ -170,15 +172,17 @@ def _plain_text(config: NodeConfig) -> Iterator[Finding]:
             )
 
 
-def _descriptors(config: NodeConfig) -> Iterator[Finding]:
+def _descriptors(config: NodeConfig) -> Iterator[CheckResult]:
     mqtt = broker_limits(config.mqtt.limits).max_connections
     tube = tube_limits(config.tube.limits).max_connections
     wanted = mqtt + tube + RESERVED_DESCRIPTORS
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= wanted:
-        yield Finding(Level.OK, "limits", f"enough file descriptors for {wanted - RESERVED_DESCRIPTORS} connections")
+        yield CheckResult(
+            Level.OK, "limits", f"enough file descriptors for {wanted - RESERVED_DESCRIPTORS} connections"
+        )
         return
-    yield Finding(
+    yield CheckResult(
         Level.WARNING,
         "limits",
         f"at most {hard} file descriptors, fewer than {wanted}",
@@ -187,7 +191,7 @@ def _descriptors(config: NodeConfig) -> Iterator[Finding]:
     )
 
 
-def _memory(config: NodeConfig) -> Iterator[Finding]:
+def _memory(config: NodeConfig) -> Iterator[CheckResult]:
     mqtt = broker_limits(config.mqtt.limits)
     limits = {
         "statestore.max_bytes": config.statestore.max_bytes,
@@ -198,9 +202,9 @@ def _memory(config: NodeConfig) -> Iterator[Finding]:
     wanted = sum(limits.values())
     shown = f"data limits of {_mib(wanted)} in memory, and the machine has {_mib(total)}"
     if wanted <= total:
-        yield Finding(Level.OK, "limits", shown)
+        yield CheckResult(Level.OK, "limits", shown)
         return
-    yield Finding(
+    yield CheckResult(
         Level.WARNING,
         "limits",
         shown,
@@ -209,11 +213,11 @@ def _memory(config: NodeConfig) -> Iterator[Finding]:
     )
 
 
-def _directory(config: NodeConfig) -> Iterator[Finding]:
+def _directory(config: NodeConfig) -> Iterator[CheckResult]:
     path = config.data_dir.absolute()
     existing = next(each for each in (path, *path.parents) if each.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding(
+        yield CheckResult(
             Level.PROBLEM,
             "data directory",
             f"{path} cannot be written",
@@ -222,7 +226,7 @@ def _directory(config: NodeConfig) -> Iterator[Finding]:
         )
         return
     if existing == path and path.stat().st_mode & 0o007:
-        yield Finding(
+        yield CheckResult(
             Level.WARNING,
             "data directory",
             f"{path} can be read by all users of the machine",
@@ -234,7 +238,7 @@ def _directory(config: NodeConfig) -> Iterator[Finding]:
     floor = default_floor(space.total) if config.disk.min_free_bytes is None else config.disk.min_free_bytes
     free = f"{_mib(space.free)} free, the node refuses writes below {_mib(floor)}"
     if space.free < 2 * floor:
-        yield Finding(
+        yield CheckResult(
             Level.PROBLEM if space.free < floor else Level.WARNING,
             "data directory",
             free,
@@ -242,17 +246,17 @@ def _directory(config: NodeConfig) -> Iterator[Finding]:
             "free disk space, lower tube.topics.NAME.retention, or set data_dir to another disk",
         )
     else:
-        yield Finding(Level.OK, "data directory", free)
+        yield CheckResult(Level.OK, "data directory", free)
     yield _disk(existing)
 
 
-def _file_system(path: Path) -> Iterator[Finding]:
+def _file_system(path: Path) -> Iterator[CheckResult]:
     try:
         point, kind = mount_of(path.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
     except OSError:  # not Linux
         return
     if kind in _REMOTE:
-        yield Finding(
+        yield CheckResult(
             Level.PROBLEM,
             "data directory",
             f"{path} is on a network file system ({kind}, mounted at {point})",
@@ -260,7 +264,7 @@ def _file_system(path: Path) -> Iterator[Finding]:
             "set data_dir to a local disk",
         )
     elif kind in _VOLATILE:
-        yield Finding(
+        yield CheckResult(
             Level.WARNING,
             "data directory",
             f"{path} is on {kind}, mounted at {point}",
@@ -269,7 +273,7 @@ def _file_system(path: Path) -> Iterator[Finding]:
         )
 
 
-def _disk(directory: Path) -> Finding:
+def _disk(directory: Path) -> CheckResult:
     """Measure fdatasync of 4 KiB, which each durable commit needs."""
     times = []
     try:
@@ -281,7 +285,7 @@ def _disk(directory: Path) -> Finding:
                 os.fdatasync(file.fileno())
                 times.append(time.perf_counter() - started)
     except OSError as error:
-        return Finding(
+        return CheckResult(
             Level.PROBLEM,
             "data directory",
             f"a file in {directory} cannot be written",
@@ -291,8 +295,8 @@ def _disk(directory: Path) -> Finding:
     median = statistics.median(times)
     text = f"a synced write of 4 KiB takes {median * 1000:.2f} ms"
     if median < SLOW_SYNC_S:
-        return Finding(Level.OK, "data directory", text)
-    return Finding(
+        return CheckResult(Level.OK, "data directory", text)
+    return CheckResult(
         Level.WARNING,
         "data directory",
         text,
@@ -302,7 +306,7 @@ def _disk(directory: Path) -> Finding:
     )
 
 
-def _addresses(config: NodeConfig) -> Iterator[Finding]:
+def _addresses(config: NodeConfig) -> Iterator[CheckResult]:
     wanted: dict[str, Address] = {
         "mqtt": config.mqtt.bind,
         **{f"mqtt.listeners.{name}": entry.bind for name, entry in config.mqtt.listeners.items()},
@@ -313,9 +317,9 @@ def _addresses(config: NodeConfig) -> Iterator[Finding]:
     }
     taken = {name: address for name, address in wanted.items() if address.port and in_use(address)}
     if not taken:
-        yield Finding(Level.OK, "listeners", "all addresses are free")
+        yield CheckResult(Level.OK, "listeners", "all addresses are free")
     for name, address in taken.items():
-        yield Finding(
+        yield CheckResult(
             Level.PROBLEM,
             "listeners",
             f"{address} ({name}) is in use",

@@ -14,13 +14,13 @@ from penstock.statestore.engine.record import decode_change, decode_record
 from penstock.statestore.service.rows import NODE
 from penstock.tube.storage.fsck import check as check_broker
 
-__all__ = ["Checked", "Problem", "check_directory"]
+__all__ = ["Checked", "Damage", "check_directory"]
 
 _ROWS_BYTES: Final = 1 << 20
 _LEAST: Final = 4
 
 
-class Problem(NamedTuple):
+class Damage(NamedTuple):
     """A problem. ``damaged``: data are lost; otherwise the next start corrects it."""
 
     path: str
@@ -35,7 +35,7 @@ class Checked(NamedTuple):
     segments: int
     messages: int
     bytes: int
-    problems: list[Problem]
+    problems: list[Damage]
 
     @property
     def ok(self) -> bool:
@@ -49,7 +49,7 @@ def check_directory(path: Path) -> Checked:
     Raises:
         StorageError, UnavailableError: it is in use, is no data directory, or lacks a part.
     """
-    problems: list[Problem] = []
+    problems: list[Damage] = []
     rows = segments = messages = size = 0
     with locked_directory(path) as root:
         brokers = sorted(found for found in (root / "tube").glob("broker-*") if found.is_dir())
@@ -61,22 +61,22 @@ def check_directory(path: Path) -> Checked:
             try:
                 report = check_broker(broker)
             except StorageError as error:
-                problems.append(Problem(str(broker), str(error.what), damaged=True))
+                problems.append(Damage(str(broker), str(error.what), damaged=True))
                 continue
             segments, messages, size = segments + report.segments, messages + report.messages, size + report.bytes
             harmless = {"torn tail", "index behind", "set aside"}
-            problems += [Problem(each.path, each.text, each.kind not in harmless) for each in report.findings]
+            problems += [Damage(each.path, each.text, each.kind not in harmless) for each in report.findings]
     return Checked(rows, segments, messages, size, problems)
 
 
-def _check_environment(root: Path, name: str, problems: list[Problem]) -> int:
+def _check_environment(root: Path, name: str, problems: list[Damage]) -> int:
     """Read every row of an environment; their number."""
     kind = environment_kind(name)
     assert kind is not None
     try:
         environment = open_environment(root, name)
     except StorageError as error:
-        problems.append(Problem(str(root / name), f"{error.what}; {error.why or ''}".rstrip("; "), damaged=True))
+        problems.append(Damage(str(root / name), f"{error.what}; {error.why or ''}".rstrip("; "), damaged=True))
         return 0
     count = 0
     try:
@@ -92,11 +92,11 @@ def _check_environment(root: Path, name: str, problems: list[Problem]) -> int:
                 for key, value in rows.items():
                     if value is not None and not intact(value):
                         text = f"row {key.hex()} of table {table}: its checksum does not match"
-                        problems.append(Problem(str(root / name / "data.mdb"), text, damaged=True))
+                        problems.append(Damage(str(root / name / "data.mdb"), text, damaged=True))
                 if not after:
                     break
     except StorageError as error:
-        problems.append(Problem(str(root / name), error.what, damaged=True))
+        problems.append(Damage(str(root / name), error.what, damaged=True))
     finally:
         environment.close()
     return count

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import compiled
 from penstock.console.console import Console
-from penstock.console.snapshots import Health, Listener, NodeSnapshot, Reason, Rule, Severity
+from penstock.console.snapshots import Health, ListenerSnapshot, NodeSnapshot, Reason, Rule, Severity
 from penstock.errors import OutOfSpaceError, PenstockError, UnavailableError
 from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
@@ -26,7 +26,7 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.api import api_routes
-from penstock.node.backup import Backups, Source
+from penstock.node.backup import Backups, BackupSource
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.client_warnings import ClientWarnings
 from penstock.node.config.cluster import needs_cluster
@@ -34,7 +34,7 @@ from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
-from penstock.node.dead_letters import DeadLetters
+from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import advertised_address, node_broker, reachable
@@ -77,7 +77,7 @@ from penstock.tube.master.metadata import SettingStore, environment_at
 from penstock.tube.storage.broker_storage import BrokerStorage
 
 if TYPE_CHECKING:
-    from penstock.node.cluster import Membership
+    from penstock.node.cluster import ClusterMembership
 
 __all__ = ["Node", "ReadyNode", "run_node", "serve"]
 
@@ -125,7 +125,7 @@ class Node:
     ``membership``: that of an elected node in its cluster, whose broker already runs; None: no cluster.
     """
 
-    def __init__(self, config: NodeConfig, membership: Membership | None = None) -> None:
+    def __init__(self, config: NodeConfig, membership: ClusterMembership | None = None) -> None:
         self.config = config
         self._membership = membership
         self.clock = SteppedClock(hold_s=config.clock_step_hold_s)
@@ -266,7 +266,7 @@ class Node:
         webapi = _no_tube if master is None else master.webapi
         administer = audited(webapi, "master", trail, token, master_admin.is_protected)
         web = WebConsole()
-        dead_letters = DeadLetters(config.pipelines)
+        dead_letters = DeadLetterService(config.pipelines)
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
             open_metrics=self.security.open_metrics,
@@ -611,7 +611,7 @@ class Node:
             parts["tube/master"] = (master.environment, master.queue)
             parts[f"{name}/meta"] = (storage.meta.environment, broker.commits.queue)
         environments = {part: environment for part, (environment, _) in parts.items()}
-        source = Source(directory.path, environments, brokers, [queue for _, queue in parts.values()])
+        source = BackupSource(directory.path, environments, brokers, [queue for _, queue in parts.values()])
         return Backups(source, self.problems)
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
@@ -644,14 +644,14 @@ class Node:
             now_at=wall_clock_ms(),
         )
 
-    def _listeners(self) -> tuple[Listener, ...]:
+    def _listeners(self) -> tuple[ListenerSnapshot, ...]:
         """The listeners that accept connections: MQTT, TubeMQ, HTTP."""
         entries, bound = self.security.listeners, self._bound
         found = []
         for listener in self.security.server.listeners:
             stats, settings = listener.stats, listener.settings
             found.append(
-                Listener(
+                ListenerSnapshot(
                     settings.name,
                     _SCHEMES[settings.transport],
                     str(bound[settings.name]) if settings.name in bound else f"{settings.host}:{settings.port}",
@@ -670,7 +670,7 @@ class Node:
             if name in bound:
                 at_broker = broker if name == "tube-broker" else None
                 found.append(
-                    Listener(
+                    ListenerSnapshot(
                         name,
                         protocol + ("s" if tls.get(name) is not None else ""),
                         str(bound[name]),
@@ -800,10 +800,10 @@ async def serve(
     _log.info("stopped")
 
 
-def _membership(config: NodeConfig) -> Membership:
+def _membership(config: NodeConfig) -> ClusterMembership:
     with needs_cluster():
-        from penstock.node.cluster import Membership, restart_process
-    return Membership(config, restart_process)
+        from penstock.node.cluster import ClusterMembership, restart_process
+    return ClusterMembership(config, restart_process)
 
 
 async def _serve(
@@ -811,7 +811,7 @@ async def _serve(
     on_ready: Callable[[ReadyNode], None],
     read_again: Callable[[], NodeConfig],
     stop: asyncio.Event,
-    membership: Membership | None,
+    membership: ClusterMembership | None,
     notifier: ServiceNotifier,
 ) -> None:
     node = Node(config, membership)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from penstock.cluster.commit import Frame, Head, LogCommits, Verdict, decode_frame, decode_head, encode_frame
+from penstock.cluster.commit import CommitFrame, Head, LogCommits, Verdict, decode_frame, decode_head, encode_frame
 from penstock.errors import StorageError
 
 IDENTITY = b"identity"
@@ -153,7 +153,7 @@ def test_heads_and_frames_are_stored_with_checksums() -> None:
     assert decode_frame(value)[:5] == (77, 1 << 40, 1_700_000_000_000, 9000, 0)
     assert decode_frame(value).body == b"body"
     divided = decode_frame(encode_frame(head, 5, b"large", parts=2))
-    assert divided == Frame(77, 1 << 40, 5, 9000, 2, divided.checksum, b"")
+    assert divided == CommitFrame(77, 1 << 40, 5, 9000, 2, divided.checksum, b"")
     for damaged in (head.encode()[:-1], head.encode()[:-1] + b"\0", b""):
         with pytest.raises(StorageError, match="is damaged"):
             decode_head(damaged, 9)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.cluster.retention import Retention
+from penstock.cluster.retention import EtcdRetention
 
 LARGE = 64 << 10
 """A commit of its own group."""
 
 
 def test_a_commit_is_deleted_after_every_member_has_it() -> None:
-    retention = Retention(0)
+    retention = EtcdRetention(0)
     for sequence in range(1, 11):
         retention.committed(sequence, LARGE)
     assert retention.delete([]) == 0
@@ -21,7 +21,7 @@ def test_a_commit_is_deleted_after_every_member_has_it() -> None:
 
 
 def test_a_member_that_is_away_does_not_fill_etcd() -> None:
-    retention = Retention(0, 10 * LARGE)
+    retention = EtcdRetention(0, 10 * LARGE)
     for sequence in range(1, 1000):
         retention.committed(sequence, LARGE)
         assert not retention.is_full
@@ -32,7 +32,7 @@ def test_a_member_that_is_away_does_not_fill_etcd() -> None:
 
 
 def test_commits_that_lmdb_lacks_are_kept_and_new_ones_wait() -> None:
-    retention = Retention(0, 10 * LARGE)
+    retention = EtcdRetention(0, 10 * LARGE)
     for sequence in range(1, 12):
         assert not retention.is_full
         assert retention.is_scarce == (sequence > 6)
@@ -45,7 +45,7 @@ def test_commits_that_lmdb_lacks_are_kept_and_new_ones_wait() -> None:
 
 
 def test_a_million_small_commits_are_few_groups() -> None:
-    retention = Retention(100)
+    retention = EtcdRetention(100)
     for sequence in range(101, 100_101):
         retention.committed(sequence, 200)
     assert len(retention._stored) < 400
@@ -57,14 +57,14 @@ def test_a_million_small_commits_are_few_groups() -> None:
 
 
 def test_the_newest_commits_are_kept_for_members_that_start_later() -> None:
-    retention = Retention(0, 100 * LARGE, 10 * LARGE)
+    retention = EtcdRetention(0, 100 * LARGE, 10 * LARGE)
     for sequence in range(1, 31):
         retention.committed(sequence, LARGE)
     retention.release(30)
     assert retention.delete([30]) == 20
     assert retention.stored_bytes == 10 * LARGE
     # The backlog never prevents a commit.
-    small = Retention(0, 8 * LARGE, 1000 * LARGE)
+    small = EtcdRetention(0, 8 * LARGE, 1000 * LARGE)
     for sequence in range(1, 31):
         small.committed(sequence, LARGE)
         small.release(sequence)
@@ -73,7 +73,7 @@ def test_the_newest_commits_are_kept_for_members_that_start_later() -> None:
 
 
 def test_a_full_etcd_keeps_only_what_this_node_lacks() -> None:
-    retention = Retention(0, most_bytes=1 << 20, backlog_bytes=1 << 18)
+    retention = EtcdRetention(0, most_bytes=1 << 20, backlog_bytes=1 << 18)
     for sequence in range(1, 9):
         retention.committed(sequence, 64 << 10)
     retention.release(6)

@@ -16,7 +16,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, StorageError, UnavailableError
 from penstock.node import backup
-from penstock.node.backup import Backups, Item, Source, backup_items, encode_item, read_items, stopped_source
+from penstock.node.backup import Backups, BackupSource, Item, backup_items, encode_item, read_items, stopped_source
 from penstock.node.backup_directory import (
     MANIFEST,
     BackupReceiver,
@@ -86,7 +86,7 @@ def values(path: Path) -> dict[bytes, bytes]:
     return found
 
 
-async def received(source: Source, directory: Path, *, keep: int | None = None) -> Received:
+async def received(source: BackupSource, directory: Path, *, keep: int | None = None) -> Received:
     with BackupReceiver(directory) as receiver:
         async with aclosing(backup_items(source, receiver.have)) as items:
             async for item in items:
@@ -345,7 +345,7 @@ async def test_a_file_that_is_not_needed_after_the_point_is_kept_until_the_end(t
     assert "tube/broker-1/staging/0000000000000001.rows" in items[-1].header["end"]["files"]
 
 
-async def decided_after_the_point(source: Source, storage: BrokerStorage, staged: Path) -> AsyncIterator[Item]:
+async def decided_after_the_point(source: BackupSource, storage: BrokerStorage, staged: Path) -> AsyncIterator[Item]:
     """A backup; the staged rows are decided when the newest segment, the first file after the point, arrives."""
     store = storage.open_store("events", 10)
     newest = store.written_segments()[-1][0].data_path.name
@@ -372,7 +372,7 @@ def test_the_messages_of_a_topic_that_is_deleted_after_the_point_are_left_out(tm
     assert check_directory(tmp_path / "new").problems == []
 
 
-async def deleted_after_the_point(source: Source, directory: Path) -> Received:
+async def deleted_after_the_point(source: BackupSource, directory: Path) -> Received:
     """A backup; its topic is deleted when the data of its newest segment arrive, before their index is read."""
     storage = source.brokers["tube/broker-1"]
     newest = storage.open_store("events", 10).written_segments()[-1][0].data_path.name
@@ -398,7 +398,7 @@ def test_expired_segments_are_not_in_the_backup(tmp_path: Path) -> None:
     assert check_directory(tmp_path / "new").problems == []
 
 
-async def expired_before_the_point(source: Source, directory: Path) -> Received:
+async def expired_before_the_point(source: BackupSource, directory: Path) -> Received:
     storage = source.brokers["tube/broker-1"]
     store = storage.open_store("events", 10)
     expired = False

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import RefusedError, UnavailableError
 from penstock.node import dead_letters
 from penstock.node.config.node import PipelineSection, TopicSection, Tube
-from penstock.node.dead_letters import DeadLetters
+from penstock.node.dead_letters import DeadLetterService
 from penstock.node.node import ReadyNode
 from penstock.runtime.observability.audit import read_audit
 from penstock.tube.consumer import Consumer
@@ -123,7 +123,7 @@ async def test_a_refusal_has_the_text_of_the_command(ready: ReadyNode, run: Reco
 async def test_a_command_that_hangs_or_prints_too_much_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = DeadLetters({"p": PipelineSection(file=tmp_path / "p.yaml")})
+    found = DeadLetterService({"p": PipelineSection(file=tmp_path / "p.yaml")})
     monkeypatch.setattr(dead_letters, "_PROGRAM", (sys.executable, "-c", "input()"))
     monkeypatch.setattr(dead_letters, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(dead_letters, "_write", lambda *_: _nothing())
@@ -134,7 +134,7 @@ async def test_a_command_that_hangs_or_prints_too_much_is_stopped(
     monkeypatch.setattr(dead_letters, "MAX_OUTPUT", 1 << 20)
     with pytest.raises(UnavailableError, match="larger than 1 MiB"):
         await found.run("p", "list", [])
-    missing = DeadLetters({"p": PipelineSection(file=tmp_path / "none" / "p.yaml")})
+    missing = DeadLetterService({"p": PipelineSection(file=tmp_path / "none" / "p.yaml")})
     with pytest.raises(RefusedError, match="cannot run in"):
         await missing.run("p", "list", [])
 

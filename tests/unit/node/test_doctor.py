@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.node import doctor
-from penstock.node.doctor import Finding, Level, diagnose, mount_of
+from penstock.node.doctor import CheckResult, Level, diagnose, mount_of
 from penstock.runtime.io.disk_space import FileSystem
 from penstock.security.passwords import edit_passwords, make_credential
 from tests.certificates import Authority
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def found(file: Path, part: str, level: Level) -> list[Finding]:
+def found(file: Path, part: str, level: Level) -> list[CheckResult]:
     findings = list(diagnose(file, {}, {}))
     for finding in findings:
         assert finding.level is Level.OK or finding.do, finding

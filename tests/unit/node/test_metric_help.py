@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from penstock.node.cluster import Membership
+from penstock.node.cluster import ClusterMembership
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig, RuleSection
@@ -44,7 +44,7 @@ async def test_metrics_of_a_node_with_all_parts_match_the_table(tmp_path: Path) 
 
 async def test_metrics_of_a_member_of_a_cluster(tmp_path: Path) -> None:
     section = ClusterSection(name="edge", node="n1", etcd=[f"127.0.0.1:{free_port()}"])
-    member = Membership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
+    member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
     values = member.metric_values()
     await member.close()
     assert set(values) == set(METRICS["cluster"])

@@ -45,8 +45,8 @@ from penstock.runtime.backoff import Backoff
 
 __all__ = [
     "BatchBarrier",
+    "BatchCounts",
     "BuiltQuery",
-    "Counts",
     "FinishedBatch",
     "Query",
     "QueryBatches",
@@ -125,7 +125,7 @@ class RunContext:
     targets: Targets
 
 
-class Counts(NamedTuple):
+class BatchCounts(NamedTuple):
     """Number of rows of a batch in each state."""
 
     out: int
@@ -204,7 +204,7 @@ class SinkBatches:
             # One file and one task: more would not make a small batch faster.
             rows = rows.coalesce(1)
         found = self._writer.write_once(rows, batch)
-        counts = Counts(found.out, found.dead, found.filtered)
+        counts = BatchCounts(found.out, found.dead, found.filtered)
         duplicates = read - counts.out - counts.dead - counts.filtered
         return self._entry(
             batch, start, end, read, counts, out=found.written, duplicates=duplicates, letters=found.letters
@@ -229,7 +229,7 @@ class SinkBatches:
 
     def _into_windows(
         self, spark: SparkSession, batch: int, start: Offsets, end: Offsets, refused: list[DataFrame]
-    ) -> tuple[Counts, int, int]:
+    ) -> tuple[BatchCounts, int, int]:
         """Count the rows that this batch added to windows, its late events, and its dead letters.
 
         The windows do not contain these numbers, and Spark counts partial aggregates, so the batch's records are read
@@ -238,7 +238,7 @@ class SinkBatches:
         plan = self.plan
         streams = self._context.source.batches(spark, plan.sink.name, start, end)
         if streams is None:
-            return Counts(0, 0, 0), 0, self._writer.write_dead_letters(refused, batch)
+            return BatchCounts(0, 0, 0), 0, self._writer.write_dead_letters(refused, batch)
         window = plan.window
         assert window is not None
         records = window_input(streams, plan.nodes, self._context.with_lookup)
@@ -279,7 +279,7 @@ def ledger_entry(
     start: Offsets,
     end: Offsets,
     read: int,
-    counts: Counts,
+    counts: BatchCounts,
     *,
     out: int,
     duplicates: int | None,
@@ -315,14 +315,14 @@ def _states() -> list[Column]:
     ]
 
 
-def _count(rows: DataFrame) -> Counts:
+def _count(rows: DataFrame) -> BatchCounts:
     found = rows.agg(*_states()).first()
     assert found is not None
     return _counted(found)
 
 
-def _counted(found: Row) -> Counts:
-    return Counts(found["out"], found["dead"], found["filtered"])
+def _counted(found: Row) -> BatchCounts:
+    return BatchCounts(found["out"], found["dead"], found["filtered"])
 
 
 ONE_FILE = 10_000

@@ -35,7 +35,7 @@ from penstock.pipelines.run.progress import RunningBatch
 from penstock.pipelines.run.queries import (
     ONE_FILE,
     BatchBarrier,
-    Counts,
+    BatchCounts,
     FinishedBatch,
     RunContext,
     RunningQuery,
@@ -63,14 +63,14 @@ from penstock.spark.tube.offsets import MARK
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Group", "QueryBuilder", "SharedBatches", "SharedQuery", "grouped", "is_before"]
+__all__ = ["QueryBuilder", "SharedBatches", "SharedQuery", "SinkGroup", "grouped", "is_before"]
 
 
 JOIN_TIMES = 4
 """A sink joins others if it is behind by at most so many batches: after ``is_near`` was true, they ran another one."""
 
 
-class Group(NamedTuple):
+class SinkGroup(NamedTuple):
     """Sinks that share a query, or a single one; the query starts after ``finished`` with the batch ``begun``.
 
     ``lead`` is one of the sinks that are farthest behind; ``at`` identifies its offsets.
@@ -85,22 +85,22 @@ class Group(NamedTuple):
 
 def grouped(
     positions: Mapping[str, Position], starts: Mapping[str, Offsets], is_near: Callable[[str, str], bool]
-) -> list[Group]:
+) -> list[SinkGroup]:
     """Group sinks at ``positions`` such that one query can continue all sinks of a group; ``starts``: their start.
 
     Sinks at the same offsets share a query. A batch that some have begun is also the first one of those that are at its
     start, and those that are at its end leave it out. If ``is_near(behind, ahead)``, the batch from the one to the
     other is the first of their query.
     """
-    by_offsets: dict[tuple[str, str | None], Group] = {}
+    by_offsets: dict[tuple[str, str | None], SinkGroup] = {}
     for name, position in positions.items():
         finished, begun = position.key
         at = finished or json.dumps(starts[name], sort_keys=True)
-        found = by_offsets.get((at, begun)) or Group((), name, at, position.finished, position.begun)
+        found = by_offsets.get((at, begun)) or SinkGroup((), name, at, position.finished, position.begun)
         by_offsets[at, begun] = found._replace(sinks=(*found.sinks, name))
     # Those that have begun a batch first: they cannot run another one instead.
     rest = sorted(by_offsets.values(), key=lambda group: (group.begun is None, -len(group.sinks)))
-    groups: list[Group] = []
+    groups: list[SinkGroup] = []
     while rest:
         group = rest.pop(0)
         for other in list(rest):
@@ -111,7 +111,7 @@ def grouped(
     return sorted(groups, key=lambda group: list(positions).index(group.sinks[0]))
 
 
-def _joined(group: Group, other: Group, is_near: Callable[[str, str], bool]) -> Group | None:
+def _joined(group: SinkGroup, other: SinkGroup, is_near: Callable[[str, str], bool]) -> SinkGroup | None:
     """Return one group of both; None if no single batch takes those that are behind to the others."""
     if other.begun is not None:
         return None
@@ -306,7 +306,7 @@ class SharedBatches:
     def _entry(
         self, member: _Member, number: int, span: tuple[Offsets, Offsets], read: int, found: OnePassCounts
     ) -> LedgerEntry:
-        counts = Counts(found.out, found.dead, found.filtered)
+        counts = BatchCounts(found.out, found.dead, found.filtered)
         return ledger_entry(
             member.plan,
             member.checkpoint,
@@ -339,7 +339,7 @@ class SharedQuery:
         self,
         plans: Sequence[SinkPlan],
         checkpoints: Sequence[Checkpoint],
-        group: Group,
+        group: SinkGroup,
         path: Path,
         stream: Callable[[], Callable[[str], DataFrame]],
         context: RunContext,
@@ -457,7 +457,7 @@ class QueryBuilder:
         start = self._context.source.start(name)
         return start if finished is None else start | self._checkpoints[name].planned(batch - 1).end
 
-    def _shared(self, group: Group) -> SharedQuery | None:
+    def _shared(self, group: SinkGroup) -> SharedQuery | None:
         """Return the query of ``group``; None if Arrow cannot carry the rows of one of its sinks."""
         plans = [self._plans[name] for name in group.sinks]
         checkpoints = [self._checkpoints[name] for name in group.sinks]

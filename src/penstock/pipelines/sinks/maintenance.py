@@ -19,13 +19,13 @@ from penstock.pipelines.sinks.delta import (
     without_bounds_of_floats,
 )
 
-__all__ = ["Maintenance", "maintain"]
+__all__ = ["TableMaintenance", "maintain"]
 
 _SAFE_RETENTION_H = 168
 """Below this retention ``deltalake`` must be told that no reader or writer needs older files."""
 
 
-class Maintenance(NamedTuple):
+class TableMaintenance(NamedTuple):
     """Numbers of small files that were combined, of the files that have their rows now, and of removed files."""
 
     combined: int
@@ -33,7 +33,7 @@ class Maintenance(NamedTuple):
     removed: int
 
 
-def maintain(path: Path, *, retention_h: int, target_bytes: int) -> Maintenance:
+def maintain(path: Path, *, retention_h: int, target_bytes: int) -> TableMaintenance:
     """Combine files smaller than ``target_bytes``, and remove files that no version of ``retention_h`` hours names.
 
     Then write a checkpoint of the log, and remove its versions that are older than the table's
@@ -60,4 +60,4 @@ def maintain(path: Path, *, retention_h: int, target_bytes: int) -> Maintenance:
         table.create_checkpoint()
         sync_versions(path, before)
         table.cleanup_metadata()
-    return Maintenance(metrics["numFilesRemoved"], metrics["numFilesAdded"], len(removed))
+    return TableMaintenance(metrics["numFilesRemoved"], metrics["numFilesAdded"], len(removed))
