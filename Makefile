@@ -59,7 +59,11 @@ fmt: setup ## Format the tree and fix what lint can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lint types unit faults interop end_to_end spark docs interpreted: core
+lint types unit faults interop end_to_end spark interpreted: core
+	@$(SUITES) $@
+
+docs: core
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	@$(SUITES) $@
 
 bench: setup ## Benchmarks beside a named peer; results as JSON under benchmarks/results
