@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -28,14 +28,6 @@ KINDS = [
 ]
 _names = itertools.count(1)
 _readers = itertools.count(1_000_000_000)
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
-    cluster.start()
-    yield cluster
-    cluster.close()
 
 
 class Behind(EtcdCluster):

@@ -36,14 +36,6 @@ _names = itertools.count(1)
 CLUSTER = {"name": "edge", "node": "n1", "etcd": ["127.0.0.1:2379"]}
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
-    cluster.start()
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
 def two(tmp_path: Path, three: EtcdCluster) -> Iterator[list[NodeProcess]]:
     """Two nodes of a new cluster, not started."""

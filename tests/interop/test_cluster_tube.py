@@ -31,14 +31,6 @@ PARTITIONS = 2
 LOGIN = web.WebLogin("administer")
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
-    cluster.start()
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
 def two(tmp_path: Path, three: EtcdCluster) -> Iterator[list[NodeProcess]]:
     three.start()

@@ -19,14 +19,6 @@ from tests.interop.etcd import EtcdCluster
 DEADLINE_S = 60
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
-    cluster.start()
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
 def client(three: EtcdCluster) -> Iterator[EtcdClient]:
     client = EtcdClient(three.endpoints)

@@ -44,14 +44,6 @@ def value_in(body: bytes) -> bytes | None:
     return value
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
-    cluster.start()
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[EtcdCluster]:
     """A cluster that a test may fill or restore."""

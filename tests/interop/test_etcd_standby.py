@@ -59,14 +59,6 @@ for number in itertools.count(1):
 etcd keeps commits for a standby only after this has reported itself."""
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
-    cluster.start()
-    yield cluster
-    cluster.close()
-
-
 @pytest.fixture
 def prefix() -> str:
     return f"/test/{next(_prefixes)}/"

@@ -75,11 +75,7 @@ def show(
     The output is a configuration file. Values that may be secrets are shown as ***. --json prints a line with name,
     value and origin for each setting.
     """
-    from penstock.node.config.node import NodeConfig, read_settings
-
-    document = read_settings(file, {}, os.environ)
-    config = validate(document, NodeConfig)
-    settings = [setting for setting in _settings(document, config) if not changed or setting.origin != _DEFAULT]
+    settings = [setting for setting in _effective(file, {}) if not changed or setting.origin != _DEFAULT]
     if as_json:
         for setting in settings:
             print_json({"name": path_text(setting.location), "value": setting.value, "origin": setting.origin})
@@ -151,10 +147,14 @@ def _cell(value: object) -> str:
 
 def effective_yaml(file: Path | None, flags: Mapping[str, str | None]) -> str:
     """Return all settings as a configuration file, without secrets. Raises ConfigError."""
+    return _yaml(_effective(file, flags))
+
+
+def _effective(file: Path | None, flags: Mapping[str, str | None]) -> list[Setting]:
     from penstock.node.config.node import NodeConfig, read_settings
 
     document = read_settings(file, flags, os.environ)
-    return _yaml(list(_settings(document, validate(document, NodeConfig))))
+    return list(_settings(document, validate(document, NodeConfig)))
 
 
 def _yaml(settings: Sequence[Setting]) -> str:

@@ -29,7 +29,7 @@ from penstock.node.data_dir import running_node
 from penstock.node.security import NodeSecurity, expiring
 from penstock.runtime.io.disk_space import default_floor, file_system_of
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.network import Address, in_use
+from penstock.runtime.io.network import in_use
 
 __all__ = ["CheckResult", "Level", "diagnose", "mount_of"]
 
@@ -307,15 +307,7 @@ def _disk(directory: Path) -> CheckResult:
 
 
 def _addresses(config: NodeConfig) -> Iterator[CheckResult]:
-    wanted: dict[str, Address] = {
-        "mqtt": config.mqtt.bind,
-        **{f"mqtt.listeners.{name}": entry.bind for name, entry in config.mqtt.listeners.items()},
-        "tube_master": config.tube_master.bind,
-        "tube_broker": config.tube_broker.bind,
-        "tube_broker_http": config.tube_broker_http.bind,
-        "http": config.http.bind,
-    }
-    taken = {name: address for name, address in wanted.items() if address.port and in_use(address)}
+    taken = {name: address for name, address in config.addresses().items() if address.port and in_use(address)}
     if not taken:
         yield CheckResult(Level.OK, "listeners", "all addresses are free")
     for name, address in taken.items():

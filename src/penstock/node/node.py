@@ -346,18 +346,9 @@ class Node:
         Raises:
             UnavailableError: at least one is in use.
         """
-        config = self.config
-        wanted = {"http": config.http.bind}
-        if self._membership is None or self._membership.broker is not None:
-            wanted |= {"tube-broker-http": config.tube_broker_http.bind, "tube-master": config.tube_master.bind}
-        if self._membership is None:  # otherwise the broker already listens
-            wanted["tube-broker"] = config.tube_broker.bind
-        if config.tube.tls is not None:
-            wanted["tube.tls.master_port"] = Address(config.tube_master.bind.host, config.tube.tls.master_port)
-            wanted["tube.tls.broker_port"] = Address(config.tube_broker.bind.host, config.tube.tls.broker_port)
-        wanted |= {_listener_option(name): entry.bind for name, entry in self.security.listeners.items()}
-        if config.mqtt_faults is not None:
-            wanted["mqtt-faults"] = config.mqtt_faults
+        wanted = self.config.addresses()
+        if self._membership is not None:
+            wanted.pop("tube-broker", None)  # the broker already listens
         taken = await asyncio.to_thread(
             lambda: {option: address for option, address in wanted.items() if address.port and in_use(address)}
         )

@@ -29,6 +29,7 @@ from penstock.runtime.config.loader import validate
 from penstock.runtime.config.yaml_document import Document, read_document
 from penstock.runtime.io.clock import STEP_HOLD_S
 from penstock.runtime.io.files import Durability
+from penstock.runtime.io.network import Address
 from penstock.runtime.observability.logs import LogFormat, LogLevel
 from penstock.tube.codec.strings import valid_topic
 from penstock.tube.engine.transactions.staging import StagingLimits
@@ -464,6 +465,22 @@ class NodeConfig(Section):
                     f"cluster: {name}: {listener.bind} means every interface, and a standby names the address of the"
                     " active node: set `advertise`"
                 )
+
+    def addresses(self) -> dict[str, Address]:
+        """Every address on which a node listens, by the option or setting that changes it."""
+        found = {"mqtt": self.mqtt.bind}
+        found |= {f"mqtt.listeners.{name}": entry.bind for name, entry in self.mqtt.listeners.items()}
+        found["http"] = self.http.bind
+        if self.cluster is None or self.cluster.tubemq:
+            found["tube-broker-http"] = self.tube_broker_http.bind
+            found["tube-master"] = self.tube_master.bind
+            found["tube-broker"] = self.tube_broker.bind
+        if self.tube.tls is not None:
+            found["tube.tls.master_port"] = Address(self.tube_master.bind.host, self.tube.tls.master_port)
+            found["tube.tls.broker_port"] = Address(self.tube_broker.bind.host, self.tube.tls.broker_port)
+        if self.mqtt_faults is not None:
+            found["mqtt-faults"] = self.mqtt_faults
+        return found
 
     def topics(self) -> dict[str, TopicSection]:
         """Topics that are created at the start: configured ones, and those of rules."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.pipelines.sinks.parquet import spark_schema, statistics
+from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, statistics, write_attempt
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file
 from penstock.spark.files.delta_log import DeltaLog
@@ -158,7 +158,7 @@ class DeltaWriter:
 
     def new_attempt(self, batch: int) -> Path:
         """Return a directory, which does not exist, for the files of one attempt to write ``batch``."""
-        return self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
+        return new_attempt(self.path, self.writer, batch)
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
         """Write the ``count`` ``rows``, with unique keys, as ``batch`` and commit; return ``count``.
@@ -168,11 +168,7 @@ class DeltaWriter:
         if not count or (self._table is not None and self._is_committed(self._refresh(), batch)):
             return count
         attempt = self.new_attempt(batch)
-        rows.coalesce(1).write.parquet(str(attempt))
-        names = [path.name for path in sorted(attempt.glob("*.parquet"))]
-        for name in names:
-            sync_file(attempt / name)
-        return self.commit(batch, attempt, names, count)
+        return self.commit(batch, attempt, write_attempt(rows, attempt), count)
 
     def commit(self, batch: int, attempt: Path, names: Sequence[str], count: int) -> int:
         """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return ``count``.

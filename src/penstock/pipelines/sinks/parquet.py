@@ -1,20 +1,23 @@
-"""Footers of Parquet files: Spark's schema of a file, and the statistics by which readers of Delta tables skip files.
-
-No rows are read.
+"""Parquet files of tables: those of an attempt to write a batch; Spark's schema of a file, and the statistics by which
+readers of Delta tables skip files, both from its footer.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from penstock.pipelines.state_dir.layout import sync_file
+
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
+    from pyspark.sql import DataFrame
 
-__all__ = ["SPARKS_SCHEMA", "spark_schema", "statistics"]
+__all__ = ["SPARKS_SCHEMA", "new_attempt", "spark_schema", "statistics", "write_attempt"]
 
 SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 """Key of Spark's own column types in the metadata of a Parquet file."""
@@ -28,6 +31,20 @@ def spark_schema(file: Path) -> dict[str, Any] | None:
 
     stored = (pq.read_schema(file).metadata or {}).get(SPARKS_SCHEMA)
     return None if stored is None else dict(json.loads(stored))
+
+
+def new_attempt(table: Path, writer: str, batch: int) -> Path:
+    """Return a directory, which does not exist, for the files of one attempt of ``writer`` to write ``batch``."""
+    return table / "_attempts" / f"{writer}-{batch}-{uuid.uuid4().hex[:12]}"
+
+
+def write_attempt(rows: DataFrame, attempt: Path) -> list[str]:
+    """Write ``rows`` as one file in the directory ``attempt``, synced; return the names of its files."""
+    rows.coalesce(1).write.parquet(str(attempt))
+    names = [path.name for path in sorted(attempt.glob("*.parquet"))]
+    for name in names:
+        sync_file(attempt / name)
+    return names
 
 
 def statistics(file: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PenstockError, StorageError
 from penstock.pipelines.sinks.delta import delta_files, delta_schema, delta_writers, is_delta_table, other_type
-from penstock.pipelines.sinks.parquet import spark_schema
+from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, write_attempt
 from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file, write_json
 
 if TYPE_CHECKING:
@@ -80,15 +80,11 @@ class Table:
         if count == 0:
             return 0
         attempt = self.new_attempt(batch)
-        rows.coalesce(1).write.parquet(str(attempt))
-        names = [path.name for path in sorted(attempt.glob("*.parquet"))]
-        for name in names:
-            sync_file(attempt / name)
-        return self.commit(batch, attempt, names, count)
+        return self.commit(batch, attempt, write_attempt(rows, attempt), count)
 
     def new_attempt(self, batch: int) -> Path:
         """Return a directory, which does not exist, for the files of one attempt to write ``batch``."""
-        return self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
+        return new_attempt(self.path, self.writer, batch)
 
     def commit(self, batch: int, attempt: Path, names: Sequence[str], count: int) -> int:
         """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return the rows of the batch.
