@@ -8,15 +8,13 @@ import json
 import statistics
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from benchmarks import generator, servers
 from benchmarks.cases import CASES
 from benchmarks.figures import Figure, Settings
 from benchmarks.machine import describe
-from benchmarks.tables import write_pages
+from benchmarks.tables import RESULTS, write_pages
 
-RESULTS = Path(__file__).resolve().parent / "results"
 PEERS = {
     "mqtt": "mosquitto",
     "connections": "mosquitto",
@@ -79,7 +77,7 @@ def main() -> int:
         RESULTS.mkdir(exist_ok=True)
         result = {"machine": machine, "durability": settings.durability, "figures": [asdict(f) for f in figures]}
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        write_pages(RESULTS)
+        write_pages()
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks import generator
 
-__all__ = ["capacity_page", "page", "write_pages"]
+__all__ = ["RESULTS", "result_pages", "write_pages"]
 
 HEAD = """# Results
 
@@ -20,6 +20,7 @@ Written by `python -m benchmarks` from the JSON beside it. The ratio is penstock
 """
 
 
+RESULTS: Final = Path(__file__).resolve().parent / "results"
 CAPACITY_PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "operations" / "capacity.md"
 
 CAPACITY_HEAD: Final = """# Size a node
@@ -91,11 +92,16 @@ CAPACITY: Final[dict[str, tuple[tuple[str, str, str, str], ...]]] = {
 LATENCIES: Final = ("p50 ms", "p99 ms", "p99.9 ms")
 
 
-def write_pages(folder: Path) -> None:
-    """Write ``README.md`` of ``folder`` and the page about a node's capacity from the results in it."""
-    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-    (folder / "README.md").write_text(page(results), encoding="utf-8")
-    CAPACITY_PAGE.write_text(capacity_page(results), encoding="utf-8")
+def result_pages() -> dict[Path, str]:
+    """Return the text of each page that is made of the results: their tables, and a node's capacity for operators."""
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    return {RESULTS / "README.md": page(results), CAPACITY_PAGE: capacity_page(results)}
+
+
+def write_pages() -> None:
+    """Write the pages that are made of the results."""
+    for path, text in result_pages().items():
+        path.write_text(text, encoding="utf-8")
 
 
 def capacity_page(results: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Generate the reference pages from the code: commands, configuration, pipeline file, metrics, options, conformance.
+"""Generate the reference pages from the code, and the pages of measured figures from the benchmarks' results.
 
 Usage: reference.py [--check]
 
@@ -626,10 +626,13 @@ def with_command_lists(page: str) -> str:
 def generated() -> dict[str, Callable[[], str]]:
     """Return the file name of each page and the function that returns its text."""
     sys.path.insert(0, str(ROOT))  # sys.path has the directory of the script, but not its parent
+    from benchmarks.tables import result_pages
     from tools import statestore_commands
 
     lists = {page: partial(with_command_lists, page) for page in LISTS}
-    return GENERATED | lists | statestore_commands.pages(NOTE)
+    # A path in another folder replaces PAGES when main() joins them.
+    results = {str(path): partial(str, text) for path, text in result_pages().items()}
+    return GENERATED | lists | results | statestore_commands.pages(NOTE)
 
 
 def main() -> int:
