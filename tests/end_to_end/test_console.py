@@ -22,6 +22,8 @@ from tests.end_to_end.console_browser import LOOKS, browsing, console_node, fill
 node = pytest.fixture(console_node)
 PAGES = (
     "clients",
+    "subscriptions",
+    "retained",
     "topics",
     "groups",
     "keys",
@@ -35,6 +37,7 @@ PAGES = (
     "records/water/0/0",
     "groups/lake",
     "keys/plant%2Fa",
+    "audit",
 )
 
 

@@ -4,8 +4,9 @@ Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run``
 
 * overview, health, history, topics, groups, rules: as queries of the administration, see :class:`HttpAccess`;
 * clients, subscriptions, retained messages, keys, pipelines and events have names and addresses that clients chose:
-  they need the administration token, or a user with the right to administer;
-* values of keys, records and dead letters need the same, and requests for them have an entry in the audit trail, like
+  they need a viewer, see :class:`Role`;
+* values of keys and records need a viewer who may read them by the policies, dead letters and changes an operator,
+  backups and the audit trail an administrator. Requests for values and records have an entry in the audit trail, like
   each change; further pages of a list of records have one per minute.
 
 A list is a page: ``rows``, the cursor ``next`` (null on the last page), ``total``, and ``matched``, the number of rows
@@ -15,12 +16,16 @@ why and hint.
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import csv
 import io
 import json
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -34,7 +39,7 @@ from penstock.console.console import HISTORY, Console
 from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, Page, PageQuery
 from penstock.console.record_filter import RecordFilter
 from penstock.console.records import RecordQuery
-from penstock.console.snapshots import RecordPage, as_json
+from penstock.console.snapshots import Key, RecordPage, as_json
 from penstock.console.statestore import pattern_of
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -42,8 +47,9 @@ from penstock.mqtt.server import MqttServer
 from penstock.node.backup import Backups, Item, encode_item, error_item
 from penstock.node.dead_letters import CommandResult, DeadLetterService
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
-from penstock.runtime.observability.audit import AuditTrail
-from penstock.tube.admin.request import Caller
+from penstock.runtime.observability.audit import AuditTrail, read_audit
+from penstock.security.policy import Permissions
+from penstock.tube.admin.request import Caller, Role
 
 __all__ = ["API", "api_routes"]
 
@@ -86,6 +92,7 @@ class _Api:
         names: Collection[str],
         backups: Callable[[], Backups | None],
         dead_letters: DeadLetterService,
+        permissions: Callable[[str], Permissions | None],
     ) -> None:
         self._console = console
         self._server = server
@@ -94,13 +101,14 @@ class _Api:
         self._names = names
         self._backups = backups
         self._dead_letters = dead_letters
+        self._permissions = permissions
         self._reads: dict[tuple[str, ...], float] = {}
         """When the last entry about a reader of a topic was written."""
 
-    def route(self, path: str, read: Read, *, protected: bool = False, method: str = "GET") -> Route:
+    def route(self, path: str, read: Read, needs: Role = Role.NONE, method: str = "GET") -> Route:
         async def respond(request: Request) -> Response:
             try:
-                caller = await self._caller(request, protected=protected)
+                caller = await self._caller(request, needs)
                 if (export := request.query_params.get("format")) is not None:
                     request = _with(request, limit=str(MAX_LIMIT))
                     return _export(
@@ -118,7 +126,7 @@ class _Api:
 
         return Route(API + path, respond, methods=[method])
 
-    async def _caller(self, request: Request, *, protected: bool) -> Caller:
+    async def _caller(self, request: Request, needs: Role) -> Caller:
         if (refused := cross_site_reason(request, self._names)) is not None:
             raise _Failure(403, "cross_site", refused, "open the console at the address of the node")
         try:
@@ -126,11 +134,41 @@ class _Api:
             caller = await self._identify(request.headers.get("authorization", ""), address)
         except Denied as denied:
             raise _Failure(denied.status, "unauthorized", str(denied), _LOGIN) from None
-        if not caller.reads or (protected and not caller.identified):
+        if not caller.reads or (needs > Role.NONE and not caller.identified):
             raise _Failure(401, "unauthorized", "this request needs credentials", _LOGIN)
-        if protected and not caller.administers:
-            raise _Failure(403, "forbidden", f"user {caller.user!r} may not administer the node", _GRANT)
+        if caller.role < needs:
+            what = f"user {caller.user!r} is not {_ROLES[needs]}"
+            raise _Failure(
+                403, "forbidden", what, f"add the user to {_SETTINGS[needs]}, or use the administration token"
+            )
         return caller
+
+    def _granted(self, caller: Caller) -> Permissions | None:
+        """Return the permissions that limit the contents that a caller may read; None: all."""
+        return None if caller.administers else self._permissions(caller.user)
+
+    async def session(self, _request: Request, caller: Caller) -> object:
+        return {"user": caller.user, "role": caller.role.name.lower(), "credential": caller.credential}
+
+    async def audit(self, request: Request, _caller: Caller) -> object:
+        limit, text = _limit(request), request.query_params.get("q", "").casefold()
+        before = _number(request, "after", 1 << 53)  # entries from this one on were on earlier pages
+
+        def read() -> Page[dict[str, Any]]:
+            total = matched = older = 0
+            newest: deque[tuple[int, dict[str, Any]]] = deque(maxlen=limit)
+            for row in read_audit(self._trail.directory):
+                if not text or text in json.dumps(row, ensure_ascii=False).casefold():
+                    matched += 1
+                    if total < before:
+                        older += 1
+                        newest.append((total, row))
+                total += 1
+            more = str(newest[0][0]) if older > len(newest) else None
+            rows = tuple({name: row.get(name) for name in _AUDIT} for _, row in reversed(newest))
+            return Page(rows, more, total, matched)
+
+        return await asyncio.to_thread(read)
 
     # Overview
 
@@ -191,10 +229,14 @@ class _Api:
         page = await views.keys(query, pattern_of(prefix, query.text), values=values)
         if values:
             await self._record("read_values", caller, {"prefix": prefix, "q": query.text, "keys": len(page.rows)})
+            if (granted := self._granted(caller)) is not None:
+                page = replace(page, rows=tuple(_readable(row, granted) for row in page.rows))
         return page
 
     async def key(self, request: Request, caller: Caller) -> object:
         name = request.path_params["name"]
+        if (granted := self._granted(caller)) is not None and not granted.may_read(name.encode()):
+            raise _Failure(403, "forbidden", f"user {caller.user!r} may not read key {name!r}", _POLICY)
         found = _known(_there(self._console.statestore).key(name.encode()), f"key {name!r} does not exist")
         await self._record("read_values", caller, {"key": name})
         return found
@@ -211,6 +253,7 @@ class _Api:
 
     async def records(self, request: Request, caller: Caller) -> object:
         name, params = request.path_params["name"], request.query_params
+        self._check_records(name, caller)
         start = params.get("from", "newest")
         if start not in _STARTS:
             raise LocalProtocolError(f"from={start[:40]!r}", do=f"use {', '.join(_STARTS)}")
@@ -233,10 +276,17 @@ class _Api:
 
     async def record(self, request: Request, caller: Caller) -> object:
         name, partition, offset = (request.path_params[each] for each in ("name", "partition", "offset"))
+        self._check_records(name, caller)
         found = _there(self._console.tube).browser.record(name, partition, offset)
         found = _known(found, f"topic {name!r} has no record at offset {offset} of partition {partition}")
         await self._record("read_records", caller, {"topic": name, "partition": partition, "offset": offset})
         return found
+
+    def _check_records(self, topic: str, caller: Caller) -> None:
+        granted = self._granted(caller)
+        if granted is not None and not granted.may_consume(topic, CONSOLE_GROUP):
+            what = f"user {caller.user!r} may not consume topic {topic!r} with group {CONSOLE_GROUP!r}"
+            raise _Failure(403, "forbidden", what, _POLICY)
 
     async def _record_read(self, caller: Caller, parameters: Mapping[str, object], after: str | None) -> None:
         """Write an entry for a new list, and once a minute for its further pages: a live list has one a second."""
@@ -364,7 +414,17 @@ class _Api:
 
 
 _LOGIN: Final = "send the administration token (tube/admin-token in the data directory), or name and password of a user"
-_GRANT: Final = "use the administration token, or add the user to security.administrators"
+_AUDIT: Final = ("time", "server", "method", "user", "credential", "address", "parameters", "result", "errMsg")
+"""Fields of the entries of the audit trail that are shown."""
+_POLICY: Final = "add a rule to the policy file, or sign in as another user"
+_ROLES: Final = {Role.VIEWER: "a viewer", Role.OPERATOR: "an operator", Role.ADMINISTRATOR: "an administrator"}
+_SETTINGS: Final = {
+    Role.VIEWER: "security.viewers",
+    Role.OPERATOR: "security.operators",
+    Role.ADMINISTRATOR: "security.administrators",
+}
+CONSOLE_GROUP: Final = "console"
+"""The consumer group whose permissions apply to the records that a user reads in the console."""
 
 
 def api_routes(
@@ -375,37 +435,40 @@ def api_routes(
     names: Collection[str],
     backups: Callable[[], Backups | None],
     dead_letters: DeadLetterService,
+    permissions: Callable[[str], Permissions | None] = lambda _: None,
 ) -> list[Route]:
     """Routes of the API. ``names``: further host names for requests over loopback; ``backups`` returns those of the
-    node, None before it is ready."""
-    api = _Api(console, server, identify, trail, names, backups, dead_letters)
+    node, None before it is ready; ``permissions`` returns those of a user by the policies, None for all."""
+    api = _Api(console, server, identify, trail, names, backups, dead_letters, permissions)
     route = api.route
     return [
+        route("/session", api.session),
+        route("/audit", api.audit, Role.ADMINISTRATOR),
         route("/overview", api.overview),
         route("/health", api.health),
         route("/history", api.history),
         route("/rules", api.rules),
         route("/topics", api.topics),
         route("/topics/{name}", api.topic),
-        route("/topics/{name}/records", api.records, protected=True),
-        route("/topics/{name}/records/{partition:int}/{offset:int}", api.record, protected=True),
+        route("/topics/{name}/records", api.records, Role.VIEWER),
+        route("/topics/{name}/records/{partition:int}/{offset:int}", api.record, Role.VIEWER),
         route("/groups", api.groups),
         route("/groups/{name:path}", api.group),
-        route("/groups/{name:path}/reset", api.reset, protected=True, method="POST"),
-        route("/pipelines", api.pipelines, protected=True),
-        route("/pipelines/{name:path}/dead-letters", api.dead_letters, protected=True),
-        route("/pipelines/{name:path}/dead-letters/records", api.dead_letter_records, protected=True),
-        route("/pipelines/{name:path}/dead-letters/{verb}", api.change_dead_letters, protected=True, method="POST"),
-        route("/pipelines/{name:path}", api.pipeline, protected=True),
-        route("/events", api.events, protected=True),
-        route("/clients", api.clients, protected=True),
-        route("/clients/{name:path}", api.client, protected=True),
-        route("/clients/{name:path}", api.disconnect, protected=True, method="DELETE"),
-        route("/subscriptions", api.subscriptions, protected=True),
-        route("/retained", api.retained, protected=True),
-        route("/keys", api.keys, protected=True),
-        route("/keys/{name:path}", api.key, protected=True),
-        route("/backup", api.backup, protected=True, method="POST"),
+        route("/groups/{name:path}/reset", api.reset, Role.OPERATOR, method="POST"),
+        route("/pipelines", api.pipelines, Role.VIEWER),
+        route("/pipelines/{name:path}/dead-letters", api.dead_letters, Role.OPERATOR),
+        route("/pipelines/{name:path}/dead-letters/records", api.dead_letter_records, Role.OPERATOR),
+        route("/pipelines/{name:path}/dead-letters/{verb}", api.change_dead_letters, Role.OPERATOR, method="POST"),
+        route("/pipelines/{name:path}", api.pipeline, Role.VIEWER),
+        route("/events", api.events, Role.VIEWER),
+        route("/clients", api.clients, Role.VIEWER),
+        route("/clients/{name:path}", api.client, Role.VIEWER),
+        route("/clients/{name:path}", api.disconnect, Role.OPERATOR, method="DELETE"),
+        route("/subscriptions", api.subscriptions, Role.VIEWER),
+        route("/retained", api.retained, Role.VIEWER),
+        route("/keys", api.keys, Role.VIEWER),
+        route("/keys/{name:path}", api.key, Role.VIEWER),
+        route("/backup", api.backup, Role.ADMINISTRATOR, method="POST"),
     ]
 
 
@@ -517,6 +580,8 @@ def _object(row: object) -> dict[str, object]:
 
 def _csv_cell(value: object) -> object:
     """Return a CSV cell that spreadsheets do not interpret as a formula, because clients choose names."""
+    if isinstance(value, dict):
+        value = json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):
         value = " ".join(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in value)
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
@@ -544,6 +609,11 @@ def _without_ids(found: Any, caller: Caller) -> object:
     for row in found.get("members", ()):
         row["member"] = row["address"] = "-"
     return found
+
+
+def _readable(key: Key, granted: Permissions) -> Key:
+    """Return the key without its value if the permissions do not include reading it."""
+    return key if granted.may_read(base64.b64decode(key.key_base64)) else replace(key, value=None, value_base64=None)
 
 
 def _query(request: Request) -> PageQuery:

@@ -45,7 +45,7 @@ from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.logs import error_fields
 from penstock.runtime.observability.metrics import CONTENT_TYPE, Metrics
 from penstock.security.passwords import Credential
-from penstock.tube.admin.request import UNAUTHORIZED, Caller
+from penstock.tube.admin.request import UNAUTHORIZED, Caller, Role
 
 __all__ = [
     "Administer",
@@ -528,8 +528,7 @@ class HttpAccess:
     """Finds the caller of a request. ``token``: the administration token.
 
     ``users`` returns the current users of the password file; None without a file: queries then need no credentials.
-    ``administers(user)`` returns True if the user may make changes. ``anonymous``: queries need no credentials although
-    there are users.
+    ``role`` returns the role of a user. ``anonymous``: queries need no credentials although there are users.
     """
 
     def __init__(
@@ -537,14 +536,14 @@ class HttpAccess:
         token: str,
         checks: PasswordChecks | None = None,
         users: Callable[[], Mapping[str, Credential] | None] = lambda: None,
-        administers: Callable[[str], bool] = lambda _: False,
+        role: Callable[[str], Role] = lambda _: Role.NONE,
         *,
         anonymous: bool = False,
     ) -> None:
         self._token = token
         self._checks = checks
         self._users = users
-        self._administers = administers
+        self._role = role
         self._anonymous = anonymous
 
     async def __call__(self, authorization: str, address: str) -> Caller:
@@ -562,7 +561,7 @@ class HttpAccess:
         if scheme.lower() == "bearer":
             if not hmac.compare_digest(credentials.strip().encode(), self._token.encode()):
                 raise Denied(401, "the bearer token is not the administration token of this data directory")
-            return Caller(address=address, administers=True, token=True)
+            return Caller(address=address, role=Role.ADMINISTRATOR, token=True)
         if scheme.lower() != "basic":
             raise Denied(401, f"authorization scheme {scheme[:20]!r}: Basic and Bearer are supported")
         user, password = _basic(credentials)
@@ -573,7 +572,7 @@ class HttpAccess:
             raise Denied(503, "too many password checks are waiting; try again")
         if not right:
             raise Denied(401, f"user {user[:64]!r}: wrong name or password")
-        return Caller(user, address, administers=self._administers(user))
+        return Caller(user, address, role=self._role(user))
 
 
 def _basic(credentials: str) -> tuple[str, bytes]:

@@ -273,7 +273,7 @@ class Node:
             more=[
                 *api_routes(
                     self.console, self.security.server, identify, trail, names, lambda: self._backups,
-                    dead_letters,
+                    dead_letters, self.security.permissions_of,
                 ),
                 *web.routes(),
             ],

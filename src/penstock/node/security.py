@@ -66,6 +66,7 @@ from penstock.security.tube_key import tube_key
 from penstock.statestore.binding import INVOKE, NOTIFY_TOPICS
 from penstock.statestore.codec.commands import Access as KeyAccess
 from penstock.statestore.engine.store import Context
+from penstock.tube.admin.request import Role
 from penstock.tube.engine.access import ClientAccess, RightsOf
 
 __all__ = [
@@ -182,15 +183,26 @@ class NodeSecurity:
             token,
             self.checks,
             lambda: self.access_rules.users,
-            self._administers,
+            self._role,
             anonymous=listener.anonymous is not None,
         )
 
-    def _administers(self, user: str) -> bool:
-        named = self.config.security.administrators
-        if named is not None:
-            return user in named
-        return may_administer(rights_of(self.access_rules.policy), user)
+    def permissions_of(self, user: str) -> Permissions | None:
+        """Return the permissions of a user by the policies; None without policies: all permissions."""
+        policy = self.access_rules.policy
+        return None if policy is None else policy.permissions(policy.describe(Principal("", user=user)))
+
+    def _role(self, user: str) -> Role:
+        named = self.config.security
+        if user in (named.administrators or ()):
+            return Role.ADMINISTRATOR
+        if user in named.operators:
+            return Role.OPERATOR
+        if user in named.viewers:
+            return Role.VIEWER
+        if named.administrators is None and (self.access_rules.policy is not None or not named.names_roles):
+            return Role.ADMINISTRATOR if may_administer(rights_of(self.access_rules.policy), user) else Role.NONE
+        return Role.NONE
 
     def tube_access(
         self, listener: ListenerSection, part: tuple[str, str], used: ClientAccess | None = None

@@ -43,7 +43,7 @@ from penstock.runtime.observability.systemd import ServiceNotifier
 from penstock.security.passwords import read_passwords
 from penstock.security.policy_file import load_policy
 from penstock.tube.admin import broker as broker_admin
-from penstock.tube.admin.request import Caller
+from penstock.tube.admin.request import Caller, Role
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
@@ -266,7 +266,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         token,
         checks,
         lambda: security.users,
-        lambda user: may_administer(security.rights, user),
+        lambda user: Role.ADMINISTRATOR if may_administer(security.rights, user) else Role.NONE,
         anonymous=settings.http_anonymous,
     )
     health = health_routes(

@@ -16,7 +16,7 @@ import pytest
 from penstock.tube.admin.broker import METHODS as BROKER
 from penstock.tube.admin.broker import BrokerAdmin, handle
 from penstock.tube.admin.master import METHODS as MASTER
-from penstock.tube.admin.request import Caller
+from penstock.tube.admin.request import Caller, Role
 from penstock.tube.codec.message import encode_data
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_state import Membership
@@ -83,7 +83,7 @@ def answer_of(side: str, method: str) -> Any:
     only = BROKER[method].only | {"modifyUser"}
     if BROKER[method].changes:
         given = {name: value for name, value in given.items() if name in only}
-    answer, _ = handle(running_broker(), {"method": method, **given}, None, Caller(administers=True))
+    answer, _ = handle(running_broker(), {"method": method, **given}, None, Caller(role=Role.ADMINISTRATOR))
     return answer
 
 

@@ -299,6 +299,85 @@ async def test_names_and_contents_need_an_administrator(tmp_path: Path) -> None:
         assert (await ann.send("/clients"))[0] == 200
 
 
+POLICIES = """
+rules:
+  - principals: {usernames: [viola, oscar]}
+    stateStoreResources: [{method: Read, keys: ["plant/*"]}]
+    tubeResources: [{method: Consume, topics: [water], groups: [console]}]
+  - principals: {usernames: [device]}
+    brokerResources: [{method: Connect}, {method: Publish, topics: ["#"]}, {method: Subscribe, topics: ["#"]}]
+    stateStoreResources: [{method: ReadWrite, keys: ["*"]}]
+"""
+
+
+async def test_each_role_includes_the_lower_ones_and_policies_limit_contents(tmp_path: Path) -> None:
+    (tmp_path / "policies.yaml").write_text(POLICIES)
+    names = ("viola", "oscar", "ada", "bob")
+    security = Security(
+        passwords=users(tmp_path, *names),
+        policies=tmp_path / "policies.yaml",
+        administrators=["ada"],
+        operators=["oscar"],
+        viewers=["viola"],
+    )
+    tube = Tube(topics={"water": TopicSection(partitions=1), "oil": TopicSection(partitions=1)})
+    async with running(config(tmp_path / "data", security=security, tube=tube)) as ready:
+        api = {name: Api(ready, basic(name, f"password of {name}")) for name in names}
+        roles = [(await each.get("/session"))["role"] for each in api.values()]
+        assert roles == ["viewer", "operator", "administrator", "none"]
+        allowed = {
+            ("/clients", "GET"): {"viola", "oscar", "ada"},
+            ("/groups/lake/reset?to=latest", "POST"): {"oscar", "ada"},
+            ("/clients/x", "DELETE"): {"oscar", "ada"},
+            ("/audit", "GET"): {"ada"},
+            ("/backup?rate=x", "POST"): {"ada"},
+            ("/keys/plant%2Fa", "GET"): {"viola", "oscar", "ada"},
+            ("/keys/other", "GET"): {"ada"},
+            ("/topics/water/records", "GET"): {"viola", "oscar", "ada"},
+            ("/topics/oil/records", "GET"): {"ada"},
+        }
+        for (path, method), wanted in allowed.items():
+            found = {name for name in names if (await api[name].send(path, method))[0] not in {401, 403}}
+            assert found == wanted, path
+        _, _, body = await api["viola"].send("/clients/x", "DELETE")
+        assert body["error"]["what"] == "user 'viola' is not an operator"
+        assert "security.operators" in body["error"]["hint"]
+
+
+async def test_values_that_a_user_may_not_read_are_left_out_of_lists(tmp_path: Path) -> None:
+    (tmp_path / "policies.yaml").write_text(POLICIES)
+    security = Security(
+        passwords=users(tmp_path, "viola", "device"), policies=tmp_path / "policies.yaml", viewers=["viola"]
+    )
+    async with running(config(tmp_path / "data", security=security)) as ready:
+        url = f"mqtt://{ready.mqtt}"
+        async with StateStoreClient.connect(url, username="device", password="password of device") as store:
+            await store.set("plant/a", "1")
+            await store.set("secret/a", "2")
+        viola = Api(ready, basic("viola", "password of viola"))
+        rows = (await viola.get("/keys?values=1"))["rows"]
+        assert [(row["key"], row["value"]) for row in rows] == [("plant/a", "1"), ("secret/a", None)]
+
+
+async def test_the_audit_trail_is_paged_and_filtered(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        for number in range(5):
+            await api.send(f"/keys?values=1&prefix=line/{number}")
+        page = await api.get("/audit?limit=2")
+        assert [row["parameters"]["prefix"] for row in page["rows"]] == ["line/4", "line/3"]
+        await api.send("/keys?values=1&prefix=other")  # a new entry does not move the pages
+        page = await api.get(f"/audit?limit=2&after={page['next']}")
+        assert [row["parameters"]["prefix"] for row in page["rows"]] == ["line/2", "line/1"]
+        page = await api.get(f"/audit?limit=2&after={page['next']}")
+        assert [row["parameters"]["prefix"] for row in page["rows"]] == ["line/0"]
+        assert (page["next"], page["total"]) == (None, 6)
+        _, _, text = await api.send("/audit?format=csv&q=line/3")
+        assert '"{""prefix"": ""line/3""' in text
+        found = await api.get("/audit?q=LINE/3")
+        assert (len(found["rows"]), found["matched"], found["total"]) == (1, 1, 6)
+
+
 @pytest.mark.parametrize("headers", [{"Sec_Fetch_Site": "cross-site"}, {"Origin": "http://evil.example"}])
 async def test_requests_of_other_sites_are_refused(tmp_path: Path, headers: dict[str, str]) -> None:
     async with running(config(tmp_path)) as ready:

@@ -1,12 +1,13 @@
 // The console: navigation, keyboard, sign-in, and the view of the route.
 import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { credentials, html, link, Session, useRoute } from "./lib.js";
+import { credentials, html, link, request, Session, useRoute } from "./lib.js";
 import { DeadLetters } from "./letters.js";
+import { Retained, Subscriptions } from "./mqtt.js";
 import { Overview } from "./overview.js";
 import { Pipelines } from "./pipelines.js";
 import { Records } from "./records.js";
-import { Clients, Events, Groups, Keys, Topics } from "./views.js";
+import { Audit, Clients, Events, Groups, Keys, Topics } from "./views.js";
 
 const PAGES = [
   ["overview", "Overview", "o", Overview],
@@ -18,28 +19,40 @@ const PAGES = [
   ["events", "Events", "e", Events],
 ];
 // Pages that are reached from another one, whose tab is marked.
-const INNER = { records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters] };
+const INNER = {
+  records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], subscriptions: ["clients", Subscriptions],
+  retained: ["clients", Retained], audit: ["events", Audit],
+};
 
 function App() {
   const route = useRoute();
   const [version, renew] = useState(0);
   const [help, showHelp] = useState(false);
+  const [who, identify] = useState(null); // user and role; null before the answer, and without credentials
   const session = useMemo(() => ({
     version,
-    login: (value) => { credentials.set(value); renew((before) => before + 1); },
-  }), [version]);
+    operates: who !== null && ["operator", "administrator"].includes(who.role),
+    administers: who?.role === "administrator",
+    login: (value) => { credentials.set(value); identify(null); renew((before) => before + 1); },
+  }), [version, who]);
+  useEffect(() => {
+    const stop = new AbortController();
+    if (credentials.get()) request("session", {}, "GET", stop.signal).then(identify, () => {}); // the view reports the failure
+    return () => stop.abort();
+  }, [version]);
+  const [tab, View] = INNER[route.page] ?? [route.page, PAGES.find(([page]) => page === route.page)?.[3]];
   const main = useRef(null);
   useShortcuts(() => showHelp((shown) => !shown));
   useEffect(() => {
-    document.title = `${route.name ?? PAGES.find(([page]) => page === route.page)?.[1] ?? "?"} · penstock`;
+    document.title = `${route.name ?? PAGES.find(([page]) => page === tab)?.[1] ?? "?"} · penstock`;
   }, [route.page, route.name]);
-  const [tab, View] = INNER[route.page] ?? [route.page, PAGES.find(([page]) => page === route.page)?.[3]];
   return html`<${Session.Provider} value=${session}>
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>
     <header class="container-fluid"><nav aria-label="Main">
       <ul><li><strong>penstock</strong></li></ul>
       <ul class="tabs">${PAGES.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === tab ? "page" : undefined}>${title}</a></li>`)}</ul>
       <ul><li><button class="plain" onClick=${() => showHelp(true)} aria-label="Keyboard shortcuts">?</button></li>
+        ${who !== null && html`<li class="dim">${who.user || "token"}, ${who.role}</li>`}
         ${credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
     </nav></header>
     <main id="main" class="container-fluid" tabindex="-1" ref=${main}>

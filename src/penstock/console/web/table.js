@@ -6,9 +6,9 @@ import { download, Failure, html, link, number, usePoll } from "./lib.js";
  * `columns`: {title, cell(row), sort, right, main}; a column with `sort` orders the list by its heading.
  * `filters`: [{name, title, options}] for select boxes, or without options for text.
  */
-export function List({ route, path = route.page, columns, filters = [{ name: "q", title: "Filter" }], open, initial = "", rowKey, fixed = {}, title }) {
+export function List({ route, path = route.page, columns, filters = [{ name: "q", title: "Filter" }], open, initial = "", rowKey, fixed = {}, title, every = 2000 }) {
   const parameters = { sort: initial, limit: 50, ...route.parameters, ...fixed };
-  const { data, error } = usePoll(path, parameters);
+  const { data, error } = usePoll(path, parameters, every);
   const [failed, fail] = useState(null);
   const go = (changes) => {
     const { after, back, ...kept } = route.parameters;

@@ -7,7 +7,8 @@ const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
 
 export function Clients({ route }) {
   if (route.name !== null) return html`<${Client} name=${route.name} key=${route.name} />`;
-  return html`<h1>MQTT clients</h1><${List} title="MQTT clients" route=${route} initial="-queued" rowKey=${(row) => row.client_id}
+  return html`<h1>MQTT clients</h1>
+    <p><a href=${link("subscriptions")}>Subscriptions</a> · <a href=${link("retained")}>Retained messages</a></p><${List} title="MQTT clients" route=${route} initial="-queued" rowKey=${(row) => row.client_id}
     open=${(row) => link("clients", row.client_id)}
     filters=${[{ name: "q", title: "Client id contains" }, { name: "state", title: "State",
       options: [["", "all"], ["connected", "connected"], ["offline", "offline"], ["queued", "with queued messages"], ["limited", "at a limit"]] }]}
@@ -50,9 +51,10 @@ function Client({ name }) {
 function Disconnect({ client }) {
   const [asked, ask] = useState(null);
   const [error, fail] = useState(null);
+  const { operates } = useContext(Session);
   const send = (dryRun) => request(`clients/${encodeURIComponent(client.client_id)}`, { dry_run: dryRun ? "1" : "" }, "DELETE")
     .then((found) => { fail(null); ask(dryRun ? found : null); }, fail);
-  if (!client.connected) return null;
+  if (!client.connected || !operates) return null;
   return html`<div class="action">
     ${asked === null ? html`<button class="secondary" onClick=${() => send(true)}>Disconnect…</button>` : html`
       <p role="alert">Disconnect <b>${client.client_id}</b>? ${asked.client.persistent
@@ -118,13 +120,14 @@ export function Groups({ route }) {
 }
 
 function Group({ name }) {
+  const { operates } = useContext(Session);
   const { data, error } = usePoll(`groups/${encodeURIComponent(name)}`);
   if (error && !data) return html`<h1>${name}</h1><${Failure} error=${error} />`;
   if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
   const { group } = data;
   return html`<h1>${name}</h1>
     <${Facts} facts=${[["State", group.state], ["Members", number(group.members)], ["Lag", `${lag(group)} records`], ["Oldest record", oldest(group)]]} />
-    ${group.members === 0 && group.partitions > 0 && html`<${Reset} group=${name} />`}
+    ${operates && group.members === 0 && group.partitions > 0 && html`<${Reset} group=${name} />`}
     <h2>Partitions</h2>
     <p>${number(data.partitions.length)} of ${number(group.partitions)}</p>
     <${Plain} title="Partitions" rows=${data.partitions} columns=${[
@@ -206,11 +209,25 @@ function Key({ name }) {
     <pre tabindex="0"><code>${text}</code></pre>`;
 }
 
+/** The audit trail. It is read once: it may have 64 MiB. */
+export function Audit({ route }) {
+  return html`<h1>Audit trail</h1><p>Changes, and requests for values of keys, records and dead letters, newest first. <a href=${link("events")}>Events</a></p>
+    <${List} title="Audit trail" route=${route} every=${0} filters=${[{ name: "q", title: "Contains" }]} rowKey=${(row) => JSON.stringify(row)}
+    columns=${[
+      { title: "Time (UTC)", cell: (row) => row.time.slice(0, 23).replace("T", " ") },
+      { title: "Action", cell: (row) => row.method },
+      { title: "User", cell: (row) => row.user || row.credential },
+      { title: "Address", cell: (row) => row.address },
+      { title: "Result", cell: (row) => (row.result ? "done" : html`<span class="bad">${row.errMsg || "failed"}</span>`) },
+      { title: "Details", cell: (row) => html`<code>${Object.entries(row.parameters).map(([name, value]) => `${name}=${value}`).join(" ")}</code>` },
+    ]} />`;
+}
+
 export function Events() {
-  const { login } = useContext(Session);
+  const { administers, login } = useContext(Session);
   const { data, error } = usePoll("events", { limit: 200 });
   if (error && !data) return html`<h1>Events</h1><${Failure} error=${error} login=${login} />`;
-  return html`<h1>Events</h1>${data && html`<p>The newest ${number(data.rows.length)} of ${number(data.number)} since the start; the node keeps 2,000.</p>
+  return html`<h1>Events</h1>${administers && html`<p><a href=${link("audit")}>Audit trail</a></p>`}${data && html`<p>The newest ${number(data.rows.length)} of ${number(data.number)} since the start; the node keeps 2,000.</p>
     <${Plain} title="Events" rows=${data.rows} columns=${[
       { title: "Time (UTC)", cell: (row) => clock(row.at) }, { title: "Level", cell: (row) => html`<span class=${row.level === "info" ? "" : row.level === "warning" ? "warn" : "bad"}>${row.level}</span>` },
       { title: "Part", cell: (row) => row.part }, { title: "Event", cell: (row) => `${row.text}${row.count > 1 ? ` (${number(row.count)} times)` : ""}` },

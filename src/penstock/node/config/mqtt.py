@@ -215,9 +215,20 @@ class Security(Section):
     )
     administrators: list[str] | None = Field(
         default=None,
-        description="users that may make changes and read message bodies by TubeMQ's HTTP administration; "
-        "default: every user, or with policies those with `Administer` for all topics. The "
-        "administration token is always accepted",
+        description="users that may make changes and read message bodies by TubeMQ's HTTP administration, and do "
+        "everything in the console; default: with policies, users with `Administer` for all topics, otherwise every "
+        "user unless `operators` or `viewers` is set. The administration token is always accepted",
+    )
+    operators: list[str] = Field(
+        default_factory=list,
+        description="users that may read everything in the console and change data and clients there, but not topics: "
+        "reset offsets, redrive dead letters, disconnect clients, publish, write keys. Contents of messages and keys "
+        "are limited by their policies",
+    )
+    viewers: list[str] = Field(
+        default_factory=list,
+        description="users that may read everything in the console; contents of messages and keys are limited by their "
+        "policies",
     )
     check_retain_source: bool = Field(
         default=True,
@@ -228,6 +239,11 @@ class Security(Section):
         description="require Read and Write for SET with NX or NEX and for VDEL, whose responses reveal "
         "the value of a key",
     )
+
+    @property
+    def names_roles(self) -> bool:
+        """Whether operators or viewers are listed."""
+        return bool(self.operators or self.viewers)
 
     def check(self, listeners: Mapping[str, MqttListenerEntry]) -> None:
         """Raise ValueError if a listener has an authentication method without its file."""

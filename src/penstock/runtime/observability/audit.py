@@ -30,6 +30,7 @@ class AuditTrail:
     """Appends entries to the files in ``directory``; from any thread."""
 
     def __init__(self, directory: Path, *, file_bytes: int = FILE_BYTES, files: int = FILES) -> None:
+        self.directory = directory
         self._path = directory / _NAME
         self._file_bytes = file_bytes
         self._files = files

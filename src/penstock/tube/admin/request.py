@@ -6,10 +6,11 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["UNAUTHORIZED", "UNKNOWN", "BadParameter", "Caller", "Params", "as_number", "format_time"]
+__all__ = ["UNAUTHORIZED", "UNKNOWN", "BadParameter", "Caller", "Params", "Role", "as_number", "format_time"]
 
 # --- the sender ---
 
@@ -19,6 +20,19 @@ UNAUTHORIZED = "illegal access, unauthorized request!"
 
 MAX_TOKEN = 128
 _TOKEN = "confModAuthToken"  # noqa: S105 - the name of the parameter
+
+
+class Role(IntEnum):
+    """The role of a user, which includes the lower ones."""
+
+    NONE = 0
+    """Queries without names of clients and without contents."""
+    VIEWER = 1
+    """Reads everything in the console, contents within the user's policies."""
+    OPERATOR = 2
+    """Changes data and clients in the console: offsets, dead letters, keys, messages."""
+    ADMINISTRATOR = 3
+    """May do everything, including changes of topics, backups and the audit trail."""
 
 
 class Caller(NamedTuple):
@@ -31,9 +45,14 @@ class Caller(NamedTuple):
     user: str = ""
     address: str = ""
     reads: bool = True
-    administers: bool = False
+    role: Role = Role.NONE
     token: bool = False
     """Whether the request had the administration token."""
+
+    @property
+    def administers(self) -> bool:
+        """Whether changes and message bodies are allowed."""
+        return self.role is Role.ADMINISTRATOR
 
     @property
     def identified(self) -> bool:
@@ -54,7 +73,7 @@ class Caller(NamedTuple):
         given = params.get(_TOKEN, "")[: MAX_TOKEN + 1]
         if token is None or not hmac.compare_digest(given.encode(), token.encode()):
             return self
-        return self._replace(token=True, reads=True, administers=True)
+        return self._replace(token=True, reads=True, role=Role.ADMINISTRATOR)
 
 
 UNKNOWN = Caller()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.tube.admin.broker import METHODS, BrokerAdmin, handle
-from penstock.tube.admin.request import Caller, format_time
+from penstock.tube.admin.request import Caller, Role, format_time
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import encode_data
 from tests.engine.tube.broker_harness import NOW, Talk
@@ -25,14 +25,14 @@ class Admin:
         self.desk = BrokerAdmin(self.talk.engine, 1, lambda: {"produced_messages": 3}, NOW)
 
     def ask(self, method: str, **params: str) -> list[Any]:
-        answer, changed = handle(self.desk, {"method": method, **params}, None, Caller("ann", administers=True))
+        answer, changed = handle(self.desk, {"method": method, **params}, None, Caller("ann", role=Role.ADMINISTRATOR))
         assert answer["result"], answer
         row = METHODS[method]
         assert (answer["errCode"], answer[row.total], changed) == (0, len(answer[row.rows]), row.changes)
         return list(answer[row.rows])
 
     def refused(self, method: str, **params: str) -> str:
-        answer, changed = handle(self.desk, {"method": method, **params}, None, Caller("ann", administers=True))
+        answer, changed = handle(self.desk, {"method": method, **params}, None, Caller("ann", role=Role.ADMINISTRATOR))
         assert (answer["result"], answer["errCode"], changed) == (False, 400, False)
         return str(answer["errMsg"])
 
@@ -203,7 +203,7 @@ async def test_a_change_is_durable_when_it_is_answered(tmp_path: Path) -> None:
             await client.answer(client.send(b"x"))
             answer = await broker.webapi(
                 {"method": "admin_manual_set_current_offset", "manualOffset": "28", **place, **USER},
-                Caller("ann", administers=True),
+                Caller("ann", role=Role.ADMINISTRATOR),
             )
             assert answer["dataSet"] == [{"oldOffset": -1, "newOffset": 28}]
             assert answer["oldOffset"] == -1

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.tube.admin.broker import BrokerAdmin, handle
-from penstock.tube.admin.request import Caller
+from penstock.tube.admin.request import Caller, Role
 from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_harness import Talk
 from tests.engine.tube.staging_harness import StagingTalk
@@ -14,7 +14,7 @@ BOTH = ["1:h:1", "2:h:2"]
 
 def ask(talk: StagingTalk, method: str, **params: str) -> Any:
     desk = BrokerAdmin(talk.engine, 1, dict, talk.now + 5000)
-    answer, _ = handle(desk, {"method": method, **params}, None, Caller("ann", administers=True))
+    answer, _ = handle(desk, {"method": method, **params}, None, Caller("ann", role=Role.ADMINISTRATOR))
     return answer["dataSet"] if answer["result"] else answer["errMsg"]
 
 

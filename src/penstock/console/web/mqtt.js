@@ -1,0 +1,29 @@
+// Subscriptions and retained messages of the MQTT broker.
+import { age, bytes, html, link, number } from "./lib.js";
+import { List } from "./table.js";
+
+export function Subscriptions({ route }) {
+  return html`<h1>Subscriptions</h1><${List} title="Subscriptions" route=${route} initial="filter" rowKey=${(row) => `${row.filter}\0${row.client_id}\0${row.group}`}
+    filters=${[{ name: "q", title: "Topic filter contains" }]}
+    columns=${[
+      { title: "Topic filter", sort: "filter", cell: (row) => html`<code>${row.filter}</code>` },
+      { title: "Client", sort: "client_id", cell: (row) => html`<a href=${link("clients", row.client_id)}>${row.client_id}</a>` },
+      { title: "State", cell: (row) => (row.connected ? "connected" : html`<span class="dim">offline</span>`) },
+      { title: "QoS", right: true, cell: (row) => row.qos },
+      { title: "Shared group", cell: (row) => row.group ?? "–" },
+      { title: "No Local", cell: (row) => (row.no_local ? "yes" : "no") },
+      { title: "Retain As Published", cell: (row) => (row.retain_as_published ? "yes" : "no") },
+    ]} />`;
+}
+
+export function Retained({ route }) {
+  return html`<h1>Retained messages</h1><${List} title="Retained messages" route=${route} initial="topic" rowKey=${(row) => row.topic}
+    filters=${[{ name: "filter", title: "Topic filter", placeholder: "plant/#" }, { name: "q", title: "Topic contains" }]}
+    columns=${[
+      { title: "Topic", sort: "topic", cell: (row) => html`<code>${row.topic}</code>` },
+      { title: "Size", sort: "bytes", right: true, cell: (row) => bytes(row.bytes) },
+      { title: "QoS", right: true, cell: (row) => number(row.qos) },
+      { title: "Published", right: true, cell: (row) => `${age(row.age_s)} ago` },
+      { title: "Expires in", right: true, cell: (row) => age(row.expires_in_s) },
+    ]} />`;
+}
