@@ -73,7 +73,7 @@ def test_the_client_sends_the_command(verb: Verb) -> None:
 
 def test_a_command_is_described_once(tmp_path: Path) -> None:
     """Reference pages, lists in other pages and names of the extension follow from a row, with parser and engine."""
-    copy_tree(tmp_path, "src", "tools", "examples", "docs/reference", "docs/security")
+    copy_tree(tmp_path, "src", "tools", "benchmarks", "examples", "docs/reference", "docs/security")
     commands = tmp_path / "src" / "penstock" / "statestore" / "codec" / "commands.py"
     text = commands.read_text(encoding="utf-8")
     text = text.replace('    BATCH = "BATCH"\n', '    BATCH = "BATCH"\n    TESTED = "TESTED"\n')
