@@ -73,8 +73,9 @@ LOG_SEGMENT_BYTES = 64 << 10
 """Of the TubeMQ log."""
 LARGEST_WORK = 80
 """Work of the largest packet: a CONNECT counts 64 units, a message one for every eight receivers."""
-WAITING_SHARES = 2 * TURN_SHARES
-"""Shares of an iteration for connections that wait: those with unread packets, and those with queued messages."""
+WAITING_SHARES = 3 * TURN_SHARES
+"""Shares of an iteration for connections that wait: those with unread packets, those with queued messages, and those
+whose CONNECT or end waits."""
 HTTP = (MASTER[0], 8080)
 TOKEN = "token of the administration"
 

@@ -94,13 +94,14 @@ class MqttServer(ServerLinkOwner):
         self.listeners: list[Listener] = []
         self._links: dict[SessionConnection, ServerLink] = {}
         self._inside: dict[SessionConnection, InProcessLink] = {}
-        self._turns: TurnQueue[ServerLink] = TurnQueue(
-            self._take_turn, self._work, TURN_SHARES * self._broker.max_turn_work, self._wake
-        )
-        """Connections that have used their share of a turn, and connections whose CONNECT waits."""
+        most = TURN_SHARES * self._broker.max_turn_work
+        self._turns: TurnQueue[ServerLink] = TurnQueue(self._take_turn, self._work, most, self._wake)
+        """Connections with CONNACK that have used their share of a turn."""
+        self._arrivals: TurnQueue[ServerLink] = TurnQueue(self._take_turn, self._work, most, self._wake)
+        """Connections whose CONNECT or end waits."""
         self._turn_end: i64 = -1
-        """Amount of the broker's work after which connections without CONNACK, and ends of connections, wait for the
-        next turn; -1 if this turn had neither."""
+        """Amount of the broker's work after which new connections, and ends of connections, wait for the next turn; -1
+        if this turn had neither."""
         self._awake = False
         """Whether :meth:`_next_turn` is scheduled."""
         self._urgent = False
@@ -319,7 +320,8 @@ class MqttServer(ServerLinkOwner):
             published = broker.stats.publishes_received
             connection.receive(data, now, self._wall_ms)
             if connection.left and outbound.end_connection():
-                link.close(linger=False)
+                if not link.defers_end():
+                    link.close(linger=False)
             else:
                 outbound.end_read(unread=connection.unread)
             if link.unauthenticated and connection.session is not None:
@@ -336,21 +338,35 @@ class MqttServer(ServerLinkOwner):
             logger.exception("internal error; closing %r", connection)
             self._abort(link)
 
-    def defers(self, link: ServerLink, work: int) -> bool:
-        """Return whether bytes of a connection without CONNACK, or its end, must wait for a later turn.
+    def admits(self, work: int) -> bool:
+        """Return whether this turn has room for a new connection, or for the end of one, and count ``work`` units.
 
-        Such connections and ends have ``TURN_SHARES`` shares of a turn together, in addition to the connections that
-        wait already.
+        They have ``TURN_SHARES`` shares of a turn together, of which those that have waited get theirs first.
         """
         broker = self._broker
         if self._turn_end < 0:
-            self._turn_end = broker.work + TURN_SHARES * broker.max_turn_work
-            self._wake()  # not measured by the loop's time, which may change within a turn
-        if broker.work < self._turn_end and not link.deferred:
-            broker.work += work
+            self._begin_arrivals()
+        if broker.work >= self._turn_end:
             return False
-        self.defer(link)
+        broker.work += work
         return True
+
+    def defers(self, link: ServerLink, work: int) -> bool:
+        """Return whether bytes of a connection without CONNACK, or its end, must wait for a later turn."""
+        if not link.deferred:
+            if self.admits(work):
+                return False
+            link.defer_reading()
+            self._arrivals.add(link)
+        return True
+
+    def _begin_arrivals(self) -> None:
+        """Begin to count new and ended connections of this turn.
+
+        The turn ends with :meth:`_next_turn`, not with the loop's time, which may change within a turn.
+        """
+        self._turn_end = self._broker.work + TURN_SHARES * self._broker.max_turn_work
+        self._wake()
 
     def defer(self, link: ServerLink) -> None:
         """Continue with the connection in a later turn."""
@@ -382,11 +398,9 @@ class MqttServer(ServerLinkOwner):
             link.proceed()
             return False
         link.deferred = False
-        if link.lost:
+        if link.lost or link.ended:
             broker.work += END_WORK
-            link.finish()
-        else:
-            link.resume_reading()
+        link.end_turn()
         return False
 
     def _abort(self, link: ServerLink) -> None:
@@ -468,8 +482,11 @@ class MqttServer(ServerLinkOwner):
         urgent, self._urgent = self._urgent, False
         if urgent:
             self._flush()
-        if self._turns.waiting:
+        if self._turns.waiting or self._arrivals.waiting:
             self._turns.proceed()
+            if self._arrivals.waiting:
+                self._begin_arrivals()
+                self._arrivals.proceed()
             if self._broker.timers.sooner:
                 self._arm()
         if not urgent:

@@ -27,7 +27,7 @@ _write: Final = os.write
 
 CLOSE_GRACE_S = 5.0
 """Time for a peer to read the last bytes of a connection that is being closed; then it is aborted."""
-END_WORK: Final = 16
+END_WORK: Final = 32
 """Units of work for the end of a connection (see ``max_turn_work``)."""
 WRITE_BUFFER_BYTES: Final = 256 * 1024
 """Size of the write buffer above which a connection gets no messages and reading is paused."""
@@ -81,6 +81,10 @@ class ServerLinkOwner:
         """Handle received bytes of MQTT."""
         raise NotImplementedError
 
+    def admits(self, work: int) -> bool:
+        """Return whether another connection may be accepted in this turn, and count ``work`` units for it."""
+        raise NotImplementedError
+
     def defers(self, link: ServerLink, work: int) -> bool:
         """Return whether bytes of a connection without CONNACK, or its end, must wait for a later turn.
 
@@ -107,6 +111,7 @@ class ServerLink(OutputTransport):
         "_abort",
         "_aborted",
         "_buffered",
+        "_end_counted",
         "_finished",
         "_full",
         "_lingering",
@@ -120,6 +125,7 @@ class ServerLink(OutputTransport):
         "descriptor",
         "early",
         "early_work",
+        "ended",
         "group",
         "identity",
         "listener",
@@ -138,6 +144,8 @@ class ServerLink(OutputTransport):
         self._buffered = False
         """Whether the transport was used for writing, so that its write buffer may have bytes."""
         self._full = False
+        self._end_counted = False
+        """Whether the end of the connection was counted as work of a turn."""
         self._finished = False
         self._tls: TlsTransport | None = None
         self._lingering = False
@@ -150,6 +158,8 @@ class ServerLink(OutputTransport):
         """Bytes of a TLS handshake, before CONNACK or of WebSocket frames that wait for a later turn."""
         self.early_work = 0
         """Units of work for these bytes, without the work for MQTT packets."""
+        self.ended = False
+        """Whether the client has ended the connection, and the transport is closed in a later turn."""
         self.lost = False
         """Whether the connection is closed while received bytes still wait."""
         self.listener = listener
@@ -247,10 +257,15 @@ class ServerLink(OutputTransport):
         data, self.early = self.early, b""
         self.deferred = False
         self.receive_early(data)
-        if self.deferred:
-            return
+        if not self.deferred:
+            self.end_turn()
+
+    def end_turn(self) -> None:
+        """Finish or close a connection that has ended, else read it again: nothing waits for a later turn any more."""
         if self.lost:
             self.finish()
+        elif self.ended:
+            self._close_ended()
         else:
             self.resume_reading()
 
@@ -261,8 +276,32 @@ class ServerLink(OutputTransport):
         elif self._tls is not None:
             self._tls.receive(data)
 
-    def eof_received(self) -> None:
-        """Let the transport close: the peer closed its side [asyncio]."""
+    def eof_received(self) -> bool:
+        """The peer closed its side: let the transport close, or return True to close it in a later turn [asyncio]."""
+        return self.defers_end()
+
+    def defers_end(self) -> bool:
+        """Return whether the transport must be closed in a later turn, because this one is full.
+
+        When many clients leave at the same time, closing their sockets takes longer than all other work.
+        """
+        if self._end_counted:
+            return False
+        if self._server.defers(self, END_WORK):
+            self.ended = True
+            return True
+        self._end_counted = True
+        return False
+
+    def _close_ended(self) -> None:
+        """Close the transport, after :meth:`defers_end`."""
+        self._end_counted = True
+        if self.connection is not None and self.connection.left:
+            self.close(linger=False)
+        elif self._tls is not None:
+            self._tls.end()
+        elif self.transport is not None:
+            self.transport.close()
 
     def write(self, data: bytes) -> None:
         """Write ``data`` with the transport; no effect while it is closing."""
@@ -353,7 +392,7 @@ class ServerLink(OutputTransport):
         if self.deferred and self.connection is not None and (self.connection.unread or self.early):
             self.lost = True  # handle the last packets first, for example DISCONNECT
             self.descriptor = -1
-        elif self._server.defers(self, END_WORK):
+        elif not self._end_counted and self._server.defers(self, END_WORK):
             self.lost = True
             self.descriptor = -1
             self.early = b""

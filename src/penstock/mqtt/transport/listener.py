@@ -32,7 +32,10 @@ logger = logging.getLogger("penstock.mqtt")
 
 BACKLOG: Final = 1024
 ACCEPT_AT_ONCE: Final = 16
-"""Connections accepted per loop turn, so that existing connections are served as well."""
+"""Maximum number of connections accepted per loop turn."""
+ACCEPT_WORK: Final = 32
+"""Units of work for an accepted connection (see ``max_turn_work``). While the connections before it have used up the
+turn, a listener accepts one connection per turn: the others wait in the kernel's queue."""
 PROBE: Final = 16
 """Number of connections that were alone in their turn, after which a listener looks for a second one in a turn. An
 ``accept`` without a connection costs as much as the system calls of one."""
@@ -43,7 +46,7 @@ RESERVED_DESCRIPTORS: Final = 64
 REFUSING_AT_ONCE: Final = 64
 """Refused connections that are answered at the same time; further ones are closed without an answer."""
 TLS_HANDSHAKE_S: Final = 10.0
-HANDSHAKE_WORK: Final = 128
+HANDSHAKE_WORK: Final = 512
 """Units of work for a message of a TLS handshake (see ``max_turn_work``)."""
 REFUSAL_S: Final = 2.0
 """Time for a refused connection to send the CONNECT that is answered with the reason."""
@@ -175,6 +178,8 @@ class Listener(ListenerState):
                 self._alone = 0
                 self._accepts = 2
         for accepted in range(self._accepts):
+            if not self._server.admits(ACCEPT_WORK) and accepted:
+                return
             try:
                 client, address, port = accept(listening, family)
             except (BlockingIOError, InterruptedError):

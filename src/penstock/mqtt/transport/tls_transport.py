@@ -100,16 +100,13 @@ class TlsTransport:
             self._protocol.connection_made(cast(asyncio.Transport, self))
         if pieces and not self._closing:
             self._protocol.data_received(b"".join(pieces) if len(pieces) > 1 else pieces[0])
-        if ended:
-            self.eof_received()
-            self.close()
-            if self._socket is not None:
-                self._socket.close()
+        if ended and not self.eof_received():
+            self.end()
 
-    def eof_received(self) -> None:
-        """Handle the end of input; the socket's transport then closes [asyncio]."""
-        if self._open and not self._closing:
-            self._protocol.eof_received()
+    def eof_received(self) -> bool:
+        """Handle the end of input; the socket's transport then closes, unless the protocol returns True and calls
+        :meth:`end` later [asyncio]."""
+        return self._open and not self._closing and bool(self._protocol.eof_received())
 
     def pause_writing(self) -> None:
         """The write buffer is full [asyncio]."""
@@ -178,6 +175,12 @@ class TlsTransport:
             pass  # the connection failed before
         self.send_encrypted(self._outgoing.read())
         self._socket.close()
+
+    def end(self) -> None:
+        """Close after the end of input: send close_notify, and do not wait for the client."""
+        self.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def abort(self) -> None:
         """Close at once."""

@@ -125,11 +125,12 @@ class WebSocketLink(ServerLink):
             self.early_work = FRAMES_PER_TURN * FRAME_WORK
             self._server.defer(self)
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
         """Handle the end of input [asyncio]."""
         if not self.early:
             self._protocol.receive_eof()
             self._send()
+        return self.defers_end()
 
     def finish(self) -> None:
         """Break reference cycles of the library: its parser is a generator that refers to its protocol and errors."""
