@@ -28,6 +28,7 @@ PEERS = {
     "core": "redis-server",
     "durable": "redis-server",
     "cluster": "etcd",
+    "takeover": "etcd",
 }
 
 

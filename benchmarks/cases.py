@@ -24,6 +24,7 @@ from benchmarks.spark import spark_source
 from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.spark_pipeline import spark_pipeline
 from benchmarks.statestore import many_keys, state_store
+from benchmarks.takeover import takeover
 from benchmarks.tls import tls
 from benchmarks.tube import tube
 from benchmarks.tube_floor import tube_floor
@@ -91,6 +92,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "core": core,
     "durable": durable,
     "cluster": cluster,
+    "takeover": takeover,
     "tube": tube,
     "tube-floor": tube_floor,
     "spark": spark_source,

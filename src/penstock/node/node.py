@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -813,7 +814,11 @@ async def _serve(
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     try:
-        ready = await run_until(stop, node.start())
+        gc.disable()  # with many new permanent objects, collections double the time of a start
+        try:
+            ready = await run_until(stop, node.start())
+        finally:
+            gc.enable()
         if ready is not None:
             freeze_memory()
             fields = {
