@@ -67,9 +67,9 @@ def status(config: Config = None, as_json: Json = False) -> None:
 
     It reads etcd, so no node need run. The exit status is 1 if no node is active. --json prints one object per member.
     """
-    from penstock.node.cluster import read_cluster
-
     with _connected(config) as (section, client):
+        from penstock.node.cluster import read_cluster  # needs the extra
+
         state = read_cluster(section, client)
     rows: list[dict[str, Cell]] = [dict(member._asdict()) for member in state.members]
     if as_json:
@@ -105,9 +105,9 @@ def handover(
     The active node ends the connections of its clients and becomes a standby. It is refused if no standby is up to
     date.
     """
-    from penstock.node.cluster import MOST_LAG, ActiveNode, read_cluster, request_handover
-
     with _connected(config) as (section, client):
+        from penstock.node.cluster import MOST_LAG, ActiveNode, read_cluster, request_handover  # needs the extra
+
         state = read_cluster(section, client)
         if state.active is None:
             raise UnavailableError("cluster: no node is active", applied=False, do="see penstock cluster status")

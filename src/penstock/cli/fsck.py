@@ -11,6 +11,7 @@ import typer
 from penstock.cli.backup import ByteProgress, shown_time
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import escape, print_json, shown_bytes
+from penstock.errors import UnavailableError
 
 __all__ = ["app"]
 
@@ -61,7 +62,11 @@ def _check_backup(backup: Path, *, as_json: bool) -> bool:
 def _check_data(directory: Path, *, as_json: bool) -> bool:
     from penstock.node.fsck import check_directory
 
-    found = check_directory(directory)
+    try:
+        found = check_directory(directory)
+    except UnavailableError as error:  # in use
+        do = "stop the node, or check a backup of it: penstock backup DIR, then penstock fsck DIR"
+        raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
     if as_json:
         print_json(
             {

@@ -21,16 +21,19 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli.options import (
+    BrokerOptions,
     Commands,
     Json,
     StateStoreOptions,
     Token,
+    connects_to_broker,
     connects_to_store,
     duration_option,
     input_bytes,
@@ -51,7 +54,7 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from penstock.statestore.client.client import StateStoreClient
     from penstock.statestore.client.locks import Lease
-    from penstock.statestore.client.observations import Observation
+    from penstock.statestore.client.observations import KeyChange, Observation
     from penstock.statestore.hlc import Hlc
 
 __all__ = ["app", "export_command", "import_command", "lock_command"]
@@ -228,7 +231,7 @@ def vdel_command(
 
 
 @app.add("penstock kv watch line-3/limit", "penstock kv watch line-3/ --prefix --json", name="watch")
-@connects_to_store
+@connects_to_broker
 def watch_command(
     key: Key,
     prefix: Annotated[
@@ -237,10 +240,13 @@ def watch_command(
     count: Annotated[
         int | None, typer.Option("--count", "-c", help="Exit after N changes.", min=1, metavar="N")
     ] = None,
+    timeout: Annotated[
+        float | None, duration_option(text="Exit after this time; with status 1 if --count was not reached.")
+    ] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: StateStoreOptions,
+    access: BrokerOptions,
 ) -> None:
     """Print each change of KEY as it happens, until interrupted (Ctrl-C).
 
@@ -250,32 +256,41 @@ def watch_command(
     """
     name = _key(key, key_base64)
 
+    def show(change: KeyChange) -> None:
+        version = None if change.version is None else str(change.version)
+        if as_json:
+            row = {**bytes_fields("key", change.key), "operation": change.operation}
+            row |= {**bytes_fields("value", change.value), "version": version}
+            print_json({**row, "missed": change.missed})
+            return
+        parts = [f"{change.operation:<6}", escape(version or "-")]
+        parts += [shown(change.key)] if prefix else []
+        parts += [] if change.value is None else [shown(change.value)]
+        sys.stdout.write("  ".join(parts) + "\n")
+        sys.stdout.flush()
+
     async def watch(store: StateStoreClient) -> bool:
+        import asyncio
+
         seen = 0
         async with store.observe_prefix(name) if prefix else store.observe(name) as changes:
             note(f"watching '{shown(name)}{'*' if prefix else ''}', interrupt with Ctrl-C")
             if not prefix and name.endswith(b"*"):
                 note(f"KEY is not a pattern; to watch every key that begins with '{shown(name[:-1])}' use --prefix")
             _report_outages(store, name, None if prefix else changes)
-            async for change in changes:
-                version = None if change.version is None else str(change.version)
-                if as_json:
-                    row = {**bytes_fields("key", change.key), "operation": change.operation}
-                    row |= {**bytes_fields("value", change.value), "version": version}
-                    print_json({**row, "missed": change.missed})
-                else:
-                    parts = [f"{change.operation:<6}", escape(version or "-")]
-                    parts += [shown(change.key)] if prefix else []
-                    parts += [] if change.value is None else [shown(change.value)]
-                    sys.stdout.write("  ".join(parts) + "\n")
-                    sys.stdout.flush()
-                seen += 1
-                if seen == count:
-                    break
-        return True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    async for change in changes:
+                        show(change)
+                        seen += 1
+                        if seen == count:
+                            return True
+        if count is not None and timeout is not None:
+            note(f"penstock: {seen} of {count} changes within {timeout:g} s")
+        return count is None
 
     with contextlib.suppress(KeyboardInterrupt):
-        _finish(options, watch)
+        _finish(StateStoreOptions(*(getattr(access, field.name) for field in fields(access))), watch)
 
 
 def _report_outages(store: StateStoreClient, name: bytes, observation: Observation | None) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -20,7 +22,7 @@ import penstock
 from penstock.cli.output import exit_status, print_error
 from penstock.errors import PenstockError
 
-__all__ = ["COMMANDS", "CommandEntry", "app", "main"]
+__all__ = ["COMMANDS", "OTHER_NAMES", "CommandEntry", "app", "main"]
 
 _UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
 """Error of the parser for wrong usage."""
@@ -60,6 +62,38 @@ COMMANDS: dict[str, CommandEntry] = {
     "fsck": CommandEntry("penstock.cli.fsck", "Check a data directory or a backup."),
     "version": CommandEntry("penstock.cli.version", "Show the version, and whether the core is compiled."),
 }
+
+
+OTHER_NAMES: dict[str, str] = {
+    "penstock start": "penstock up",
+    "penstock run": "penstock up",
+    "penstock serve": "penstock up",
+    "penstock info": "penstock status",
+    "penstock pub": "penstock mqtt pub",
+    "penstock sub": "penstock mqtt sub",
+    "penstock get": "penstock kv get",
+    "penstock set": "penstock kv set",
+    "penstock topic": "penstock tube topic",
+    "penstock group": "penstock tube group",
+    "penstock produce": "penstock tube produce",
+    "penstock consume": "penstock tube consume",
+    "penstock kv list": "penstock kv scan",
+    "penstock kv ls": "penstock kv scan",
+    "penstock kv keys": "penstock kv scan",
+    "penstock kv put": "penstock kv set",
+    "penstock kv rm": "penstock kv del",
+    "penstock kv observe": "penstock kv watch",
+    "penstock mqtt subscribe": "penstock mqtt sub",
+    "penstock tube group reset": "penstock tube offset reset",
+    "penstock tube group reset-offsets": "penstock tube offset reset",
+    "penstock tube lag": "penstock tube group lag",
+    "penstock user add": "penstock user create",
+    "penstock user passwd": "penstock user update",
+}
+"""Names of other tools for commands (redis-cli, mosquitto, nats, kafka-consumer-groups): the error names ours."""
+
+_SIMILAR = 0.75
+"""Least similarity of a suggested option; the parser's own limit of 0.6 suggests --tls for --yes."""
 
 
 class LazyGroup(TyperGroup):
@@ -155,7 +189,26 @@ def _print_usage_error(error: Any) -> None:
         error.show()
         return
     command = "penstock" if error.ctx is None else error.ctx.command_path
-    print_error(PenstockError(error.format_message().rstrip("."), do=f"see {command} --help"))
+    what, do = error.format_message().rstrip("."), f"see {command} --help"
+    if unknown := re.match(r"No such command '([^']*)'", what):
+        other = OTHER_NAMES.get(f"{command} {unknown[1]}")
+        what, do = (what, do) if other is None else (unknown[0], f"use {other}")
+    elif isinstance(getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
+        known = get_close_matches(error.option_name, error.possibilities or (), cutoff=_SIMILAR)
+        what = error.message + (f". Did you mean {', '.join(map(repr, known))}?" if known else "")
+    elif isinstance(error, typer.BadParameter) and (details := getattr(error.__cause__, "errors", None)):
+        what = what.replace(error.message.rstrip("."), _expected(details()[0]))
+    print_error(PenstockError(what, do=do))
+
+
+def _expected(detail: dict[str, Any]) -> str:
+    """Describe a value that the parser, pydantic, refused, in the terms of the command line."""
+    limits = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
+    if detail["type"] in limits:
+        text, key = limits[detail["type"]]
+        return f"got {detail['input']}, expected {text} {detail['ctx'][key]}"
+    kinds = {"int_parsing": "a whole number", "float_parsing": "a number", "bool_parsing": "true or false"}
+    return f"got {detail['input']!r}, expected {kinds.get(detail['type'], detail['msg'])}"
 
 
 def _forget_output() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["NodeApi", "NodeOptions", "connects_to_node"]
 
 DEFAULT_HTTP: Final = "127.0.0.1:8080"
+_DATA_DIR: Final = Path("penstock-data")
 TIMEOUT_S: Final = 10.0
 STREAM_S: Final = 60.0
 """Longest silence of a stream: commits of the node may wait for its disk for some time."""
@@ -60,7 +61,7 @@ class NodeOptions:
             envvar="PENSTOCK_DATA_DIR",
             metavar="DIR",
         ),
-    ] = Path("penstock-data")
+    ] = _DATA_DIR
     admin_token_file: Annotated[
         Path | None,
         typer.Option(help="File with the administration token.", envvar="PENSTOCK_ADMIN_TOKEN_FILE", metavar="FILE"),
@@ -83,6 +84,13 @@ class NodeOptions:
         from penstock.tube.master.admin_token import read_token
 
         found = running_node(self.data_dir) if self.http is None else None
+        if self.http is None and found is None and self.data_dir != _DATA_DIR:
+            raise UnavailableError(
+                f"no node runs in the data directory {self.data_dir}",
+                applied=False,
+                why="the directory is not in use by a node" if self.data_dir.is_dir() else "it does not exist",
+                do=f"start the node: penstock up --data-dir {self.data_dir}; or set its address: --http HOST:PORT",
+            )
         address = self.http
         if address is None and found is not None:
             address = ("https://" if found.get("http_tls") else "") + str(found.get("http_local", found.get("http")))

@@ -152,7 +152,8 @@ def _banner(ready: ReadyNode, *, users: bool) -> None:
   durability      {ready.durability}
   MQTT 5          {listeners}
   TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}{secured}
-  console         {page}://{ready.http}/ (in a terminal: penstock status, penstock top)
+  console         {page}://{ready.http}/
+                  (in a terminal: penstock status, penstock top)
   administration  {page}://{ready.http}/webapi.htm (master)
                   {broker_page}://{ready.tube_broker_http}/broker.htm (broker)
                   token in {escape(token)}

@@ -58,6 +58,9 @@ def parse_broker_url(url: str) -> BrokerUrl:
     Raises:
         ConfigError: another scheme, no host, an invalid port, a path without WebSocket.
     """
+    given: object = url
+    if not isinstance(given, str):
+        raise ConfigError(f"broker URL {given!r:.60} is not text", option="broker", do="write 'mqtt://HOST:PORT'")
     try:
         parts = urlsplit(url if "://" in url or "@" in url else f"mqtt://{url}")
         host, port = parts.hostname, parts.port

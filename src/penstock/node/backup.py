@@ -493,7 +493,7 @@ def locked_directory(path: Path) -> Iterator[Path]:
             f"{path} is not a data directory of penstock",
             path=str(path),
             why="it has neither format.json nor tube" if path.is_dir() else "it does not exist",
-            do="set the data directory of the node: --data-dir DIR",
+            do="set the data directory of a node, by default ./penstock-data",
         )
     with ExitStack() as parts:
         if (path / "format.json").is_file():

@@ -71,6 +71,13 @@ def test_an_extension_that_the_store_does_not_offer_is_named(kv: Command) -> Non
     assert "statestore.extensions: [prefix-observe]" in done.err
 
 
+def test_watch_ends_at_its_timeout(kv: Command) -> None:
+    done = kv("watch", "quiet", "--count", "1", "--timeout", "50ms")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.endswith("penstock: 0 of 1 changes within 0.05 s\n")
+    assert kv("watch", "quiet", "--timeout", "50ms").status == 0
+
+
 def test_a_broker_is_named_by_host_and_port(node: LocalNode, penstock: Command) -> None:
     assert penstock("kv", "set", "--broker", node.url.removeprefix("mqtt://"), "k", "v").status == 0
 

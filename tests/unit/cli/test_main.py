@@ -81,6 +81,13 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["kv"], "Usage: penstock kv"),
         (["kv", "get"], "Missing argument"),
         (["kv", "get", "a", "b"], "unexpected extra argument"),
+        (["kv", "list"], "No such command 'list'\n  do:  use penstock kv scan"),
+        (["tube", "group", "reset", "lake"], "use penstock tube offset reset"),
+        (["tube", "offset", "reset", "lake", "--yes"], "No such option: --yes\n"),
+        (["kv", "scan", "--jsn"], "No such option: --jsn. Did you mean '--json'?"),
+        (["mqtt", "pub", "a", "x", "--qos", "5"], "'--qos' / '-q': got 5, expected at most 2\n"),
+        (["kv", "watch", "a", "--count", "0"], "got 0, expected at least 1\n"),
+        (["tube", "topic", "create", "a", "--partitions", "x"], "'--partitions': got 'x', expected a whole number\n"),
     ],
 )
 def test_misuse_is_explained_on_standard_error_with_status_2(
@@ -89,6 +96,15 @@ def test_misuse_is_explained_on_standard_error_with_status_2(
     status, out, err = run(capsys, *args)
     assert (status, out) == (2, "")
     assert text in err
+
+
+@pytest.mark.parametrize("other", cli.OTHER_NAMES)
+def test_a_name_of_another_tool_is_no_command_and_its_own_name_is(
+    other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = cli.OTHER_NAMES[other]
+    assert f"use {command}\n" in run(capsys, *other.split()[1:])[2]
+    assert f"Usage: {command} " in run(capsys, *command.split()[1:], "--help")[1]
 
 
 def test_a_usage_error_begins_with_the_failure_and_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:

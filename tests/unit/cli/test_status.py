@@ -51,6 +51,18 @@ async def test_without_a_node_the_error_says_what_to_do(tmp_path: Path, capfd: p
     assert "penstock up" in error
 
 
+async def test_a_data_directory_without_a_node_does_not_select_another_node(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    absent = tmp_path / "absent"
+    for command in (("status",), ("status", "--json")):
+        assert await run(*command, "--data-dir", absent) == 1
+        shown = capfd.readouterr()
+        assert shown.out == ""
+        assert f"no node runs in the data directory {absent}\n  why: it does not exist\n" in shown.err
+        assert f"penstock up --data-dir {absent}" in shown.err
+
+
 async def test_users_are_authenticated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     node = Node(config(tmp_path / "data", security=Security(passwords=users(tmp_path, "ann"))))
     ready = await node.start()

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli.tube import topics
 from penstock.errors import RefusedError
+from penstock.node.data_dir import DataDirectory
 from penstock.tube.storage.broker_storage import BrokerStorage
 from tests.unit.cli.conftest import BROKER, Command, Web
 
@@ -229,6 +230,15 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
         done = penstock("tube", "group", "list", "--broker-http", given)
         assert done.status == 2
         assert message in done.err
+
+
+def test_fsck_of_a_running_node_names_the_commands_that_can_be_used(penstock: Command, tmp_path: Path) -> None:
+    with DataDirectory(tmp_path):
+        done = penstock("fsck", str(tmp_path))
+    assert (done.status, done.out) == (1, "")
+    assert "is in use by process" in done.err
+    assert "penstock backup DIR, then penstock fsck DIR" in done.err
+    assert "--data-dir" not in done.err
 
 
 def test_fsck(penstock: Command, tmp_path: Path) -> None:

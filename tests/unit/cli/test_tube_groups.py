@@ -28,8 +28,6 @@ def test_describe_lists_the_member_of_each_partition(web: Web, penstock: Command
     done = penstock("tube", "group", "describe", "lake", "--json")
     row = {"member": "lake_a", "topic": "water", "broker": 1, "partition": 2}
     assert json.loads(done.out.splitlines()[-1]) == row
-    web.answers["admin_query_consume_group_detail"] = []
-    assert "group lake has no members" in penstock("tube", "group", "describe", "lake").err
 
 
 @pytest.fixture
@@ -40,6 +38,16 @@ def _standing(web: Web) -> None:
     subs = [{"topicName": "water", "offsets": [{"partitionId": 0}, {"partitionId": 1}]}]
     answers = {"h:1": [{"groupName": "lake", "subInfo": subs}, {"groupName": "other", "subInfo": subs}], "h:2": []}
     web.by_address["admin_query_offset"] = answers
+
+
+@pytest.mark.usefixtures("_standing")
+def test_a_group_without_members_has_offsets_or_does_not_exist(web: Web, penstock: Command) -> None:
+    web.answers["admin_query_consume_group_detail"] = []
+    done = penstock("tube", "group", "describe", "lake")
+    assert (done.status, "group lake has no members" in done.err) == (0, True)
+    done = penstock("tube", "group", "describe", "nobody")
+    assert (done.status, done.out) == (1, "")
+    assert "group 'nobody' does not exist" in done.err
 
 
 @pytest.mark.usefixtures("_standing")

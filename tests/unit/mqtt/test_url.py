@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.errors import ConfigError
@@ -67,6 +69,12 @@ def test_a_name_or_a_url_leads_to_a_server() -> None:
         assert caught.value.option == option
     assert broker_url("127.0.0.1:1884", None, tls=False) == parse_broker_url("mqtt://127.0.0.1:1884")
     assert broker_url("[::1]:1884", None, tls=True) == parse_broker_url("mqtts://[::1]:1884")
+
+
+@pytest.mark.parametrize("url", [None, 1883])
+def test_a_url_is_text(url: Any) -> None:
+    with pytest.raises(ConfigError, match=f"broker URL {url} is not text"):
+        parse_broker_url(url)
 
 
 @pytest.mark.parametrize("url", ["mqtt://host:x", "mqtt://host:99999"])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "offset_app"]
 
-app = Commands("List, describe and delete consumer groups; show their lag.")
+app = Commands("List, describe and delete consumer groups; show their lag. `tube offset reset` resets their offsets.")
 
 
 @app.add("penstock tube group list", name="list")
@@ -90,9 +90,22 @@ def groups_describe(group: Group, tube: TubeConnectionOptions, as_json: Json = F
                 }
             )
     rows.sort(key=lambda row: (str(row["topic"]), row["broker"] or 0, row["partition"] or 0))
+    if not rows and not _is_known(tube, group):
+        raise RefusedError(
+            f"group {group!r} does not exist",
+            why="it has no members and no committed offsets",
+            do="list the groups: penstock tube group list",
+        )
     print_table(rows, ["topic", "broker", "partition", "member"], as_json=as_json)
     if not rows:
         note(f"group {escape(group)} has no members; its offsets: penstock tube offset list {escape(group)}")
+
+
+def _is_known(tube: TubeConnectionOptions, group: str) -> bool:
+    """Return True if a broker has committed offsets of ``group``."""
+    wanted = {"groupName": group}
+    asked = tube.ask_each(lambda broker: tube.call_broker(broker.web, "admin_query_offset", wanted))
+    return any(_offsets(rows, group) for _, rows in asked)
 
 
 @app.add("penstock tube group delete lake", "penstock tube group delete lake --topic telemetry --yes", name="delete")

@@ -269,7 +269,7 @@ class MqttClient:
             topic_alias_maximum=topic_alias_maximum or None,
             user_properties=list(user_properties),
         )
-        secret = None if password is None else _bytes(password)
+        secret = None if password is None else _bytes(password, "password")
         connect = Connect(client_id, clean_start, keep_alive_s, username, secret, will, properties)
         encode(connect)  # raises for values that cannot be sent, before a connection exists
         self.host = url.host
@@ -636,5 +636,15 @@ class MqttClient:
         self._pending_requests.fail(errors.abandoned(error, sent=True))
 
 
-def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+def _bytes(value: bytes | str, argument: str = "payload") -> bytes:
+    given: object = value
+    if isinstance(given, bytes):
+        return given
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    if not isinstance(given, str):
+        raise LocalProtocolError(
+            f"mqtt: {argument} is {given!r:.60}, expected bytes or str, not {type(given).__name__}",
+            do=f"encode the {argument}, for example with str() or json.dumps()",
+        )
+    return given.encode()

@@ -263,7 +263,7 @@ class StateStoreClient:
                     f"state store: SET {as_text(args[1])}: a fence prefix needs a fencing token",
                     do="pass the token of the lock: fencing_token=lease.token",
                 )
-            extra = {**extra, "__fencePrefix": as_bytes(fence_prefix).decode("utf-8")}
+            extra = {**extra, "__fencePrefix": as_bytes(fence_prefix, "fence_prefix").decode("utf-8")}
         reply, version = await self._request(args, fencing_token, timeout_s=timeout_s, extra=extra)
         if reply.kind is ReplyKind.OK:
             return SetResult(applied=True, version=version)
@@ -381,7 +381,7 @@ class StateStoreClient:
         Raises:
             InvalidRequestError: the store has no SCAN, or no ``count``, or the token is not valid.
         """
-        wanted = as_bytes(pattern)
+        wanted = as_bytes(pattern, "pattern")
         if not wanted:
             raise LocalProtocolError("state store: SCAN with an empty pattern", do="use '*' for all keys")
         args = [b"SCAN", wanted]
@@ -412,7 +412,7 @@ class StateStoreClient:
         Like :meth:`observe`, without the entries at the start (use :meth:`scan`). After a reconnect, a store that
         resumes observations reports all missed changes; otherwise one ``LOST`` is reported.
         """
-        return self._observations.observe(as_key(prefix), prefix=True)
+        return self._observations.observe(as_key(prefix, "prefix"), prefix=True)
 
     def on_lost(self, hook: Callable[[PenstockError], None]) -> None:
         """Call ``hook(error)`` when the connection was lost and the client reconnects."""

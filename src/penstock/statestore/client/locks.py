@@ -58,8 +58,8 @@ class Lease:
             raise LocalProtocolError(f"lock {as_text(as_bytes(name))}: ttl_ms is {ttl_ms}", do="give at least 1")
         if not name:
             raise LocalProtocolError("lock: its name is empty", why="it is a key, and keys have at least one byte")
-        self.name = as_bytes(name)
-        self.holder = as_bytes(holder)
+        self.name = as_bytes(name, "name")
+        self.holder = as_bytes(holder, "holder")
         self.ttl_ms = ttl_ms
         self.lost = asyncio.Event()
         """Set when the lease is lost: a renewal was rejected, or none succeeded within ``ttl_ms``."""

@@ -135,9 +135,16 @@ class RequestSender:
         the store that the request needs (default: that of the command).
 
         Raises:
+            LocalProtocolError: ``fencing_token`` is no version.
             StateStoreError: the store rejected the request.
             UnavailableError: no response in time.
         """
+        token: object = fencing_token
+        if token is not None and not isinstance(token, Hlc):
+            raise LocalProtocolError(
+                f"state store: fencing_token is {token!r:.60}, expected a version",
+                do="pass lease.token, or parse a text: penstock.statestore.hlc.parse(text)",
+            )
         named = named or (args[0].decode(), args[1])
         timeout_s = timeout_s or self.timeout_s
         self._requests += 1

@@ -51,20 +51,35 @@ _SINGLE_KEY_ERRORS: Final = (
 """Errors that concern a single key."""
 
 
-def as_bytes(text: bytes | str) -> bytes:
-    """Encode text as UTF-8; bytes that the command line could not decode are restored."""
-    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+def as_bytes(text: bytes | str, argument: str = "value") -> bytes:
+    """Encode text as UTF-8; bytes that the command line could not decode are restored.
+
+    Raises:
+        LocalProtocolError: ``text`` is neither bytes nor str; the error contains ``argument``.
+    """
+    if isinstance(text, bytes):
+        return text
+    given: object = text
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    if not isinstance(given, str):
+        raise LocalProtocolError(
+            f"state store: {argument} is {given!r:.60}, expected bytes or str, not {type(given).__name__}",
+            do=f"encode the {argument}, for example with str() or json.dumps()",
+        )
+    return given.encode("utf-8", "surrogateescape")
 
 
-def as_key(key: bytes | str) -> bytes:
+def as_key(key: bytes | str, argument: str = "key") -> bytes:
     """Encode a key.
 
     Raises:
-        LocalProtocolError: the key is empty.
+        LocalProtocolError: the key is empty, or neither bytes nor str; the error contains ``argument``.
     """
-    if not key:
-        raise LocalProtocolError("state store: the key is empty", why="keys have at least one byte")
-    return as_bytes(key)
+    data = as_bytes(key, argument)
+    if not data:
+        raise LocalProtocolError(f"state store: the {argument} is empty", why="keys have at least one byte")
+    return data
 
 
 class Write(NamedTuple):
@@ -86,10 +101,12 @@ class Write(NamedTuple):
         if condition is not Condition.ALWAYS:
             words.append(condition.value.encode())
         if ttl_ms is not None:
-            if not 1 <= ttl_ms <= MAX_TTL_MS:
+            whole: object = ttl_ms
+            if not isinstance(whole, int) or not 1 <= whole <= MAX_TTL_MS:
                 raise LocalProtocolError(
-                    f"state store: SET {as_text(words[1])}: ttl_ms is {ttl_ms}",
-                    do=f"use 1 to {MAX_TTL_MS} (1,000 years), or omit ttl_ms for a key that does not expire",
+                    f"state store: SET {as_text(words[1])}: ttl_ms is {ttl_ms!r}",
+                    do=f"use a whole number from 1 to {MAX_TTL_MS} (1,000 years), or omit ttl_ms for a key that does "
+                    "not expire",
                 )
             words += (b"PX", b"%d" % ttl_ms)
         return cls(words)

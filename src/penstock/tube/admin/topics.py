@@ -182,7 +182,8 @@ def modify(engine: MasterEngine, params: Params, now: int) -> SettingChange:
             policy or here.delete_policy,
         )
         if wanted.partitions < here.partitions or wanted.stores < here.stores:
-            return here, 407, f"{here.partitions} partitions in {here.stores} stores: fewer are not possible"
+            stores = "1 store" if here.stores == 1 else f"{here.stores} stores"
+            return here, 407, f"the topic has {here.partitions} partitions in {stores}; they can only be increased"
         if here.status:
             return here, 406, "the topic is deleted: redo it first"
         return (here, UNCHANGED, "nothing to change") if wanted == here else (wanted, OK, "Ok!")

@@ -45,7 +45,8 @@ Address = tuple[str, int]
 
 
 def parse_masters(text: str | Sequence[Address]) -> list[Address]:
-    """Parse ``host:port,host:port`` as addresses.
+    """Parse ``host:port,host:port`` as addresses; each may have the scheme ``tubemq://``, as ``penstock status`` prints
+    it.
 
     Raises:
         ConfigError: an item is not host:port.
@@ -62,7 +63,7 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
     found = []
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         try:
-            address = parse_address(item)
+            address = parse_address(item.removeprefix("tubemq://"))
             if address.port == 0:
                 raise ValueError("expected a port from 1 to 65535")
         except ValueError as error:

@@ -151,6 +151,8 @@ async def test_misuse_is_an_error_before_anything_is_sent(broker: tuple[MqttServ
         for bad in (client.publish("a/#"), client.publish("a", qos=3), client.subscribe("a/#/b")):
             with pytest.raises(LocalProtocolError):
                 await bad
+        with pytest.raises(LocalProtocolError, match="payload is 5, expected bytes or str, not int"):
+            await client.publish("a", 5)  # type: ignore[arg-type] # misuse
         with pytest.raises(LocalProtocolError):
             await client.subscribe("a", qos=3)
         with pytest.raises(LocalProtocolError):

@@ -74,6 +74,8 @@ async def test_fencing_token_and_hints(node: StoreNode) -> None:
         low = (await store.set("lock", "a")).version
         high = (await store.set("lock", "a")).version
         await store.set("k", "v", fencing_token=high)
+        with pytest.raises(LocalProtocolError, match="fencing_token is 'abc', expected a version"):
+            await store.set("k", "v", fencing_token="abc")  # type: ignore[arg-type] # misuse
         with pytest.raises(RefusedError, match="fencing token is required") as raised:
             await store.set("k", "w")
         assert raised.value.text == "a fencing token is required for this request"

@@ -234,6 +234,9 @@ async def test_an_answer_of_another_length_is_no_answer(store: Store, monkeypatc
         (lambda: Write.delete(b""), "the key is empty"),
         (lambda: Write.vdelete("", "v"), "the key is empty"),
         (lambda: Write.set("k", "v", ttl_ms=0), "SET 'k': ttl_ms is 0"),
+        (lambda: Write.set("k", "v", ttl_ms="5"), "SET 'k': ttl_ms is '5'"),  # type: ignore[arg-type] # misuse
+        (lambda: Write.set("k", 5), "value is 5, expected bytes or str, not int"),  # type: ignore[arg-type] # misuse
+        (lambda: Write.delete(None), "key is None, expected bytes or str"),  # type: ignore[arg-type] # misuse
     ],
 )
 def test_invalid_writes_are_never_sent(make: Any, error: str) -> None:

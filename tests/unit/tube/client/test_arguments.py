@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, LocalProtocolError
-from penstock.tube.client.arguments import check_login, check_offsets, check_seconds, check_topic, check_whole
+from penstock.tube.client.arguments import (
+    check_login,
+    check_offsets,
+    check_seconds,
+    check_topic,
+    check_whole,
+    parse_masters,
+)
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 
@@ -86,6 +93,10 @@ def test_a_consumer_is_not_made_with_what_it_could_not_work_with(option: str, va
     with pytest.raises(ConfigError) as caught:
         Consumer(MASTER, "lake", ["line3"], **given)
     assert caught.value.option == option
+
+
+def test_masters_may_have_the_scheme_that_status_prints() -> None:
+    assert parse_masters("tubemq://127.0.0.1:8715, h:1") == [("127.0.0.1", 8715), ("h", 1)]
 
 
 @pytest.mark.parametrize("masters", ["", "h", "h:0", "h:70000", None, 8715, [], ["h:1"], [("h", "1")], [("h", 0)]])
