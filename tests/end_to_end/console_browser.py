@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import cbor2
 import pytest
 
 from penstock.mqtt.client import MqttClient
@@ -96,12 +97,12 @@ async def browsing(
         assert found.problems == []
 
 
-async def console_node(tmp_path: Path) -> AsyncIterator[Node]:
+async def console_node(tmp_path: Path, **more: Any) -> AsyncIterator[Node]:
     """A node with a rule, which is not started; for a fixture."""
     if not WebConsole().available:
         skip_or_fail("the libraries of the console are not fetched: python tools/console_libraries.py")
     pytest.importorskip("playwright")
-    node = Node(config(tmp_path, rules=[RuleSection(filter="plant/#", topic="water")]))
+    node = Node(config(tmp_path, rules=[RuleSection(filter="plant/#", topic="water")], **more))
     try:
         yield node
     finally:
@@ -132,4 +133,5 @@ async def filled(node: Node) -> ReadyNode:
     async with MqttClient(host, port, client_id="gateway") as client:
         for _ in range(30):
             await client.publish("plant/a", b"1")
+        await client.publish("plant/b", cbor2.dumps({"bar": 4.5, "valves": [1, 2]}), retain=True)
     return ready

@@ -17,13 +17,16 @@ from penstock.errors import StorageError
 from penstock.mqtt.client import MqttClient
 from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io.network import parse_address
+from penstock.statestore.client.client import StateStoreClient
 from tests.end_to_end.console_browser import LOOKS, browsing, console_node, filled
 
 node = pytest.fixture(console_node)
 PAGES = (
     "clients",
     "subscriptions",
+    "messages",
     "retained",
+    "retained/plant%2Fb",
     "topics",
     "groups",
     "keys",
@@ -143,6 +146,93 @@ async def test_pipelines_show_lag_dead_letters_and_the_last_error(node: Node) ->
         await expect(page.get_by_role("alert")).to_contain_text("its lease has expired")
         await browser.open("pipelines/bottling")
         await expect(page.get_by_role("cell", name="48 rows, 24.0 KiB")).to_be_visible()
+
+
+async def test_messages_are_followed_published_and_exported(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    async with browsing(ready) as browser:
+        page = browser.page
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("clients")
+        await browser.sign_in()
+        await expect(page.get_by_role("link", name="meter/1")).to_be_visible()
+        await page.keyboard.press("g")
+        await page.keyboard.press("m")
+        await page.get_by_label("Topic filter").fill("plant/+")
+        await page.get_by_role("button", name="Subscribe").click()
+        await expect(page.get_by_text("1 received")).to_be_visible()
+        await page.locator("details.message summary").click()
+        await expect(page.locator("details.message pre")).to_contain_text('"bar": 4.5')  # retained, decoded from CBOR
+        await page.get_by_role("button", name="hexadecimal").click()
+        await expect(page.locator("details.message pre")).to_contain_text("00000000  a2 63 62 61 72")
+        await browser.look("messages-live")
+        await page.get_by_role("button", name="Pause").click()
+        await page.get_by_text("Publish a message").click()
+        await page.get_by_label("Topic", exact=True).fill("plant/c")
+        await page.get_by_label("Payload", exact=True).fill("hello")
+        await page.get_by_label("User Properties").fill("unit=bar\nunit=psi")
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await expect(page.get_by_text("Published to plant/c: 5 B, QoS 1.")).to_be_visible()
+        await page.get_by_label("Retain").check()
+        await page.get_by_label("Payload is").select_option("hexadecimal")
+        await page.get_by_label("Payload", exact=True).fill("0a f")
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await expect(page.get_by_role("alert")).to_contain_text("The payload is not hexadecimal.")
+        await page.get_by_label("Payload", exact=True).fill("0a ff")
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await expect(page.get_by_role("alert")).to_contain_text("replaces the retained message")
+        await page.get_by_role("button", name="Publish retained").click()
+        await expect(page.get_by_text("Published to plant/c: 2 B, QoS 1, retained.")).to_be_visible()
+        await expect(page.get_by_text("1 received")).to_be_visible()  # paused
+        await page.get_by_role("button", name="Continue").click()
+        await expect(page.get_by_text("3 received")).to_be_visible()
+        async with page.expect_download() as saved:
+            await page.get_by_role("button", name="Export NDJSON").click()
+        path = await (await saved.value).path()
+        rows = [json.loads(line) for line in (await asyncio.to_thread(Path(path).read_text)).splitlines()]
+        assert [row["topic"] for row in rows] == ["plant/b", "plant/c", "plant/c"]
+        assert [each["value"] for each in rows[1]["user_properties"]] == ["bar", "psi"]
+        await page.get_by_label("Contains").fill("nothing")
+        await page.get_by_role("button", name="Subscribe").click()
+        await expect(page.get_by_text("0 received, 2 without the text")).to_be_visible()
+        await page.set_viewport_size({"width": 400, "height": 900})
+        await browser.look("messages-live-narrow")
+
+
+async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path) -> None:
+    from playwright.async_api import expect
+
+    async for node in console_node(tmp_path, statestore={"extensions": ["as-of"]}):
+        ready = await filled(node)
+        async with browsing(ready) as browser:
+            page = browser.page
+            browser.allowed = ("401 (Unauthorized)", "409 (Conflict)", "404 (Not Found)")
+            await browser.open("keys/plant%2Fa")
+            await browser.sign_in()
+            await page.get_by_text("Change the value").click()
+            await page.locator("textarea[name=value]").fill('{"value": [1, 3]}')
+            await page.get_by_role("button", name="Preview").click()
+            await expect(page.locator("pre.difference")).to_contain_text("-     2")
+            async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+                await store.set("plant/a", '{"value": [7]}')
+                await page.get_by_role("button", name="Set if it still has version").click()
+                await expect(page.get_by_role("alert")).to_contain_text("was changed meanwhile")
+            await page.reload()
+            await page.get_by_text("Change the value").click()
+            await page.locator("textarea[name=value]").fill('{"value": [8]}')
+            await page.get_by_role("button", name="Preview").click()
+            await page.get_by_role("button", name="Set if it still has version").click()
+            await expect(page.get_by_text("The key was changed.")).to_be_visible()
+            await page.get_by_text("History").click()
+            await expect(page.get_by_text("3 versions. The key did not exist before the oldest one.")).to_be_visible()
+            await expect(page.locator("pre.difference").first).to_contain_text("+     8")
+            await browser.look("key-history")
+            await page.get_by_role("button", name="Delete…").click()
+            await page.get_by_role("button", name="Delete the key").click()
+            await expect(page.get_by_text("The key was deleted.")).to_be_visible()
+            await expect(page.get_by_text("key 'plant/a' does not exist")).to_be_visible()
 
 
 async def test_the_keyboard_reaches_pages_filter_rows_and_help(node: Node) -> None:

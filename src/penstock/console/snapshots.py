@@ -20,9 +20,11 @@ __all__ = [
     "Health",
     "Hop",
     "Key",
+    "KeyVersion",
     "ListenerSnapshot",
     "Load",
     "MemberSnapshot",
+    "MessageSnapshot",
     "NodeSnapshot",
     "OffsetMove",
     "OffsetReset",
@@ -226,6 +228,43 @@ class Key:
     value: str | None = None
     value_base64: str | None = None
     truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeyVersion:
+    """An earlier or current version of a key: ``value``, or ``value_base64`` if it is not text; ``at`` by its clock."""
+
+    version: str
+    at: int
+    value_bytes: int
+    format: str
+    value: str | None
+    value_base64: str | None
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSnapshot:
+    """An MQTT message. ``format``: ``json``, ``text``, ``cbor`` (``value`` is JSON) or ``binary``.
+
+    ``value_base64`` has the bytes of CBOR and binary payloads. ``truncated``: only the beginning is shown.
+    """
+
+    at: int
+    topic: str
+    retain: bool
+    bytes: int
+    format: str
+    value: str | None
+    value_base64: str | None
+    truncated: bool
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_base64: str | None = None
+    expires_in_s: int | None = None
+    text_payload: bool = False
+    """Payload Format Indicator 1: the publisher says that the payload is UTF-8."""
+    user_properties: tuple[Header, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

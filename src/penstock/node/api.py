@@ -27,7 +27,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -42,13 +42,17 @@ from penstock.console.records import RecordQuery
 from penstock.console.snapshots import Key, RecordPage, as_json
 from penstock.console.statestore import pattern_of
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
 from penstock.node.backup import Backups, Item, encode_item, error_item
+from penstock.node.console_clients import ChangedMeanwhileError, ConsoleClients, LiveSubscription, message_snapshot
 from penstock.node.dead_letters import CommandResult, DeadLetterService
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
 from penstock.runtime.observability.audit import AuditTrail, read_audit
 from penstock.security.policy import Permissions
+from penstock.statestore.hlc import Hlc, parse
 from penstock.tube.admin.request import Caller, Role
 
 __all__ = ["API", "api_routes"]
@@ -79,6 +83,7 @@ class _Failure(Exception):
         self.body = {"error": {"code": code, "what": what, "why": why, "hint": hint}}
 
 
+T = TypeVar("T")
 Read = Callable[[Request, Caller], Awaitable[object]]
 
 
@@ -93,6 +98,7 @@ class _Api:
         backups: Callable[[], Backups | None],
         dead_letters: DeadLetterService,
         permissions: Callable[[str], Permissions | None],
+        clients: ConsoleClients,
     ) -> None:
         self._console = console
         self._server = server
@@ -102,6 +108,7 @@ class _Api:
         self._backups = backups
         self._dead_letters = dead_letters
         self._permissions = permissions
+        self._clients = clients
         self._reads: dict[tuple[str, ...], float] = {}
         """When the last entry about a reader of a topic was written."""
 
@@ -220,7 +227,69 @@ class _Api:
     async def retained(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.mqtt).retained(_query(request), request.query_params.get("filter", "#"))
 
+    async def retained_message(self, request: Request, caller: Caller) -> object:
+        topic = request.path_params["name"]
+        if (granted := self._granted(caller)) is not None and not granted.may_receive(topic):
+            raise _Failure(403, "forbidden", f"user {caller.user!r} may not receive topic {topic!r}", _POLICY)
+        _there(self._console.mqtt)
+        found = _known(self._server.broker.retained.get(topic), f"topic {topic!r} has no retained message")
+        await self._record("read_retained", caller, {"topic": topic})
+        at = time.time() * 1000 - (self._server.now() - found.accepted_at)
+        publish = Publish(topic, found.payload, int(found.qos), retain=True, properties=found.properties)
+        return message_snapshot(publish, round(at))
+
+    async def messages(self, request: Request, caller: Caller) -> object:
+        _there(self._console.mqtt)
+        topic_filter, text = request.query_params.get("filter", ""), request.query_params.get("q", "")
+        subscription = await _carried_out(self._clients.subscribe(_acting(caller), topic_filter, text))
+        await self._record("subscribe", caller, {"filter": topic_filter, "q": text})
+        return _LinesResponse(subscription)
+
+    async def publish(self, request: Request, caller: Caller) -> object:
+        _there(self._console.mqtt)
+        params = request.query_params
+        topic, qos, retain = params.get("topic", ""), _number(request, "qos", 1, 0, 2), _flag(request, "retain")
+        payload = await _body(request, _MAX_PAYLOAD, "the payload")
+        properties = _properties(request)
+        code = await _carried_out(
+            self._clients.publish(_acting(caller), topic, payload, qos=qos, retain=retain, properties=properties)
+        )
+        chosen = {"topic": topic, "qos": qos, "retain": retain, "bytes": len(payload)}
+        await self._record("publish", caller, chosen)
+        return {**chosen, "reason_code": code}
+
     # State store
+
+    async def key_versions(self, request: Request, caller: Caller) -> object:
+        _there(self._console.statestore)
+        name = request.path_params["name"]
+        rows, ends = await _carried_out(self._clients.versions(_acting(caller), name.encode()))
+        if not rows:
+            raise _Failure(404, "not_found", f"key {name!r} does not exist")
+        await self._record("read_values", caller, {"key": name, "versions": len(rows)})
+        return {"rows": rows, "ends": ends}
+
+    async def set_key(self, request: Request, caller: Caller) -> object:
+        _there(self._console.statestore)
+        name, params = request.path_params["name"], request.query_params
+        ttl_ms = _number(request, "ttl_ms", 0) or None
+        value = await _body(request, _MAX_PAYLOAD, "the value")
+        change = self._clients.set_key(
+            _acting(caller), name.encode(), value,
+            version=params.get("version"), ttl_ms=ttl_ms, fencing_token=_token(request),
+        )  # fmt: skip
+        await _carried_out(change)
+        await self._record("set_key", caller, {"key": name, "version": params.get("version"), "bytes": len(value)})
+        return {"key": name, "bytes": len(value)}
+
+    async def delete_key(self, request: Request, caller: Caller) -> object:
+        _there(self._console.statestore)
+        name, version = request.path_params["name"], request.query_params.get("version", "")
+        await _carried_out(
+            self._clients.delete_key(_acting(caller), name.encode(), version=version, fencing_token=_token(request))
+        )
+        await self._record("delete_key", caller, {"key": name, "version": version})
+        return {"key": name, "deleted": True}
 
     async def keys(self, request: Request, caller: Caller) -> object:
         views = _there(self._console.statestore)
@@ -436,10 +505,14 @@ def api_routes(
     backups: Callable[[], Backups | None],
     dead_letters: DeadLetterService,
     permissions: Callable[[str], Permissions | None] = lambda _: None,
+    clients: ConsoleClients | None = None,
 ) -> list[Route]:
     """Routes of the API. ``names``: further host names for requests over loopback; ``backups`` returns those of the
-    node, None before it is ready; ``permissions`` returns those of a user by the policies, None for all."""
-    api = _Api(console, server, identify, trail, names, backups, dead_letters, permissions)
+    node, None before it is ready; ``permissions`` returns those of a user by the policies, None for all; ``clients``:
+    connections for users."""
+    api = _Api(
+        console, server, identify, trail, names, backups, dead_letters, permissions, clients or ConsoleClients(server)
+    )
     route = api.route
     return [
         route("/session", api.session),
@@ -466,10 +539,74 @@ def api_routes(
         route("/clients/{name:path}", api.disconnect, Role.OPERATOR, method="DELETE"),
         route("/subscriptions", api.subscriptions, Role.VIEWER),
         route("/retained", api.retained, Role.VIEWER),
+        route("/retained/{name:path}", api.retained_message, Role.VIEWER),
+        route("/messages", api.messages, Role.VIEWER),
+        route("/messages", api.publish, Role.OPERATOR, method="POST"),
         route("/keys", api.keys, Role.VIEWER),
         route("/keys/{name:path}", api.key, Role.VIEWER),
+        route("/keys/{name:path}", api.set_key, Role.OPERATOR, method="PUT"),
+        route("/keys/{name:path}", api.delete_key, Role.OPERATOR, method="DELETE"),
+        route("/key-versions/{name:path}", api.key_versions, Role.VIEWER),
         route("/backup", api.backup, Role.ADMINISTRATOR, method="POST"),
     ]
+
+
+async def _carried_out(change: Awaitable[T]) -> T:
+    """Return the result of an operation of the broker or the state store. Raises _Failure."""
+    try:
+        return await change
+    except ChangedMeanwhileError as error:
+        raise _Failure(409, "changed", error.what, error.hint, error.why) from None
+    except RefusedError as error:
+        raise _Failure(403, "refused", error.what, error.hint, error.why) from None
+    except UnavailableError as error:
+        raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
+
+
+def _acting(caller: Caller) -> str:
+    """Return the user whose permissions apply, "" for all permissions."""
+    return "" if caller.administers else caller.user
+
+
+def _properties(request: Request) -> Properties:
+    """Return the properties of a message to publish. Raises LocalProtocolError."""
+    params = request.query_params
+    pairs = [text.partition("=") for text in params.getlist("user_property")]
+    try:
+        correlation = bytes.fromhex(params.get("correlation", ""))
+    except ValueError:
+        raise LocalProtocolError("correlation: the Correlation Data are not hexadecimal", do="use 0-9, a-f") from None
+    return Properties(
+        payload_format_indicator=1 if _flag(request, "text") else None,
+        message_expiry_interval=_number(request, "expiry_s", 0, 0, (1 << 32) - 1) or None,
+        content_type=params.get("content_type") or None,
+        response_topic=params.get("response_topic") or None,
+        correlation_data=correlation or None,
+        user_properties=[(name, value) for name, _, value in pairs if name],
+    )
+
+
+def _token(request: Request) -> Hlc | None:
+    text = request.query_params.get("fencing_token", "")
+    found = parse(text) if text else None
+    if text and found is None:
+        raise LocalProtocolError(f"fencing_token={text[:80]!r}", do="use a version: MILLISECONDS:COUNTER:NODE")
+    return found
+
+
+class _LinesResponse(StreamingResponse):
+    """Lines of JSON while the client is connected."""
+
+    def __init__(self, subscription: LiveSubscription) -> None:
+        self._subscription = subscription
+        super().__init__(subscription.lines(), media_type="application/x-ndjson", headers=_HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the lines; the subscription ends when the client disconnects."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._subscription.close()
 
 
 def _response(request: Request, found: object) -> Response:

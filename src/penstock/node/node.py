@@ -34,6 +34,7 @@ from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.config.tube import tube_limits
+from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
 from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
@@ -275,6 +276,7 @@ class Node:
                 *api_routes(
                     self.console, self.security.server, identify, trail, names, lambda: self._backups,
                     dead_letters, self.security.permissions_of,
+                    ConsoleClients(self.security.server, self.security.console_access),
                 ),
                 *web.routes(),
             ],

@@ -70,6 +70,7 @@ from penstock.tube.admin.request import Role
 from penstock.tube.engine.access import ClientAccess, RightsOf
 
 __all__ = [
+    "CONSOLE",
     "DEFAULT_LISTENER",
     "NodeSecurity",
     "StorePolicy",
@@ -84,6 +85,9 @@ __all__ = [
 _log = logging.getLogger("penstock.security")
 
 DEFAULT_LISTENER: Final = "mqtt"
+
+CONSOLE: Final = "$console/"
+"""Owner of the MQTT sessions of the console, before the name of the user whose permissions apply."""
 
 NODE_TOPICS: Final = NOTIFY_TOPICS
 """Topics of state store notifications, which only an observer with the right to read the key may receive. Clients
@@ -192,6 +196,15 @@ class NodeSecurity:
         policy = self.access_rules.policy
         return None if policy is None else policy.permissions(policy.describe(Principal("", user=user)))
 
+    def console_access(self, user: str) -> MqttAccess | None:
+        """Return the permissions of the console for a user; None for "": all permissions."""
+        return self._console_gate(user) if user else None
+
+    def _console_gate(self, user: str) -> InProcessAccess:
+        part = CONSOLE + user
+        found = next((gate for gate in self._parts if gate.part == part), None)
+        return self._part_gate(user, part) if found is None else found
+
     def _role(self, user: str) -> Role:
         named = self.config.security
         if user in (named.administrators or ()):
@@ -234,6 +247,8 @@ class NodeSecurity:
         for entry in self.config.bridges:
             if bridge_client_id(entry.name) == owner:
                 return self._recall_bridge(entry)
+        if owner.startswith(CONSOLE):
+            return self._recall_console(owner.removeprefix(CONSOLE), client_id)
         for listener_access in self._listener_access.values():
             if listener_access is None:
                 if owner == "":
@@ -242,6 +257,15 @@ class NodeSecurity:
             elif (client := listener_access.recover_client(owner, client_id)) is not None:
                 return Rights(listener_access, client)
         return None
+
+    def _recall_console(self, user: str, client_id: str) -> Rights | None:
+        if not user:
+            trusted = AllowAll(CONSOLE)
+            return Rights(trusted, trusted.principal)
+        if user not in (self.access_rules.users or {}):
+            return None
+        gate = self._console_gate(user)
+        return Rights(gate, gate.client(client_id))
 
     def _may_still_publish(self, source: Source, topic: str, qos: int) -> bool:
         """Return True if the current policies allow the publisher of a retained message to publish it."""

@@ -25,7 +25,8 @@ export class ApiError extends Error {
 
 /** Send a request to the API; returns its JSON data. Throws ApiError. */
 export async function request(path, parameters = {}, method = "GET", signal = undefined, payload = undefined) {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
+  const pairs = Object.entries(parameters).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
+  const query = new URLSearchParams(pairs.filter(([, value]) => value !== "" && value != null));
   const target = `api/v1/${path}${query.size ? `?${query}` : ""}`;
   const authorization = credentials.get();
   let response;
@@ -48,8 +49,13 @@ export async function download(path, parameters, format) {
   const authorization = credentials.get();
   const response = await fetch(`api/v1/${path}?${query}`, { headers: authorization ? { Authorization: authorization } : {} });
   if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => ({}))).error ?? { what: `HTTP status ${response.status}` });
-  const address = URL.createObjectURL(await response.blob());
-  const link = Object.assign(document.createElement("a"), { href: address, download: `penstock-${path}.${format}` });
+  saveFile(`penstock-${path}.${format}`, await response.blob());
+}
+
+/** Save a text or a blob as a file. */
+export function saveFile(name, content) {
+  const address = URL.createObjectURL(new Blob([content]));
+  const link = Object.assign(document.createElement("a"), { href: address, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }

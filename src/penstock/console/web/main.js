@@ -2,16 +2,19 @@
 import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, request, Session, useRoute } from "./lib.js";
+import { Keys } from "./keys.js";
 import { DeadLetters } from "./letters.js";
+import { Messages } from "./messages.js";
 import { Retained, Subscriptions } from "./mqtt.js";
 import { Overview } from "./overview.js";
 import { Pipelines } from "./pipelines.js";
 import { Records } from "./records.js";
-import { Audit, Clients, Events, Groups, Keys, Topics } from "./views.js";
+import { Audit, Clients, Events, Groups, Topics } from "./views.js";
 
 const PAGES = [
   ["overview", "Overview", "o", Overview],
   ["clients", "Clients", "c", Clients],
+  ["messages", "Messages", "m", Messages],
   ["topics", "Topics", "t", Topics],
   ["groups", "Groups", "g", Groups],
   ["keys", "Keys", "k", Keys],
@@ -21,7 +24,7 @@ const PAGES = [
 // Pages that are reached from another one, whose tab is marked.
 const INNER = {
   records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], subscriptions: ["clients", Subscriptions],
-  retained: ["clients", Retained], audit: ["events", Audit],
+  retained: ["messages", Retained], audit: ["events", Audit],
 };
 
 function App() {

@@ -1,5 +1,6 @@
 // Subscriptions and retained messages of the MQTT broker.
-import { age, bytes, html, link, number } from "./lib.js";
+import { age, bytes, clock, Failure, html, link, number, usePoll } from "./lib.js";
+import { Message } from "./messages.js";
 import { List } from "./table.js";
 
 export function Subscriptions({ route }) {
@@ -17,7 +18,9 @@ export function Subscriptions({ route }) {
 }
 
 export function Retained({ route }) {
+  if (route.name !== null) return html`<${RetainedMessage} topic=${route.name} key=${route.name} />`;
   return html`<h1>Retained messages</h1><${List} title="Retained messages" route=${route} initial="topic" rowKey=${(row) => row.topic}
+    open=${(row) => link("retained", row.topic)}
     filters=${[{ name: "filter", title: "Topic filter", placeholder: "plant/#" }, { name: "q", title: "Topic contains" }]}
     columns=${[
       { title: "Topic", sort: "topic", cell: (row) => html`<code>${row.topic}</code>` },
@@ -26,4 +29,11 @@ export function Retained({ route }) {
       { title: "Published", right: true, cell: (row) => `${age(row.age_s)} ago` },
       { title: "Expires in", right: true, cell: (row) => age(row.expires_in_s) },
     ]} />`;
+}
+
+function RetainedMessage({ topic }) {
+  const { data, error } = usePoll(`retained/${encodeURIComponent(topic)}`, {}, 0); // once: each read is recorded in the audit trail
+  return html`<h1><code>${topic}</code></h1>
+    <p>Retained message${data && `, published ${clock(data.at)} UTC`}. <a href=${link("messages", null, { filter: topic })}>Follow this topic</a></p>
+    ${error ? html`<${Failure} error=${error} />` : data ? html`<${Message} row=${data} />` : html`<p aria-busy="true">Loading…</p>`}`;
 }

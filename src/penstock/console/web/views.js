@@ -1,9 +1,7 @@
-// Clients, topics, consumer groups, keys, events: a list, and a page for one row.
+// Clients, topics, consumer groups, events, audit trail: a list, and a page for one row.
 import { useContext, useState } from "preact/hooks";
-import { age, bytes, clock, Failure, html, indented, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
+import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
 import { Facts, List, Plain } from "./table.js";
-
-const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
 
 export function Clients({ route }) {
   if (route.name !== null) return html`<${Client} name=${route.name} key=${route.name} />`;
@@ -175,38 +173,6 @@ function Reset({ group }) {
       ]} />
       <button onClick=${() => send(plan.to, false)}>Reset: ${words(plan)}</button> <button class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
   </details>`;
-}
-
-export function Keys({ route }) {
-  if (route.name !== null) return html`<${Key} name=${route.name} key=${route.name} />`;
-  return html`<h1>State store keys</h1><${List} title="State store keys" route=${route} rowKey=${(row) => row.key_base64}
-    open=${(row) => (row.key === null ? link("keys") : link("keys", row.key))}
-    filters=${[{ name: "prefix", title: "Prefix", placeholder: "plant/line-3/" }, { name: "q", title: "Contains" }]}
-    columns=${[
-      { title: "Key", cell: (row) => html`<code>${keyText(row)}</code>` },
-      { title: "Size", right: true, cell: (row) => bytes(row.value_bytes) },
-      { title: "Changed", right: true, cell: (row) => `${age(row.version_age_s)} ago` },
-      { title: "Expires in", right: true, cell: (row) => age(row.expires_in_s) },
-      { title: "Fencing token", cell: (row) => row.fencing_token ?? "–" },
-      { title: "Created by", cell: (row) => row.owner || "–" },
-    ]} />`;
-}
-
-function Key({ name }) {
-  const { data, error } = usePoll(`keys/${encodeURIComponent(name)}`, {}, 0); // once: each read is recorded in the audit trail
-  if (error) return html`<h1><code>${name}</code></h1><${Failure} error=${error} />`;
-  if (!data) return html`<h1><code>${name}</code></h1><p aria-busy="true">Loading…</p>`;
-  let text = data.value ?? data.value_base64;
-  try {
-    if (data.value !== null && JSON.parse(data.value) !== undefined) text = indented(data.value);
-  } catch { /* it is not JSON */ }
-  return html`<h1><code>${name}</code></h1>
-    <${Facts} facts=${[
-      ["Version", data.version], ["Changed", `${age(data.version_age_s)} ago`], ["Expires in", data.expires_in_s == null ? "never" : age(data.expires_in_s)],
-      ["Fencing token", data.fencing_token], ["Created by", data.owner || null], ["Size", bytes(data.value_bytes)],
-    ]} />
-    <h2>Value${data.value === null ? " (base64: it is not text)" : ""}</h2>
-    <pre tabindex="0"><code>${text}</code></pre>`;
 }
 
 /** The audit trail. It is read once: it may have 64 MiB. */

@@ -94,12 +94,23 @@ class Write(NamedTuple):
         value: bytes | str,
         *,
         condition: Condition = Condition.ALWAYS,
+        expected: bytes | str | None = None,
         ttl_ms: int | None = None,
     ) -> Self:
-        """Set ``key`` to ``value`` if ``condition`` holds; it expires after ``ttl_ms`` milliseconds if given."""
+        """Set ``key`` to ``value`` if ``condition`` holds; it expires after ``ttl_ms`` milliseconds if given.
+
+        ``expected``: the value that NEX requires of an existing key, instead of ``value``.
+        """
         words = [b"SET", as_key(key), as_bytes(value)]
         if condition is not Condition.ALWAYS:
             words.append(condition.value.encode())
+        if expected is not None:
+            if condition is not Condition.NEX:
+                raise LocalProtocolError(
+                    f"state store: SET {as_text(words[1])}: an expected value without the condition NEX",
+                    do="pass condition=Condition.NEX",
+                )
+            words.append(as_bytes(expected))
         if ttl_ms is not None:
             whole: object = ttl_ms
             if not isinstance(whole, int) or not 1 <= whole <= MAX_TTL_MS:

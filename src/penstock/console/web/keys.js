@@ -1,0 +1,149 @@
+// Keys of the state store: a list, and a page for one key with its value, history and changes.
+import { useContext, useState } from "preact/hooks";
+import { age, bytes, clock, Failure, html, indented, link, request, Session, usePoll } from "./lib.js";
+import { Facts, List } from "./table.js";
+
+const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
+const MAX_LINES = 1000; // of a comparison
+
+export function Keys({ route }) {
+  const { operates } = useContext(Session);
+  if (route.name !== null) return html`<${Key} name=${route.name} key=${route.name} />`;
+  return html`<h1>State store keys</h1><${List} title="State store keys" route=${route} rowKey=${(row) => row.key_base64}
+    open=${(row) => (row.key === null ? link("keys") : link("keys", row.key))}
+    filters=${[{ name: "prefix", title: "Prefix", placeholder: "plant/line-3/" }, { name: "q", title: "Contains" }]}
+    columns=${[
+      { title: "Key", cell: (row) => html`<code>${keyText(row)}</code>` },
+      { title: "Size", right: true, cell: (row) => bytes(row.value_bytes) },
+      { title: "Changed", right: true, cell: (row) => `${age(row.version_age_s)} ago` },
+      { title: "Expires in", right: true, cell: (row) => age(row.expires_in_s) },
+      { title: "Fencing token", cell: (row) => row.fencing_token ?? "–" },
+      { title: "Created by", cell: (row) => row.owner || "–" },
+    ]} />${operates && html`<${NewKey} />`}`;
+}
+
+/** A value as text: JSON with line breaks, other text, or base64. */
+function shown(value, encoded) {
+  if (value === null) return encoded ?? "";
+  try {
+    if (JSON.parse(value) !== undefined) return indented(value);
+  } catch { /* it is not JSON */ }
+  return value;
+}
+
+function Key({ name }) {
+  const { operates } = useContext(Session);
+  const [{ changes, message }, change] = useState({ changes: 0, message: null });
+  const changed = (text) => change({ changes: changes + 1, message: text });
+  const { data, error } = usePoll(`keys/${encodeURIComponent(name)}`, { changes }, 0); // once: each read is recorded in the audit trail
+  const told = message && html`<p role="status">${message}</p>`;
+  if (error) return html`<h1><code>${name}</code></h1>${told}<${Failure} error=${error} />`;
+  if (!data) return html`<h1><code>${name}</code></h1><p aria-busy="true">Loading…</p>`;
+  return html`<h1><code>${name}</code></h1>${told}
+    <${Facts} facts=${[
+      ["Version", data.version], ["Changed", `${age(data.version_age_s)} ago`], ["Expires in", data.expires_in_s == null ? "never" : age(data.expires_in_s)],
+      ["Fencing token", data.fencing_token], ["Created by", data.owner || null], ["Size", bytes(data.value_bytes)],
+    ]} />
+    <h2>Value${data.value === null ? " (base64: it is not text)" : ""}</h2>
+    <pre tabindex="0"><code>${shown(data.value, data.value_base64)}</code></pre>
+    ${operates && data.value !== null && html`<${Edit} key=${`edit ${data.version}`} name=${name} data=${data} changed=${changed} />`}
+    ${operates && html`<${Delete} key=${`delete ${data.version}`} name=${name} data=${data} changed=${changed} />`}
+    <${History} key=${`history ${data.version}`} name=${name} />`;
+}
+
+/** Write another value if the key still has the version that is shown; the difference is confirmed. */
+function Edit({ name, data, changed }) {
+  const [error, fail] = useState(null);
+  const [plan, show] = useState(null);
+  const submit = (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    fail(null);
+    show({ value: form.get("value").replaceAll("\r\n", "\n"), seconds: form.get("seconds"), token: form.get("token") });
+  };
+  const send = () => request(`keys/${encodeURIComponent(name)}`, { version: data.version, ttl_ms: plan.seconds && Math.round(plan.seconds * 1000), fencing_token: plan.token }, "PUT", undefined, plan.value)
+    .then(() => changed("The key was changed."), (problem) => { show(null); fail(problem); });
+  return html`<details class="publish"><summary>Change the value</summary><form onSubmit=${submit} onInput=${() => show(null)}>
+    <label>Value<textarea name="value" rows="6" spellcheck=${false} defaultValue=${data.value}></textarea></label>
+    <div class="filters"><label>Expires after (s), empty: never<input name="seconds" type="number" min="0.001" step="any" defaultValue=${data.expires_in_s ?? ""} /></label>
+      <label>Fencing token<input name="token" defaultValue=${data.fencing_token ?? ""} spellcheck=${false} /></label></div>
+    ${error && html`<${Failure} error=${error} />`}
+    ${plan === null ? html`<button class="secondary">Preview</button>` : html`<div class="action">
+      <p role="alert">${plan.value === data.value ? "The value stays the same." : "The value changes as follows."} ${plan.seconds ? `The key expires after ${age(Number(plan.seconds))}.` : "The key does not expire."} All observers of the key are notified.</p>
+      ${plan.value !== data.value && html`<${Difference} before=${shown(data.value)} after=${shown(plan.value)} />`}
+      <button type="button" onClick=${send}>Set if it still has version ${data.version}</button> <button type="button" class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
+  </form></details>`;
+}
+
+function Delete({ name, data, changed }) {
+  const [asked, ask] = useState(false);
+  const [error, fail] = useState(null);
+  const send = () => request(`keys/${encodeURIComponent(name)}`, { version: data.version, fencing_token: data.fencing_token }, "DELETE")
+    .then(() => changed("The key was deleted."), (problem) => { ask(false); fail(problem); });
+  return html`<div class="action">${error && html`<${Failure} error=${error} />`}
+    ${asked ? html`<p role="alert">Delete <code>${name}</code> if it still has version ${data.version}? Its value is lost.</p>
+      <button onClick=${send}>Delete the key</button> <button class="secondary" onClick=${() => ask(false)}>Cancel</button>`
+      : html`<button class="secondary" onClick=${() => ask(true)}>Delete…</button>`}</div>`;
+}
+
+function NewKey() {
+  const [error, fail] = useState(null);
+  const submit = (event) => {
+    event.preventDefault();
+    const { key, value } = Object.fromEntries(new FormData(event.target));
+    request(`keys/${encodeURIComponent(key)}`, {}, "PUT", undefined, value).then(() => { location.hash = link("keys", key); }, fail);
+  };
+  return html`<details class="publish"><summary>New key</summary><form onSubmit=${submit}>
+    <label>Key<input name="key" required autocapitalize="off" spellcheck=${false} /></label>
+    <label>Value<textarea name="value" rows="4" spellcheck=${false}></textarea></label>
+    ${error && html`<${Failure} error=${error} />`}<button>Create</button></form></details>`;
+}
+
+const ENDS = {
+  complete: "The key did not exist before the oldest one.", limit: "There are more.", history: "The history of the store does not reach further.",
+  disabled: html`Older versions need <code>statestore.extensions: [as-of]</code> in the configuration of the node.`,
+};
+
+function History({ name }) {
+  const [opened, open] = useState(false);
+  return html`<details onToggle=${(event) => event.target.open && open(true)}><summary>History</summary>${opened && html`<${Versions} name=${name} />`}</details>`;
+}
+
+function Versions({ name }) {
+  const { data, error } = usePoll(`key-versions/${encodeURIComponent(name)}`, {}, 0);
+  if (error) return html`<${Failure} error=${error} />`;
+  if (!data) return html`<p aria-busy="true">Loading…</p>`;
+  return html`<p>${data.rows.length === 1 ? "1 version" : `${data.rows.length} versions`}. ${ENDS[data.ends]}</p>
+    ${data.rows.map((row, index) => {
+      const older = data.rows[index + 1];
+      return html`<section aria-label=${`Version ${row.version}`} key=${row.version}><h3>${row.version} <small class="dim">${clock(row.at)} UTC, ${bytes(row.value_bytes)}</small></h3>
+        ${row.truncated && html`<p class="warn">Only the beginning is shown.</p>`}
+        ${older ? html`<${Difference} before=${shown(older.value, older.value_base64)} after=${shown(row.value, row.value_base64)} />`
+          : html`<pre tabindex="0"><code>${shown(row.value, row.value_base64)}</code></pre>`}</section>`;
+    })}`;
+}
+
+/** Lines of the longest common subsequence, with those that were removed and added. */
+export function difference(before, after) {
+  const lengths = Array.from({ length: before.length + 1 }, () => new Uint16Array(after.length + 1));
+  for (let row = before.length - 1; row >= 0; row -= 1) {
+    for (let column = after.length - 1; column >= 0; column -= 1) {
+      lengths[row][column] = before[row] === after[column] ? lengths[row + 1][column + 1] + 1 : Math.max(lengths[row + 1][column], lengths[row][column + 1]);
+    }
+  }
+  const lines = [];
+  let [row, column] = [0, 0];
+  while (row < before.length || column < after.length) {
+    if (row < before.length && column < after.length && before[row] === after[column]) lines.push([" ", before[(row += 1) - 1], (column += 1)]);
+    else if (row < before.length && (column === after.length || lengths[row + 1][column] >= lengths[row][column + 1])) lines.push(["-", before[(row += 1) - 1]]);
+    else lines.push(["+", after[(column += 1) - 1]]);
+  }
+  return lines;
+}
+
+/** Two texts as one, with removed lines after "-" and added lines after "+". */
+export function Difference({ before, after }) {
+  const [old, fresh] = [before.split("\n"), after.split("\n")];
+  if (old.length > MAX_LINES || fresh.length > MAX_LINES) return html`<p>The values are too long for a comparison.</p><pre tabindex="0"><code>${after}</code></pre>`;
+  return html`<pre tabindex="0" class="difference"><code>${difference(old, fresh).map(([sign, text]) => html`<span class=${sign === "+" ? "added" : sign === "-" ? "removed" : ""}>${sign} ${text}\n</span>`)}</code></pre>`;
+}

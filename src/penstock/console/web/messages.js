@@ -1,0 +1,162 @@
+// Live MQTT messages by topic filter, and a form to publish one.
+import { useContext, useEffect, useRef, useState } from "preact/hooks";
+import { ApiError, bytes, clock, credentials, Failure, html, link, number, request, saveFile, Session } from "./lib.js";
+import { hexdump, pretty } from "./records.js";
+import { Facts } from "./table.js";
+
+const KEPT = 500;
+const VIEWS = [["auto", "decoded"], ["text", "as text"], ["hex", "hexadecimal"]];
+
+const raw = (row) => (row.value_base64 === null ? new TextEncoder().encode(row.value ?? "") : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
+const base64 = (data) => btoa(Array.from(data, (byte) => String.fromCharCode(byte)).join(""));
+
+/** The payload as text in one of the views. */
+function payloadText(row, view) {
+  if (view === "hex") return hexdump(base64(raw(row)));
+  if (view === "text") return new TextDecoder().decode(raw(row));
+  return pretty({ ...row, format: row.format === "cbor" ? "json" : row.format });
+}
+
+/** A message with its properties; used for live and retained messages. */
+export function Message({ row }) {
+  const [view, choose] = useState("auto");
+  return html`<${Facts} facts=${[
+      ["Content Type", row.content_type], ["Response Topic", row.response_topic], ["Correlation Data", row.correlation_base64 && hexdump(row.correlation_base64).slice(10, 57).trim()],
+      ["Expires in", row.expires_in_s == null ? null : `${number(row.expires_in_s)} s`], ["Payload", `${bytes(row.bytes)}, ${row.format === "cbor" ? "CBOR" : row.format}${row.text_payload ? ", UTF-8 by its publisher" : ""}`],
+      ...row.user_properties.map(({ name, value }) => [`User Property ${name}`, value]),
+    ].filter(([, value]) => value != null)} />
+    <p class="pages">${VIEWS.map(([value, title]) => html`<button class="plain" aria-pressed=${view === value} onClick=${() => choose(value)}>${title}</button>`)}
+      ${row.truncated && html`<span class="warn">the first ${bytes(raw(row).length)} of ${bytes(row.bytes)}</span>`}</p>
+    <pre tabindex="0" class=${view === "hex" || row.value === null ? "hex" : ""}><code>${payloadText(row, view)}</code></pre>`;
+}
+
+/** Read lines of JSON until the signal aborts or the node ends the stream. */
+async function readLines(filter, text, signal, accept) {
+  const query = new URLSearchParams({ filter, ...(text && { q: text }) });
+  const authorization = credentials.get();
+  const response = await fetch(`api/v1/messages?${query}`, { signal, headers: authorization ? { Authorization: authorization } : {} });
+  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => null))?.error ?? { what: `HTTP status ${response.status}` });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new ApiError(0, { what: "The node ended the subscription.", hint: "It stops, or closed the client. Subscribe again." });
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    lines.forEach((line) => accept(JSON.parse(line)));
+  }
+}
+
+export function Messages({ route }) {
+  const { operates, version } = useContext(Session);
+  const { filter = "", q = "" } = route.parameters;
+  const subscribe = (event) => {
+    event.preventDefault();
+    location.hash = link("messages", null, Object.fromEntries(new FormData(event.target)));
+  };
+  return html`<h1>Messages</h1><p><a href=${link("retained")}>Retained messages</a></p>
+    <search><form class="filters" key=${`${filter}\0${q}`} onSubmit=${subscribe}>
+      <label>Topic filter<input name="filter" required defaultValue=${filter} placeholder="plant/#" autocapitalize="off" spellcheck=${false} /></label>
+      <label>Contains<input type="search" name="q" defaultValue=${q} /></label>
+      <button class="secondary">Subscribe</button>
+    </form></search>
+    ${operates && html`<${Publish} topic=${/[+#]/.test(filter) ? "" : filter} />`}
+    ${filter ? html`<${Live} key=${`${filter}\0${q}\0${version}`} filter=${filter} text=${q} />`
+      : html`<p>Subscribe to see messages as they arrive, beginning with the retained ones. They are delivered with QoS 0, and within the permissions of the user.</p>`}`;
+}
+
+function Live({ filter, text }) {
+  const [shown, show] = useState({ rows: [], received: 0, dropped: 0, filtered: 0 });
+  const [error, fail] = useState(null);
+  const [paused, pause] = useState(false);
+  const [hidden, hide] = useState(document.hidden);
+  const held = useRef(null); // what arrived during a pause
+  const count = useRef(0);
+  useEffect(() => {
+    const changed = () => hide(document.hidden);
+    document.addEventListener("visibilitychange", changed);
+    return () => document.removeEventListener("visibilitychange", changed);
+  }, []);
+  const add = (before, part) => ({
+    rows: [...part.rows, ...before.rows].slice(0, KEPT), received: before.received + part.rows.length,
+    dropped: before.dropped + part.dropped, filtered: before.filtered + part.filtered,
+  });
+  const accept = (line) => {
+    const part = { ...line, rows: line.rows.map((row) => ({ ...row, number: (count.current += 1) })).reverse() };
+    if (held.current !== null) held.current = add(held.current, part);
+    else show((before) => add(before, part));
+  };
+  useEffect(() => {
+    if (hidden) return undefined; // a hidden tab holds no connection
+    const stop = new AbortController();
+    readLines(filter, text, stop.signal, accept).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
+    return () => stop.abort();
+  }, [hidden]);
+  const toggle = () => {
+    if (paused) {
+      const arrived = held.current;
+      held.current = null;
+      show((before) => add(before, arrived));
+    } else held.current = { rows: [], received: 0, dropped: 0, filtered: 0 };
+    pause(!paused);
+  };
+  const save = () => saveFile("penstock-messages.ndjson", shown.rows.toReversed().map(({ number: _, ...row }) => `${JSON.stringify(row)}\n`).join(""));
+  return html`<section aria-label="Live messages">
+    ${error && html`<${Failure} error=${error} />`}
+    <p class="pages"><span role="status">${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
+      ${shown.dropped > 0 && html`<span class="warn">${number(shown.dropped)} not shown: they arrive too fast</span>`}
+      <button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>
+      ${shown.rows.length > 0 && html`<button class="plain" onClick=${save}>Export NDJSON</button>
+      <button class="plain" onClick=${() => show({ rows: [], received: 0, dropped: 0, filtered: 0 })}>Clear</button>`}</p>
+    ${shown.rows.map((row) => html`<details class="letter message" key=${row.number}><summary><code>${row.topic}</code>${row.retain ? html` <span class="dim">retained</span>` : ""}${" "}
+      <small class="dim">${clock(row.at).slice(11)} UTC, ${bytes(row.bytes)}</small> <span>${start(row)}</span></summary><${Message} row=${row} /></details>`)}
+  </section>`;
+}
+
+function start(row) {
+  const text = row.value ?? hexdump(row.value_base64 ?? "").slice(10, 57).trimEnd();
+  return text.length > 120 ? `${text.slice(0, 120)}…` : text;
+}
+
+const unhex = (text) => {
+  const digits = text.replaceAll(/\s/g, "");
+  if (!/^([0-9a-f]{2})*$/i.test(digits)) throw new ApiError(0, { what: "The payload is not hexadecimal.", hint: "Use pairs of 0-9 and a-f, such as 0a ff." });
+  return Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+};
+
+/** Publish a message with its properties. A retained one is confirmed, because it stays and replaces another. */
+function Publish({ topic }) {
+  const [error, fail] = useState(null);
+  const [done, finish] = useState(null);
+  const [asked, ask] = useState(null);
+  const send = ([parameters, payload]) => request("messages", parameters, "POST", undefined, payload)
+    .then((found) => { fail(null); finish(found); ask(null); }, (problem) => { fail(problem); finish(null); ask(null); });
+  const submit = (event) => {
+    event.preventDefault();
+    const { payload, format, user_properties: pairs, ...rest } = Object.fromEntries(new FormData(event.target));
+    try {
+      const message = [{ ...rest, user_property: pairs.split("\n").filter((line) => line.trim()) }, format === "hex" ? unhex(payload) : payload];
+      finish(null);
+      fail(null);
+      if (rest.retain) ask(message);
+      else send(message);
+    } catch (problem) {
+      fail(problem);
+    }
+  };
+  return html`<details class="publish"><summary>Publish a message</summary><form onSubmit=${submit} onInput=${() => ask(null)}>
+    <div class="filters"><label>Topic<input name="topic" required defaultValue=${topic} autocapitalize="off" spellcheck=${false} /></label>
+      <label class="short">QoS<select name="qos"><option>0</option><option selected>1</option><option>2</option></select></label>
+      <label class="short">Payload is<select name="format"><option value="text">text</option><option value="hex">hexadecimal</option></select></label></div>
+    <label>Payload<textarea name="payload" rows="4" spellcheck=${false}></textarea></label>
+    <label><input type="checkbox" name="retain" value="1" /> Retain</label>
+    <label><input type="checkbox" name="text" value="1" /> Payload Format Indicator: UTF-8</label>
+    <div class="filters"><label>Content Type<input name="content_type" placeholder="application/json" /></label><label>Response Topic<input name="response_topic" /></label>
+      <label>Correlation Data (hexadecimal)<input name="correlation" /></label><label>Message Expiry Interval (s)<input name="expiry_s" type="number" min="1" max="4294967295" /></label></div>
+    <label>User Properties, one NAME=VALUE per line<textarea name="user_properties" rows="2" spellcheck=${false}></textarea></label>
+    ${error && html`<${Failure} error=${error} />`}
+    ${done && html`<p role="status">Published to ${done.topic}: ${bytes(done.bytes)}, QoS ${done.qos}${done.retain ? ", retained" : ""}.</p>`}
+    ${asked === null ? html`<button>Publish</button>` : html`<div class="action"><p role="alert">${asked[1].length === 0 ? "The retained message of this topic is deleted." : "The message stays in the broker, and replaces the retained message of this topic."}</p>
+      <button type="button" onClick=${() => send(asked)}>Publish retained</button> <button type="button" class="secondary" onClick=${() => ask(null)}>Cancel</button></div>`}
+  </form></details>`;
+}

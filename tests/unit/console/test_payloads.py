@@ -1,0 +1,52 @@
+"""Payloads as text: JSON, text, CBOR and other bytes, also hostile ones."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import cbor2
+import pytest
+
+from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type", "format", "value"),
+    [
+        (b'{"a": 1}', "", "json", '{"a": 1}'),
+        (b"21.5", "", "json", "21.5"),
+        ("größer".encode(), "text/plain", "text", "größer"),
+        (b"", "", "text", ""),
+        (b"\xff\xfe", "", "binary", None),
+        (cbor2.dumps({"t": 21.5, "raw": b"\x01", 7: None}), "", "cbor", '{"t": 21.5, "raw": "h\'01\'", "7": null}'),
+        (cbor2.dumps(23), "application/cbor", "cbor", "23"),
+        (cbor2.dumps([1, "é"]) + b"\xff", "", "binary", None),  # more than one value
+        (b"\x9f" * 5000, "application/cbor", "binary", None),  # nested too deeply
+        (b"\xd8\x1c\x81\xd8\x1d\x00", "application/cbor", "binary", None),  # a list that contains itself
+    ],
+)
+def test_the_format_is_recognized(data: bytes, content_type: str, format: str, value: str | None) -> None:  # noqa: A002
+    found = show_payload(data, content_type)
+    assert (found.format, found.value, found.truncated) == (format, value, False)
+    assert found.base64 == (None if format in {"json", "text"} else base64.b64encode(data).decode())
+
+
+def test_a_long_payload_is_cut_with_a_sign() -> None:
+    text = show_payload(b'"' + b"x" * MAX_PAYLOAD_BYTES)
+    assert (text.format, len(text.value or ""), text.truncated) == ("text", MAX_PAYLOAD_BYTES, True)
+    split = show_payload("ab€".encode(), limit=4)  # the limit is inside a character
+    assert (split.format, split.value, split.truncated) == ("text", "ab", True)
+    binary = show_payload(b"\xff" * (MAX_PAYLOAD_BYTES + 1))
+    assert (binary.format, binary.value, binary.truncated) == ("binary", None, True)
+    assert len(base64.b64decode(binary.base64 or "")) == MAX_PAYLOAD_BYTES
+
+
+def test_shared_references_cannot_multiply_a_value() -> None:
+    layer: list[object] = ["x"]
+    for _ in range(30):
+        layer = [layer, layer]
+    data = cbor2.dumps(layer, value_sharing=True)
+    assert len(data) < 1000
+    assert show_payload(data, "application/cbor").format == "binary"
+    assert json.loads(show_payload(cbor2.dumps([[1], [1]])).value or "") == [[1], [1]]

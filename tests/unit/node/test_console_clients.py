@@ -1,0 +1,200 @@
+"""Live messages, publish, retained messages and changes of keys in the console: with the permissions of the user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+
+from penstock.mqtt.codec.properties import Properties
+from penstock.node import console_clients
+from penstock.node.config.mqtt import Security
+from penstock.runtime.io.network import parse_address
+from penstock.runtime.observability.audit import read_audit
+from penstock.statestore.client.client import StateStoreClient
+from tests.unit.node.test_api import Api, mqtt
+from tests.unit.node.test_http_access import basic, running, users
+from tests.unit.node.test_node import config
+
+POLICIES = """
+rules:
+  - principals: {usernames: [oscar]}
+    brokerResources:
+      - {method: Publish, topics: ["plant/#", "statestore/#"]}
+      - {method: Subscribe, topics: ["plant/#", "clients/+/#"]}
+    stateStoreResources: [{method: ReadWrite, keys: ["plant/*"]}]
+"""
+
+
+class Live:
+    """A live subscription over HTTP."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self.dropped = self.filtered = 0
+
+    async def rows(self, count: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        async with asyncio.timeout(60):
+            while len(found) < count:
+                line = await self._reader.readline()
+                assert line, "the stream ended"
+                if line.startswith(b"{"):
+                    part = json.loads(line)
+                    found += part["rows"]
+                    self.dropped += part["dropped"]
+                    self.filtered += part["filtered"]
+        return found
+
+
+@asynccontextmanager
+async def live(api: Api, query: str) -> AsyncIterator[Live]:
+    reader, writer = await asyncio.open_connection(*parse_address(api.ready.http))
+    head = f"GET /api/v1/messages?{query} HTTP/1.1\r\nHost: {api.ready.http}\r\nAuthorization: {api.authorization}\r\n"
+    writer.write((head + "\r\n").encode())
+    assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).startswith(b"HTTP/1.1 200")
+    try:
+        yield Live(reader)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_live_messages_are_decoded_filtered_and_end_with_the_connection(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        async with mqtt(ready, "device") as client, live(api, "filter=plant/%23&q=press") as found:
+            await client.publish("plant/a", "temperature 1")
+            await client.publish(
+                "plant/press",
+                cbor2.dumps({"bar": 4.5}),
+                properties=Properties(
+                    content_type="application/cbor",
+                    response_topic="answers",
+                    correlation_data=b"\x01",
+                    user_properties=[("unit", "bar"), ("unit", "psi")],
+                ),
+            )
+            (row,) = await found.rows(1)
+            assert (row["topic"], row["format"], json.loads(row["value"])) == ("plant/press", "cbor", {"bar": 4.5})
+            assert (row["content_type"], row["response_topic"]) == ("application/cbor", "answers")
+            assert [each["value"] for each in row["user_properties"]] == ["bar", "psi"]
+            assert found.filtered == 1
+            assert any(row["client_id"].startswith("console-") for row in (await api.get("/clients"))["rows"])
+        await api.until("/clients", lambda now: not any(row["client_id"].startswith("console-") for row in now["rows"]))
+        status, _, body = await api.send("/messages?filter=a%23")
+        assert (status, body["error"]["code"]) == (400, "bad_parameter")
+        (entry,) = read_audit(tmp_path / "audit")
+        assert (entry["method"], entry["parameters"]) == ("subscribe", {"filter": "plant/#", "q": "press"})
+
+
+async def test_live_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_clients, "MAX_WAITING", 5)
+    monkeypatch.setattr(console_clients, "MAX_STREAMS", 1)
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        async with mqtt(ready, "device") as client, live(api, "filter=%23") as found:
+            for number in range(40):
+                await client.publish("a", str(number), qos=0)
+            await client.publish("b", b"")
+            first = await found.rows(1)
+            await client.publish("end", b"")
+            rows = first
+            while rows[-1]["topic"] != "end":
+                rows += await found.rows(1)
+            assert len(rows) + found.dropped == 42
+            status, _, body = await api.send("/messages?filter=b")
+            assert (status, body["error"]["code"]) == (503, "unavailable")
+
+
+async def test_published_messages_have_the_properties_and_retained_ones_are_shown(tmp_path: Path) -> None:
+    async with running(config(tmp_path, statestore={"extensions": ["as-of"]})) as ready:
+        api = Api(ready)
+        path = "/messages?topic=hall/a&qos=1&retain=1&content_type=text/plain&correlation=0aff&expiry_s=60&text=1"
+        status, _, body = await api.send(f"{path}&user_property=unit%3Dbar&user_property=unit%3D", "POST", "hello")
+        assert (status, body["topic"], body["bytes"], body["reason_code"]) == (200, "hall/a", 5, 0)
+        found = await api.get("/retained/hall/a")
+        assert (found["value"], found["format"]) == ("hello", "text")
+        assert found["retain"]
+        assert found["text_payload"]
+        assert (found["correlation_base64"], found["content_type"]) == ("Cv8=", "text/plain")
+        assert [(each["name"], each["value"]) for each in found["user_properties"]] == [("unit", "bar"), ("unit", "")]
+        status, _, body = await api.send("/messages?topic=plant/%23", "POST", "x")
+        assert (status, body["error"]["code"]) == (400, "bad_parameter")
+        assert (await api.send("/messages?topic=a&correlation=x", "POST", "x"))[0] == 400
+        assert (await api.send("/messages?topic=hall/a&retain=1", "POST"))[0] == 200  # clears it
+        assert (await api.send("/retained/hall/a"))[0] == 404
+        methods = [entry["method"] for entry in read_audit(tmp_path / "audit")]
+        assert methods == ["publish", "read_retained", "publish"]
+
+
+async def test_a_key_is_changed_only_if_it_has_the_version_that_was_shown(tmp_path: Path) -> None:
+    async with running(config(tmp_path, statestore={"extensions": ["as-of"]})) as ready:
+        api = Api(ready)
+        assert (await api.send("/keys/plant/a", "PUT", "1"))[0] == 200  # a new key
+        status, _, body = await api.send("/keys/plant/a", "PUT", "2")
+        assert (status, body["error"]["code"]) == (409, "changed")
+        shown = (await api.get("/keys/plant/a"))["version"]
+        async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+            await store.set("plant/a", "other")
+        for method in ("PUT", "DELETE"):
+            status, _, body = await api.send(f"/keys/plant/a?version={shown}", method, "3")
+            assert (status, body["error"]["code"]) == (409, "changed"), method
+        now = (await api.get("/keys/plant/a"))["version"]
+        assert (await api.send(f"/keys/plant/a?version={now}&ttl_ms=60000", "PUT", "4"))[0] == 200
+        found = await api.get("/keys/plant/a")
+        assert (found["value"], found["expires_in_s"] is not None) == ("4", True)
+        versions = await api.get("/key-versions/plant/a")
+        assert ([row["value"] for row in versions["rows"]], versions["ends"]) == (["4", "other", "1"], "complete")
+        assert (await api.send(f"/keys/plant/a?version={found['version']}", "DELETE"))[0] == 200
+        assert (await api.send("/keys/plant/a"))[0] == 404
+        assert (await api.send("/key-versions/plant/a"))[0] == 404
+        methods = [entry["method"] for entry in read_audit(tmp_path / "audit")]
+        assert [each for each in methods if each != "read_values"] == ["set_key", "set_key", "delete_key"]
+
+
+async def test_a_fenced_key_needs_its_token(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+            lock = await store.set("lock", "x")
+            await store.set("plant/a", "1", fencing_token=lock.version)
+        version = (await api.get("/keys/plant/a"))["version"]
+        status, _, body = await api.send(f"/keys/plant/a?version={version}", "PUT", "2")
+        assert (status, body["error"]["code"]) == (403, "refused")
+        assert (await api.send(f"/keys/plant/a?version={version}&fencing_token=x", "PUT", "2"))[0] == 400
+        assert (await api.send(f"/keys/plant/a?version={version}&fencing_token={lock.version}", "PUT", "2"))[0] == 200
+
+
+async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
+    (tmp_path / "policies.yaml").write_text(POLICIES)
+    security = Security(
+        passwords=users(tmp_path, "oscar", "ada"),
+        policies=tmp_path / "policies.yaml",
+        operators=["oscar"],
+        administrators=["ada"],
+    )
+    async with running(config(tmp_path / "data", security=security)) as ready:
+        oscar, ada = (Api(ready, basic(name, f"password of {name}")) for name in ("oscar", "ada"))
+        assert (await oscar.send("/messages?topic=plant/a&retain=1", "POST", "x"))[0] == 200
+        assert (await ada.send("/messages?topic=other&retain=1", "POST", "x"))[0] == 200
+        for path, method in (
+            ("/messages?topic=other", "POST"),
+            ("/messages?filter=%23", "GET"),
+            ("/retained/other", "GET"),
+            ("/keys/other", "PUT"),
+            ("/key-versions/other", "GET"),
+        ):
+            assert (await oscar.send(path, method, "x" if method != "GET" else ""))[0] == 403, path
+        async with live(oscar, "filter=plant/%23") as found:
+            assert [row["topic"] for row in await found.rows(1)] == ["plant/a"]
+        assert (await oscar.send("/keys/plant/a", "PUT", "1"))[0] == 200
+        versions = await oscar.get("/key-versions/plant/a")
+        assert ([row["value"] for row in versions["rows"]], versions["ends"]) == (["1"], "disabled")
+        assert (await ada.get("/keys/plant/a"))["owner"] == "user:oscar"
