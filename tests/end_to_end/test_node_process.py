@@ -119,7 +119,9 @@ def test_startup_errors_state_failure_cause_and_remedy(tmp_path: Path) -> None:
         assert f"data directory {tmp_path / 'data'} is in use by process {node.ready['pid']}" in text
         assert "  why: " in text
         assert "  do:  " in text
-        status, text = second("--data-dir", str(tmp_path / "other"), "--http", node.ready["http"])
+        options = ("mqtt", "tube-master", "tube-broker", "tube-broker-http")
+        any_port = [argument for option in options for argument in (f"--{option}", "127.0.0.1:0")]
+        status, text = second("--data-dir", str(tmp_path / "other"), *any_port, "--http", node.ready["http"])
         assert status == 1
         assert f"http: cannot listen on {node.ready['http']}" in text
         assert "another process listens there" in text
