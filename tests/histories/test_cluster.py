@@ -1,4 +1,5 @@
-"""Histories of the state store while the active node of a cluster changes are linearizable.
+"""Histories of clients while the active node of a cluster changes: those of the state store are linearizable, and those
+of MQTT clients obey the delivery rules.
 
 Two nodes and three members of etcd. Clients are connected through one proxy, which leads to the active node.
 """
@@ -15,17 +16,20 @@ from pathlib import Path
 import pytest
 
 from penstock.statestore.client.client import StateStoreClient
+from tests.histories.machine import Machine
 from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
 from tests.histories.store import Load, record
+from tests.histories.test_mqtt import record as record_messages
 from tests.interop.cluster_nodes import NodeProcess
 from tests.interop.etcd import EtcdCluster
 
-FAULTS = ("kill", "pause", "cut")
+FAULTS = ("kill", "ahead", "pause", "behind", "cut", "clients")
 KINDS = [
-    pytest.param(FAULTS, id="3"),
-    pytest.param(FAULTS * 66 + FAULTS[:2], id="200", marks=[pytest.mark.nightly, pytest.mark.timeout(2600)]),
+    pytest.param(("ahead", "pause", "cut"), id="3"),
+    pytest.param(FAULTS * 33 + FAULTS[:2], id="200", marks=[pytest.mark.nightly, pytest.mark.timeout(2600)]),
 ]
+STEPS_S = {"ahead": 3600, "behind": -3600}
 _names = itertools.count(1)
 _readers = itertools.count(1_000_000_000)
 
@@ -44,19 +48,33 @@ class Behind(EtcdCluster):
 class Pair:
     """Two nodes, each with a connection of its own to etcd, and the proxy of the clients."""
 
-    def __init__(self, nodes: list[NodeProcess], links: list[list[Proxy]], clients: Proxy) -> None:
+    def __init__(
+        self, nodes: list[NodeProcess], machines: list[Machine], links: list[list[Proxy]], clients: Proxy
+    ) -> None:
         self.active, self.standby = nodes
         self.clients = clients
+        self._machines = dict(zip(nodes, machines, strict=True))
         self._links = dict(zip(nodes, links, strict=True))
 
     async def apply(self, fault: str, load: Load) -> None:
         """Apply a fault to the active node until the standby has taken over, then end it.
 
-        A node that was paused has requests in a socket that were sent after the others had changed the keys.
+        A node that was paused has requests in a socket that were sent after the others had changed the keys. A node
+        whose clock has stepped keeps that clock, also after its next start, until the next step of a clock.
         """
         old, new = self.active, self.standby
+        if fault == "clients":  # the network between the clients and the node: no takeover
+            self.clients.hold()
+            await asyncio.sleep(1)  # longer than half of the clients wait
+            self.clients.cut()
+            self.clients.release()
+            return
+        if fault in STEPS_S:
+            self._machines[new].set_clock(0)
+            self._machines[old].set_clock(STEPS_S[fault])
+            await load.more(10)
         direct = await asyncio.wait_for(StateStoreClient.connect(old.url, reconnect=False).__aenter__(), 60)
-        if fault == "kill":
+        if fault == "kill" or fault in STEPS_S:
             old.signal(signal.SIGKILL)
             old.wait()
         elif fault == "pause":
@@ -73,7 +91,7 @@ class Pair:
             asyncio.create_task(recorder.ask(direct, next(_readers), ["GET", key])) for key in list(recorder.keys)[-5:]
         ]
         await asyncio.sleep(0)
-        if fault == "kill":
+        if fault == "kill" or fault in STEPS_S:
             old.start()
         elif fault == "pause":
             old.signal(signal.SIGCONT)
@@ -91,18 +109,22 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
     name = f"h{next(_names)}"
     async with AsyncExitStack() as stack:
         nodes: list[NodeProcess] = []
+        machines: list[Machine] = []
         links: list[list[Proxy]] = []
         for own in ("one", "other"):
             link = [await stack.enter_async_context(Proxy(address_of(at))) for at in three.endpoints]
             links.append(link)
             nodes.append(NodeProcess(folder, own, name, Behind(link)))
+            (folder / f"{own} machine").mkdir()
+            machines.append(Machine(folder / f"{own} machine"))
+            nodes[-1].program = machines[-1].program
             stack.callback(nodes[-1].end)
         clients = await stack.enter_async_context(Proxy(("127.0.0.1", nodes[0].mqtt)))
         for node in nodes:
-            node.write_config(lease_s=2)
+            node.write_config()
             node.start()
             await (node.until_active() if node is nodes[0] else node.until_standby(nodes[0]))
-        yield Pair(nodes, links, clients)
+        yield Pair(nodes, machines, links, clients)
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -114,17 +136,24 @@ def address_of(text: str) -> tuple[str, int]:
 async def test_takeovers(
     tmp_path: Path, three: EtcdCluster, faults: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
-    """The active node is killed, paused, or cut off from etcd, in turn."""
+    """The active node is killed, its clock steps by an hour before that, it is paused, or cut off from etcd or from the
+    clients."""
     history = tmp_path / "history.jsonl"
+    messages = tmp_path / "mqtt"
+    messages.mkdir()
+    delivered = ""
     async with pair(tmp_path, three) as nodes:
 
         async def fault(load: Load) -> None:
-            for kind in faults:
-                await nodes.apply(kind, load)
+            async def apply(number: int) -> None:
+                await nodes.apply(faults[number], load)
                 await load.more(20)
                 load.change_keys()
+
+            nonlocal delivered
+            delivered = await record_messages(messages, nodes.clients.port, apply, len(faults), window=1)
 
         recorder = await record(history, f"mqtt://127.0.0.1:{nodes.clients.port}", fault)
     assert recorder.answered > 300
     assert recorder.refused == []
-    request.node.user_properties.append(("summary", check(history, tmp_path)))
+    request.node.user_properties.append(("summary", f"{check(history, tmp_path)}; MQTT {delivered}"))

@@ -30,10 +30,15 @@ async def connected(peer: Peer, port: int, ended: asyncio.Event) -> None:
         await asyncio.sleep(RETRY_S)
 
 
-async def record(directory: Path, port: int, fault: Callable[[int], Awaitable[None]], rounds: int) -> str:
-    """Record two publishers and two subscribers over ``fault`` in each round, and check what they received."""
+async def record(
+    directory: Path, port: int, fault: Callable[[int], Awaitable[None]], rounds: int, window: int = 8
+) -> str:
+    """Record two publishers and two subscribers over ``fault`` in each round, and check what they received.
+
+    ``window``: messages that a publisher has in flight.
+    """
     history = MqttRecorder(directory / "history.jsonl")
-    writers = [Writer(history, f"w{number}") for number in range(2)]
+    writers = [Writer(history, f"w{number}", window) for number in range(2)]
     readers = [Reader(history, f"r{number}") for number in range(2)]
     ended = asyncio.Event()
     tasks = [asyncio.create_task(connected(reader, port, ended)) for reader in readers]

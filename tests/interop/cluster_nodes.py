@@ -39,6 +39,8 @@ class NodeProcess:
         self.config = folder / f"{name}.yaml"
         self.more: dict[str, object] = {}
         """More settings."""
+        self.program = [PENSTOCK]
+        """The command that runs ``penstock``."""
         self._cluster, self._etcd = cluster, etcd
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +72,7 @@ class NodeProcess:
             self.write_config()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [PENSTOCK, "up", "--config", str(self.config)],
+                [*self.program, "up", "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 env=environment(),

@@ -384,7 +384,7 @@ async def test_a_full_etcd_refuses_with_a_reason_and_service_resumes(tmp_path: P
 
 
 @pytest.mark.parametrize("ahead_ms", [3_600_000, -3_600_000])
-async def test_the_clock_of_expiry_times_continues_on_another_machine(
+async def test_the_clocks_of_expiry_times_and_versions_continue_on_another_machine(
     two: list[NodeProcess], three: EtcdCluster, ahead_ms: int
 ) -> None:
     node, _ = two
@@ -393,14 +393,18 @@ async def test_the_clock_of_expiry_times_continues_on_another_machine(
     member = ClusterMembership(load_config(node.config, {}, {}), lambda _: None)
     start_ms = wall_clock_ms()
     for second in range(3):  # of an active node whose system clock differs by an hour
-        stamp = {"time_ms": start_ms + ahead_ms + second, "boot": "another", "offset_ms": 0}
+        then_ms = start_ms + ahead_ms + second
+        stamp = {"time_ms": then_ms, "boot": "another", "offset_ms": 0, "versions_ms": then_ms}
         put = pb.PutRequest(key=clock_key(member.prefix), value=json.dumps(stamp).encode())
         client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
         member._read_clock()
     member._set_clock()
-    time_ms = member.clock()
-    passed_ms = wall_clock_ms() - start_ms
-    assert start_ms + ahead_ms <= time_ms <= start_ms + ahead_ms + passed_ms + 5
+    versions = member.version_clock(hold_s=300)
+    versions.check()
+    assert "versions and deadlines still follow" in str(versions.problem())
+    for time_ms in (member.clock(), versions.now()):
+        passed_ms = wall_clock_ms() - start_ms
+        assert start_ms + ahead_ms <= time_ms <= start_ms + ahead_ms + passed_ms + 5
     await member.close()
     client.close()
 

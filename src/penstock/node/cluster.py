@@ -59,7 +59,7 @@ from penstock.node.http import audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import node_broker, reachable
 from penstock.node.security import NodeSecurity
-from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
+from penstock.runtime.io.clock import MAX_STEP_MS, SteppedClock, boot_id, boot_ms, wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import DirectFiles, Durability
@@ -217,6 +217,10 @@ class ClusterMembership:
         self._leadership: Leadership | None = None
         self._logs: EtcdLogs | None = None
         self._clock_offset: int | None = None
+        self._versions_offset: int | None = None
+        """Clock of the active node's versions minus :func:`boot_ms`, when it was last read."""
+        self._versions: SteppedClock | None = None
+        """Clock of this node's versions, of an elected node."""
         self._clock_seen: set[bytes] = set()
         self._seen_ms = 0
         """Time of the cluster's clock up to which this node has all commits."""
@@ -556,6 +560,8 @@ class ClusterMembership:
         if boot is None or boot != boot_id():
             offset = time_ms - boot_ms()
         self._clock_offset = offset if self._clock_offset is None else max(self._clock_offset, offset)
+        versions = stamp.get("versions_ms")
+        self._versions_offset = versions - boot_ms() if isinstance(versions, int) else None
         return time_ms
 
     def _set_clock(self) -> None:
@@ -570,6 +576,22 @@ class ClusterMembership:
             offset = wall if offset is None else max(offset, wall)
         self._clock_offset = offset
 
+    def version_clock(self, hold_s: float) -> SteppedClock:
+        """Return the clock of versions, of an elected node: the system clock without its steps.
+
+        A system clock that differs from the clock of the previous active node has stepped: one of them is wrong, and
+        versions of a wrong clock are permanent.
+        """
+        last = self._versions_offset
+        wall_ms = wall_clock_ms()
+        if last is None or len(self._clock_seen) < 3 or abs(wall_ms - boot_ms() - last) <= MAX_STEP_MS:
+            self._versions = SteppedClock(hold_s=hold_s)
+            return self._versions
+        # The first reading is what the clock continues from; later ones show for how long the step lasts.
+        readings = iter([(boot_ms() + last) * 1_000_000])
+        self._versions = SteppedClock(hold_s=hold_s, wall=lambda: next(readings, 0) or time.time_ns())
+        return self._versions
+
     def clock(self) -> int:
         """Time of the cluster's clock in ms since 1970; it does not step."""
         assert self._clock_offset is not None
@@ -577,6 +599,8 @@ class ClusterMembership:
 
     def _stamp(self) -> bytes:
         stamp = {"time_ms": self.clock(), "boot": boot_id(), "offset_ms": self._clock_offset}
+        if self._versions is not None:
+            stamp["versions_ms"] = self._versions.now()
         return json.dumps(stamp).encode()
 
     # Active

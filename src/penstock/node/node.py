@@ -130,7 +130,8 @@ class Node:
     def __init__(self, config: NodeConfig, membership: ClusterMembership | None = None) -> None:
         self.config = config
         self._membership = membership
-        self.clock = SteppedClock(hold_s=config.clock_step_hold_s)
+        hold_s = config.clock_step_hold_s
+        self.clock = SteppedClock(hold_s=hold_s) if membership is None else membership.version_clock(hold_s)
         """Clock of versions and deadlines."""
         self.security = NodeSecurity(config, self.clock.now)
         self.metrics = Metrics()
