@@ -20,6 +20,8 @@ source: {topics: [t]}
 steps:
   - name: parsed
     parse: {schema: "place STRING NOT NULL, celsius DOUBLE"}
+  - name: quality
+    expect: [{name: measured, expression: celsius IS NOT NULL, threshold: 0.25}, {name: warm, expression: celsius > 0}]
   - name: known
     enrich: {key: "limits/{place}", as: limits, schema: high DOUBLE, missing: dead_letter}
 sinks:
@@ -47,6 +49,7 @@ cases:
       - {id: y, step: "sink:panel", reason: the value is null}
       - {id: z, step: known, reason: the state store has no key limits/c}
       - {id: v, step: known, reason: the value of key limits/b is not JSON}
+    violations: {quality.measured: 1, quality.warm: 1}
   - name: wrong on purpose
     input: [{value: {place: a}}]
     expect: {look: [{place: b}]}
@@ -91,6 +94,8 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
         "    dead letters:\n"
         '      + {"step": "known", "reason": "the state store has no key limits/a", "id": "record-0", '
         '"value": "{\\"place\\": \\"a\\"}"}\n'
+        "    stopped by:\n"
+        '      + {"expectation": "quality.measured"}\n'
         "1 ok, 1 off\n"
     )
     assert main([*command, "--case", "messages", "--json"]) == 0

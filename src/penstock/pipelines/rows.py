@@ -8,6 +8,8 @@ Names of metadata columns start with ``_``:
                received it), headers, key, value. For files, topic is the path, and offset the record's byte (or row)
     _dead      struct: step, code, reason, and again (True if another path of the same record reports it); null: live
     _filtered  name of the filter that excluded the row; null: live
+    _checks    only after an expect step: names of the expect steps that the row passed and of the expectations that it
+               violates (``expectations``)
     _path      only after a concat of branches of one source: the branches that the row passed
     _redrive   struct: number, step, for a redriven dead letter; null for other rows
     _shared    only in a query of several sinks: the columns at the point where their steps separate, and what became
@@ -51,7 +53,7 @@ __all__ = [
     "windows_as_rows",
 ]
 
-INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path", "_redrive", "_shared")
+INTERNAL = ("_id", "_source", "_dead", "_filtered", "_checks", "_path", "_redrive", "_shared")
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""
 _FIRST_FIELDS = ("topic", "broker", "partition", "offset", "timestamp")

@@ -35,8 +35,12 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
 
 def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"batch": 3, "read": 100, "out": 97, "dead": 1, "filtered": 2, "duplicates": None, "late": 0}
-    LineRunDisplay().show_event({"event": "batch", "sink": "rows", "took_s": 0.84, **counts})
-    assert capsys.readouterr().out == "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; took 840 ms\n"
+    expectations = {"q.even": {"rows": 99, "violations": 4}, "q.small": {"rows": 99, "violations": 0}}
+    event = {"event": "batch", "sink": "rows", "took_s": 0.84, **counts, "expectations": expectations}
+    LineRunDisplay().show_event(event)
+    assert capsys.readouterr().out == (
+        "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; q.even violated by 4 of 99 rows; took 840 ms\n"
+    )
 
 
 def test_a_waiting_run_names_the_lease_holder_at_once(capsys: pytest.CaptureFixture[str]) -> None:

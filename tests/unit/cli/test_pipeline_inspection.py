@@ -62,6 +62,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "filtered": 0,
             "duplicates": 1,
             "late": 0,
+            "expectations": {},
             "rows_per_s": 2.5,
             "lag_records": 7,
             "lag_s": 130.0,

@@ -347,6 +347,8 @@ def _show(name: str, outcome: Outcome, *, as_json: bool) -> None:
                 "differences": [difference.model_dump() for difference in outcome.differences],
                 "found": outcome.found,
                 "dead_letters": outcome.dead_letters,
+                "violations": outcome.violations,
+                "stopped_by": outcome.stopped_by,
             }
         )
         return

@@ -94,7 +94,9 @@ def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
         said = record.progress.get("sinks", {}).get(sink.name, {}) if record is not None and run is not None else {}
         now = {name: said.get(name) for name in _NOW}
         batch = None if last is None else last.batch
-        rows.append({"sink": sink.name, "batch": batch, **counts, **now, "lease": lease, "run": run})
+        expectations = {name: asdict(each) for name, each in sums.expectations.items()}
+        sums_of_sink = {"sink": sink.name, "batch": batch, **counts, "expectations": expectations}
+        rows.append({**sums_of_sink, **now, "lease": lease, "run": run})
     return PipelineStatus(rows, holder, text)
 
 
@@ -118,6 +120,14 @@ def _print_status(found: PipelineStatus, state: Path) -> None:
     ]
     columns = ["sink", "batch", *_SUMS, *(["lag", "rows/s", "batch_time"] if run is not None else [])]
     print_table(shown_rows, columns, as_json=False)
+    checked = [
+        {"sink": row["sink"], "expectation": name, **counts}
+        for row in found.rows
+        for name, counts in row["expectations"].items()
+    ]
+    if checked:
+        sys.stdout.write("\n")
+        print_table(checked, ["sink", "expectation", "rows", "violations"], as_json=False)
 
 
 def _end(record: RunRecord) -> str:

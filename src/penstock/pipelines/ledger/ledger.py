@@ -10,15 +10,20 @@ A repeated batch replaces its file, so sums over the files count each batch once
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import StorageError
+from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import listed, read_json, write_json
 
 __all__ = ["Counts", "Ledger", "LedgerEntry", "QueryCounts"]
+
+
+_NONE = ExpectationCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,8 @@ class LedgerEntry:
     entries of older versions."""
     letters_table: str | None = None
     """Path of the dead letter table at the time."""
+    expectations: Mapping[str, ExpectationCounts] = field(default_factory=dict)
+    """Counts of each expectation, by ``<step>.<name>``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,7 @@ class Counts:
     filtered: int = 0
     duplicates: int = 0
     late: int = 0
+    expectations: Mapping[str, ExpectationCounts] = field(default_factory=dict)
 
     def plus(self, entry: LedgerEntry) -> Self:
         """Return the counts plus one batch."""
@@ -76,6 +84,10 @@ class Counts:
             filtered=self.filtered + entry.filtered,
             duplicates=self.duplicates + (entry.duplicates or 0),
             late=self.late + entry.late,
+            expectations={
+                name: self.expectations.get(name, _NONE).plus(entry.expectations.get(name, _NONE))
+                for name in {**self.expectations, **entry.expectations}
+            },
         )
 
 
@@ -125,13 +137,15 @@ class Ledger:
 
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
-_NAMES = frozenset(field.name for field in fields(LedgerEntry))
-_NEWER = frozenset({"letters", "table", "letters_table"})
+_NAMES = frozenset(each.name for each in fields(LedgerEntry))
+_NEWER = frozenset({"letters", "table", "letters_table", "expectations"})
 
 
 def _entry(path: Path) -> LedgerEntry:
     value: dict[str, Any] = read_json(path)
     try:
+        checked = {name: ExpectationCounts(**found) for name, found in value.get("expectations", {}).items()}
+        value["expectations"] = checked
         return LedgerEntry(**{name: value[name] for name in _NAMES if name in value or name not in _NEWER})
     except KeyError as error:
         raise StorageError(f"{path} lacks {error} of a ledger entry", path=str(path)) from error

@@ -71,7 +71,7 @@ class SinkProgress(Counts):
     state_disk_bytes: int | None = None
 
 
-COUNTERS: Final = (*(f.name for f in fields(Counts)), "restarts")
+COUNTERS: Final = (*(f.name for f in fields(Counts) if f.name != "expectations"), "restarts")
 
 MEANINGS: Final = {
     "batches": "Micro-batches that this run has completed.",
@@ -98,11 +98,19 @@ MEANINGS: Final = {
     "state_disk_bytes": "Size of RocksDB's files with these rows, on the disks of the workers.",
 }
 """Help text of each metric."""
+EXPECTATION_MEANINGS: Final = {
+    "rows": "Rows that the expectation's step checked in these batches.",
+    "violations": "Rows of these that violate the expectation.",
+}
 
 
 def metric_values(sink: SinkProgress) -> dict[str, int | float]:
-    """Return the metrics of ``sink`` by name, without unknown values; the suffix ``_s`` becomes ``_seconds``."""
-    named = {name.removesuffix("_s") + "_seconds" if _is_seconds(name) else name: v for name, v in asdict(sink).items()}
+    """Return the metrics of ``sink`` by name, without unknown values; the suffix ``_s`` becomes ``_seconds``.
+
+    Metrics of expectations are not included: they have another label.
+    """
+    values = {each.name: getattr(sink, each.name) for each in fields(sink) if each.name != "expectations"}
+    named = {name.removesuffix("_s") + "_seconds" if _is_seconds(name) else name: v for name, v in values.items()}
     return {name.replace("rows_per_s", "rows_per_second"): v for name, v in named.items() if v is not None}
 
 
@@ -178,7 +186,7 @@ class Progress:
         waits = lag if began is None else waiting
         in_batch = None if lag is None or waits is None else max(lag.records - waits.records, 0)
         return SinkProgress(
-            **asdict(self._counts[sink]),
+            **{each.name: getattr(self._counts[sink], each.name) for each in fields(Counts)},
             restarts=self._restarts[sink],
             failing_s=round(now - self._failing[sink], 3) if sink in self._failing else 0.0,
             batch=None if entry is None else entry.batch,
@@ -243,6 +251,13 @@ class _Collector:
                     kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
                     families[full] = kind(full, MEANINGS[name], labels=["pipeline", "sink"])
                 families[full].add_metric([self._pipeline, sink], value)
+            for expectation, counts in progress.expectations.items():
+                for name, value in asdict(counts).items():
+                    full = f"penstock_pipeline_expectation_{name}"
+                    if full not in families:
+                        labels = ["pipeline", "sink", "expectation"]
+                        families[full] = CounterMetricFamily(full, EXPECTATION_MEANINGS[name], labels=labels)
+                    families[full].add_metric([self._pipeline, sink, expectation], value)
         yield from families.values()
 
 

@@ -35,9 +35,11 @@ from penstock.pipelines.sinks.delivery import (
 from penstock.pipelines.sinks.delta import check_fields
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
+from penstock.pipelines.spec.expectations import check_limits, expectation_counts
 from penstock.pipelines.spec.pipeline import SinkPlan
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
+from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import WithLookup
 from penstock.pipelines.steps.windows import late_from_ms
@@ -189,14 +191,24 @@ class SinkBatches:
         # Cached: the rows are used three times, but the stateful operators that produce them must run once.
         rows = rows.persist()
         try:
-            counts = _count(rows)
+            counts, checks = self._counted(rows)
+            check_limits(self.plan.expectations, batch, checks)
             out = self._writer.write(self.plan.sink, SinkBatch(batch, rows.where(alive()), counts.out))
             letters = self._writer.write_dead_letters([rows] if counts.dead else [], batch)
         finally:
             rows.unpersist()
         read = self._read(start, end)
         duplicates = read - counts.out - counts.dead - counts.filtered
-        return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters)
+        return self._entry(
+            batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters, checks=checks
+        )
+
+    def _counted(self, rows: DataFrame) -> tuple[BatchCounts, dict[str, int]]:
+        """Count ``rows`` by state, and by name in ``_checks``."""
+        aggregates = check_counts(rows, self.plan)
+        found = rows.agg(*_states(), *aggregates).first()
+        assert found is not None
+        return _counted(found), checks_of(found)
 
     def _rows_in_one_pass(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         read = self._read(start, end)
@@ -207,11 +219,20 @@ class SinkBatches:
         counts = BatchCounts(found.out, found.dead, found.filtered)
         duplicates = read - counts.out - counts.dead - counts.filtered
         return self._entry(
-            batch, start, end, read, counts, out=found.written, duplicates=duplicates, letters=found.letters
+            batch,
+            start,
+            end,
+            read,
+            counts,
+            out=found.written,
+            duplicates=duplicates,
+            letters=found.letters,
+            checks=found.checks,
         )
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         plan = self.plan
+        self._check_limits_of_records(rows.sparkSession, batch, start, end)
         # Cached as well: counting and sending must not compute the windows twice.
         windows = mark_unwritable(windows_as_rows(rows, plan.window_name), plan.sink).persist()
         try:
@@ -221,15 +242,26 @@ class SinkBatches:
             )
             refused = [windows] if found.dead else []
             read = self._read(start, end)
-            counts, late, letters = self._into_windows(rows.sparkSession, batch, start, end, refused)
+            counts, checks, late, letters = self._into_windows(rows.sparkSession, batch, start, end, refused)
         finally:
             windows.unpersist()
         counts = counts._replace(dead=counts.dead + found.dead)
-        return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late, letters=letters)
+        return self._entry(
+            batch, start, end, read, counts, out=written, duplicates=None, late=late, letters=letters, checks=checks
+        )
+
+    def _check_limits_of_records(self, spark: SparkSession, batch: int, start: Offsets, end: Offsets) -> None:
+        """Check the limits of expectations before the windows of a batch are written."""
+        if all(each.limit is None for each in self.plan.expectations.values()):
+            return
+        streams = self._context.source.batches(spark, self.plan.sink.name, start, end)
+        if streams is not None:
+            _, checks = self._counted(window_input(streams, self.plan.nodes, self._context.with_lookup))
+            check_limits(self.plan.expectations, batch, checks)
 
     def _into_windows(
         self, spark: SparkSession, batch: int, start: Offsets, end: Offsets, refused: list[DataFrame]
-    ) -> tuple[BatchCounts, int, int]:
+    ) -> tuple[BatchCounts, dict[str, int], int, int]:
         """Count the rows that this batch added to windows, its late events, and its dead letters.
 
         The windows do not contain these numbers, and Spark counts partial aggregates, so the batch's records are read
@@ -238,7 +270,7 @@ class SinkBatches:
         plan = self.plan
         streams = self._context.source.batches(spark, plan.sink.name, start, end)
         if streams is None:
-            return BatchCounts(0, 0, 0), 0, self._writer.write_dead_letters(refused, batch)
+            return BatchCounts(0, 0, 0), {}, 0, self._writer.write_dead_letters(refused, batch)
         window = plan.window
         assert window is not None
         records = window_input(streams, plan.nodes, self._context.with_lookup)
@@ -251,9 +283,9 @@ class SinkBatches:
             records = records.persist()
         late_rows: list[DataFrame] = []
         try:
-            row = records.agg(*_states(), late).first()
+            row = records.agg(*_states(), late, *check_counts(records, plan)).first()
             assert row is not None
-            counts = _counted(row)
+            counts, checks = _counted(row), checks_of(row)
             if plan.late_sinks:
                 once = records.where(is_late).dropDuplicates(record_identity(records))
                 late_rows = [mark_unwritable(once, sink).persist() for sink in plan.late_sinks]
@@ -268,7 +300,7 @@ class SinkBatches:
         finally:
             for rows in (records, *late_rows):
                 rows.unpersist()
-        return counts, int(row["late"]), letters
+        return counts, checks, int(row["late"]), letters
 
 
 def ledger_entry(
@@ -285,8 +317,9 @@ def ledger_entry(
     duplicates: int | None,
     late: int = 0,
     letters: int = 0,
+    checks: Mapping[str, int],
 ) -> LedgerEntry:
-    """Return the ledger entry of a batch of the sink of ``plan``."""
+    """Return the ledger entry of a batch of the sink of ``plan``; ``checks``: rows by name in ``_checks``."""
     return LedgerEntry(
         sink=plan.sink.name,
         batch=batch,
@@ -304,6 +337,7 @@ def ledger_entry(
         letters=letters,
         table=plan.sink.path,
         letters_table=None if targets.dead_letters is None else str(targets.dead_letters),
+        expectations=expectation_counts(plan.expectations, checks),
     )
 
 

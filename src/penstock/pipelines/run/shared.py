@@ -318,6 +318,7 @@ class SharedBatches:
             out=found.written,
             duplicates=read - sum(counts),
             letters=found.letters,
+            checks=found.checks,
         )
 
 

@@ -41,11 +41,13 @@ from penstock.pipelines.sinks.one_pass import (
     write_in_one_pass,
 )
 from penstock.pipelines.sinks.table import Table
+from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
+from penstock.pipelines.steps.expectations import CHECKS
 from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, mark_filtered, quoted_column
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
@@ -327,13 +329,17 @@ class SinkBatch:
 
 
 class OnePassCounts(NamedTuple):
-    """Counts of a batch by state, and the numbers of rows in the table and of dead letters that the batch wrote."""
+    """Counts of a batch by state, and the numbers of rows in the table and of dead letters that the batch wrote.
+
+    ``checks``: number of rows for each name in the column ``_checks``.
+    """
 
     out: int
     dead: int
     filtered: int
     written: int
     letters: int
+    checks: Mapping[str, int]
 
 
 class SinkWriter:
@@ -377,7 +383,8 @@ class SinkWriter:
     def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
         """Return what becomes of each of ``rows`` in the sink, for ``write_in_one_pass``; ``own``: its own columns."""
         columns = self.columns(rows)
-        return outcome([columns[name][0].alias(name) for name in own], _letter_columns(rows), self._is_letter())
+        checks = sf.col(CHECKS) if CHECKS in rows.columns else None
+        return outcome([columns[name][0].alias(name) for name in own], _letter_columns(rows), self._is_letter(), checks)
 
     def outcomes(self, batch: int, column: str, names: tuple[str, ...]) -> Outcomes:
         """Return the outcomes in ``column`` with new directories for an attempt to write ``batch``."""
@@ -387,8 +394,19 @@ class SinkWriter:
         return Outcomes(column, names, rows, None if letters is None else letters.new_attempt(batch))
 
     def deliver(self, spark: SparkSession, batch: int, found: PassResult) -> OnePassCounts:
-        """Commit the files ``found`` of ``batch``, or write their rows to a sink that has no files of its own."""
+        """Commit the files ``found`` of ``batch``, or write their rows to a sink that has no files of its own.
+
+        Raises:
+            PenstockError: too many rows violate an expectation; nothing was committed.
+        """
         sink, table, letters = self._plan.sink, self._committed_table(), self._letters_table()
+        try:
+            check_limits(self._plan.expectations, batch, found.checks)
+        except PenstockError:
+            for files in (found.rows, found.letters):
+                if files is not None:
+                    shutil.rmtree(files.attempt, ignore_errors=True)
+            raise
         if table is not None:
             out = table.commit(batch, *found.rows)
         else:
@@ -397,7 +415,7 @@ class SinkWriter:
             finally:
                 shutil.rmtree(found.rows.attempt, ignore_errors=True)
         written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
-        return OnePassCounts(found.out, found.dead, found.filtered, out, written)
+        return OnePassCounts(found.out, found.dead, found.filtered, out, written, found.checks)
 
     def _write_staged(self, spark: SparkSession, sink: Sink, batch: int, staged: WrittenFiles) -> int:
         if not staged.rows:

@@ -9,7 +9,9 @@ than all other work on a row, or would compute it three times, which is not poss
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +55,9 @@ __all__ = [
 ]
 
 _SIMPLE = (BinaryType, BooleanType, DateType, NumericType, DecimalType, TimestampNTZType, TimestampType)
-_RESULT = "sink LONG, out LONG, dead LONG, filtered LONG, letters LONG, rows_file STRING, letters_file STRING"
+_RESULT = (
+    "sink LONG, out LONG, dead LONG, filtered LONG, letters LONG, rows_file STRING, letters_file STRING, checks STRING"
+)
 
 
 class WrittenFiles(NamedTuple):
@@ -65,13 +69,17 @@ class WrittenFiles(NamedTuple):
 
 
 class PassResult(NamedTuple):
-    """Counts of a batch by state, and the files of its rows and of its dead letters; None without a directory."""
+    """Counts of a batch by state, and the files of its rows and of its dead letters; None without a directory.
+
+    ``checks``: number of rows for each name in the column ``_checks``.
+    """
 
     out: int
     dead: int
     filtered: int
     rows: WrittenFiles
     letters: WrittenFiles | None
+    checks: Mapping[str, int]
 
 
 def is_supported(kind: DataType) -> bool:
@@ -90,11 +98,12 @@ SHARED = "column:"
 """Prefix of the columns of a batch that several sinks write unchanged, before their names."""
 
 
-def outcome(own: list[Column], letter: list[Column], is_letter: Column) -> Column:
+def outcome(own: list[Column], letter: list[Column], is_letter: Column, checks: Column | None = None) -> Column:
     """Return what becomes of a row in a sink, as a struct: ``alive``, ``dead``, ``filtered``, ``letter`` and ``row``.
 
     ``row`` has the columns ``own`` that only this sink writes, and does not exist if there are none. ``letter`` has the
-    columns of a row for which ``is_letter``, and is null for others.
+    columns of a row for which ``is_letter``, and is null for others. ``checks`` is the row's column ``_checks``, and
+    does not exist without it.
     """
     fields = [
         alive().alias("alive"),
@@ -102,6 +111,8 @@ def outcome(own: list[Column], letter: list[Column], is_letter: Column) -> Colum
         (sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
         sf.when(is_letter, sf.struct(*letter)).alias("letter"),
     ]
+    if checks is not None:
+        fields.append(checks.alias("checks"))
     return sf.struct(*fields, *([sf.when(alive(), sf.struct(*own)).alias("row")] if own else []))
 
 
@@ -127,9 +138,14 @@ def type_of_rows(batch: StructType, column: str, names: Sequence[str]) -> Struct
     )
 
 
-def _own(batch: StructType, column: str) -> StructType:
+def _outcome_fields(batch: StructType, column: str) -> StructType:
     kind = batch[column].dataType
     assert isinstance(kind, StructType)
+    return kind
+
+
+def _own(batch: StructType, column: str) -> StructType:
+    kind = _outcome_fields(batch, column)
     own = kind["row"].dataType if "row" in kind.names else StructType([])
     assert isinstance(own, StructType)
     return own
@@ -143,6 +159,7 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
     for n, sink in enumerate(sinks):
         # Fields of structs, not columns of a struct, and only those in use: Spark would fill the others for each row.
         fields = ["alive", "dead", "filtered", *(["row"] if own[n] else []), *(["letter"] if sink.letters else [])]
+        fields += ["checks"] if "checks" in _outcome_fields(batch.schema, sink.column).names else []
         columns += [sf.col(f"{sink.column}.{field}").alias(f"{field}{n}") for field in fields]
     marked = batch.select(*columns)
     version = batch.sparkSession.version
@@ -159,6 +176,9 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
 
 
 def _result(sink: Outcomes, results: list[Row]) -> PassResult:
+    checks: Counter[str] = Counter()
+    for result in results:
+        checks.update(json.loads(result["checks"]))
     out, dead, filtered = (sum(int(result[name]) for result in results) for name in ("out", "dead", "filtered"))
     return PassResult(
         out,
@@ -166,6 +186,7 @@ def _result(sink: Outcomes, results: list[Row]) -> PassResult:
         filtered,
         _files(sink.rows, results, "rows_file", "out"),
         None if sink.letters is None else _files(sink.letters, results, "letters_file", "letters"),
+        checks,
     )
 
 
@@ -208,7 +229,7 @@ def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]
         for sink in written:
             sink.close()
     results = [{"sink": n, **sink.result()} for n, sink in enumerate(written)]
-    types = {name: pa.string() if name.endswith("file") else pa.int64() for name in results[0]}
+    types = {name: pa.string() if name.endswith(("file", "checks")) else pa.int64() for name in results[0]}
     yield pa.RecordBatch.from_arrays(
         [pa.array([result[name] for result in results], kind) for name, kind in types.items()], names=list(types)
     )
@@ -219,6 +240,7 @@ class _SinkFiles:
 
     def __init__(self, targets: _SinkTargets) -> None:
         self._dead = self._filtered = 0
+        self._checks: Counter[str] = Counter()
         self._columns = targets.columns
         self._rows = _FileWriter(targets.rows)
         self._letters = None if targets.letters is None else _FileWriter(targets.letters)
@@ -226,9 +248,15 @@ class _SinkFiles:
     def write(self, batch: pa.RecordBatch, n: int) -> None:
         """Write what ``batch`` has for this sink, which is number ``n``."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         self._dead += cast("pa.BooleanArray", batch.column(f"dead{n}")).true_count
         self._filtered += cast("pa.BooleanArray", batch.column(f"filtered{n}")).true_count
+        if f"checks{n}" in batch.schema.names:
+            names = cast("pa.ListArray[pa.StringScalar]", batch.column(f"checks{n}")).flatten()
+            found = pc.value_counts(names)
+            for name, count in zip(found.field("values"), found.field("counts"), strict=True):
+                self._checks[str(name.as_py())] += int(count.as_py())
         is_alive = cast("pa.BooleanArray", batch.column(f"alive{n}"))
         if is_alive.true_count:
             rows = self._rows_of(batch, n)
@@ -269,6 +297,7 @@ class _SinkFiles:
             "letters": 0 if letters is None else letters.count,
             "rows_file": rows.name,
             "letters_file": None if letters is None else letters.name,
+            "checks": json.dumps(self._checks),
         }
 
 

@@ -353,6 +353,7 @@ def _expressions_of(step: Step) -> Iterator[Named]:
     """Yield the SQL expressions of a step other than a map."""
     if step.filter is not None:
         yield (), step.filter
+    yield from (((number, "expression"), each.expression) for number, each in enumerate(step.expect or ()))
     if step.window is not None:
         yield from ((("aggregates", name), text) for name, text in step.window.aggregates.items())
 

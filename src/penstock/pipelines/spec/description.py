@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
-from penstock.pipelines.spec.steps import Enrich, Step, Window
+from penstock.pipelines.spec.steps import Enrich, Expectation, Step, Window
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
@@ -158,11 +158,27 @@ def _does(step: Step) -> str:
         return _window(step.window)
     if step.concat is not None:
         return f"of {', '.join(step.concat)}"
+    if step.expect is not None:
+        return "; ".join(f"{each.name}: {each.expression}, {_action(each)}" for each in step.expect)
     if step.map is not None:
         renamed = [f"{old} renamed to {new}" for old, new in step.map.rename.items()]
         computed = [f"{path} = {expression}" for path, expression in step.map.compute.items()]
         return ", ".join([*renamed, *computed, *(f"without {path}" for path in step.map.drop)])
     return str(step.sql or step.filter)
+
+
+def _action(expectation: Expectation) -> str:
+    """Describe what happens to rows that violate ``expectation``."""
+    limit = expectation.limit
+    stops = "" if limit is None else f"a batch with more than {100 * limit:g} % stops the run"
+    if expectation.on_violation == "fail":
+        return f"otherwise kept, but {stops}" if limit else "otherwise the run stops before the batch is written"
+    words = {
+        "keep": "otherwise kept and counted",
+        "drop": "otherwise dropped",
+        "dead_letter": "otherwise a dead letter",
+    }
+    return words[expectation.on_violation] + (f", and {stops}" if stops else "")
 
 
 def _lookup_method(enrich: Enrich) -> str:
@@ -194,8 +210,15 @@ def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
     makes_letters = step.name in sink_plan.makes_dead_letters
     if step.filter is not None:
         found |= {"the other records": "counted as filtered"} if makes_letters else {"the other windows": "left out"}
+    if any(each.on_violation == "drop" for each in step.expect or ()):
+        found["rows that violate an expectation with drop"] = "counted as filtered"
     if makes_letters:
-        what = {"parse": "invalid records", "enrich": "invalid records", "window": "events that cannot be aggregated"}
+        what = {
+            "expect": "rows that violate an expectation with dead_letter",
+            "parse": "invalid records",
+            "enrich": "invalid records",
+            "window": "events that cannot be aggregated",
+        }
         found[what.get(step.kind, "records on which it fails")] = _fate(sink_plan, step.name, kept=kept)
     if step.dedupe is not None:
         found["copies"] = "counted as duplicates" if not sink_plan.windowed else "left out"

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
-from penstock.pipelines.spec.steps import Step, Window
+from penstock.pipelines.spec.steps import Expectation, Step, Window
 from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, late_of, sink_letter
 
 __all__ = [
@@ -98,6 +98,10 @@ class Pipeline(Part):
 MAKES_DEAD_LETTERS = frozenset({"parse", "enrich", "sql", "map", "filter", "window"})
 
 
+def _makes_dead_letters(step: Step) -> bool:
+    return step.kind in MAKES_DEAD_LETTERS or any(each.on_violation == "dead_letter" for each in step.expect or ())
+
+
 class PlanNode(NamedTuple):
     """A step and the streams that it reads: one, or several for a concat."""
 
@@ -144,9 +148,14 @@ class SinkPlan(NamedTuple):
     def makes_dead_letters(self) -> frozenset[str]:
         """Step names of the dead letters that this query may find, even if another query writes them."""
         last = next((n for n, step in enumerate(self.steps, 1) if step.kind == "window"), len(self.steps))
-        found = {step.name for step in self.steps[:last] if step.kind in MAKES_DEAD_LETTERS}
+        found = {step.name for step in self.steps[:last] if _makes_dead_letters(step)}
         refusing = {sink_letter(sink.name) for sink in (self.sink, *self.late_sinks) if sink.refuses}
         return frozenset(found | refusing)
+
+    @property
+    def expectations(self) -> dict[str, Expectation]:
+        """The expectations of its steps, by ``<step>.<name>``."""
+        return {f"{step.name}.{each.name}": each for step in self.steps for each in step.expect or ()}
 
     @property
     def windowed(self) -> bool:

@@ -19,7 +19,7 @@ from penstock.pipelines.spec.values import (
     duration_ms,
 )
 
-__all__ = ["STEP_KINDS", "Dedupe", "Enrich", "Map", "Parse", "Step", "Window"]
+__all__ = ["STEP_KINDS", "Dedupe", "Enrich", "Expectation", "Map", "Parse", "Step", "Window"]
 
 
 class Parse(Part):
@@ -184,12 +184,39 @@ class Map(Part):
         return self
 
 
-STEP_KINDS = ("parse", "sql", "map", "filter", "enrich", "dedupe", "window", "concat")
+class Expectation(Part):
+    """A SQL condition that rows should meet. Rows for which it is false, null, or fails are counted as violations.
+
+    ``on_violation`` keeps these rows, drops them (counted as filtered), or makes them dead letters; a row that violates
+    several expectations has the first of these actions that is not ``keep``. ``fail`` stops the run before the batch is
+    written. With a ``threshold`` the same happens if a larger share of a batch violates the expectation.
+    """
+
+    name: Name = Field(description="name of the expectation; ledger and metrics show it as `<step>.<name>`")
+    expression: Expression = Field(description="SQL condition; write `x IS NULL OR ...` if null is acceptable")
+    on_violation: Literal["keep", "drop", "dead_letter", "fail"] = Field(
+        default="keep", description="action for rows that violate it"
+    )
+    threshold: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="share of the rows of a batch, from 0 to below 1, that may violate it; if more rows do, the batch "
+        "is not written and the run stops. Default: 0 for `fail`, otherwise no limit",
+    )
+
+    @property
+    def limit(self) -> float | None:
+        """Share of the rows of a batch that may violate it; None without a limit."""
+        return 0.0 if self.threshold is None and self.on_violation == "fail" else self.threshold
+
+
+STEP_KINDS = ("parse", "sql", "map", "filter", "expect", "enrich", "dedupe", "window", "concat")
 
 
 class Step(Part):
-    """One step: a name, its input, and exactly one of ``parse``, ``sql``, ``map``, ``filter``, ``enrich``, ``dedupe``,
-    ``window`` and ``concat``.
+    """One step: a name, its input, and exactly one of ``parse``, ``sql``, ``map``, ``filter``, ``expect``, ``enrich``,
+    ``dedupe``, ``window`` and ``concat``.
     """
 
     name: Name = Field(description="name of the step and of its stream")
@@ -200,6 +227,9 @@ class Step(Part):
     sql: Expression | None = Field(default=None, description="`SELECT ... FROM <name of the input>`")
     map: Map | None = Field(default=None, description="rename, compute and drop columns")
     filter: Expression | None = Field(default=None, description="SQL condition; other rows are counted as filtered")
+    expect: list[Expectation] | None = Field(
+        default=None, min_length=1, description="conditions that rows should meet, and actions for rows that do not"
+    )
     enrich: Enrich | None = Field(default=None, description="look up a key of the state store")
     dedupe: Dedupe | None = Field(default=None, description="drop duplicates")
     window: Window | None = Field(default=None, description="aggregate in windows of event time")
@@ -220,6 +250,10 @@ class Step(Part):
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
             raise ValueError(f"expected exactly one of {', '.join(STEP_KINDS)}, found {found}")
+        names = [each.name for each in self.expect or ()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"expected unique names of expectations, found {twice!r} twice")
         if self.concat is not None and self.source is not None:
             raise ValueError("expected no `from` with `concat`, which names its inputs")
         return self

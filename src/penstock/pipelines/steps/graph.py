@@ -16,6 +16,7 @@ from penstock.pipelines.rows import data_columns, internal_columns
 from penstock.pipelines.spec.pipeline import PlanNode, SinkPlan
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.spec.values import sink_letter
+from penstock.pipelines.steps.expectations import expect_step
 from penstock.pipelines.steps.expressions import filter_step, map_step, quoted, quoted_column, shortened, sql_step
 from penstock.pipelines.steps.lookups import WithLookup, enrich_step
 from penstock.pipelines.steps.parsing import parse_step
@@ -186,6 +187,8 @@ class _StreamBuilder:
             return map_step(rows, step.name, step.map)
         if step.filter is not None:
             return filter_step(rows, step.name, step.filter)
+        if step.expect is not None:
+            return expect_step(rows, step.name, step.expect)
         if step.enrich is not None:
             return enrich_step(rows, step.name, step.enrich, self._with_lookup)
         if step.dedupe is not None:

@@ -10,6 +10,7 @@ cases:
       readings: [{branch: main, abnormal: low}]
       alarms: {water/alarm/main: {kind: low}, water/alarm/other: null}
     dead_letters: [{step: readings}]
+    violations: {quality.plausible: 1}
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock.errors import ConfigError
-from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.runtime.config import loader as config
 
 __all__ = ["Case", "Cases", "Difference", "Input", "Rows", "cases_path", "compare", "lines", "load_cases"]
@@ -90,8 +91,8 @@ class Input(_Part):
 class Case(_Part):
     """Input of a test case and its expected output.
 
-    Sinks that ``expect`` does not name are ignored; dead letters are always compared. For a row, a message, a JSON
-    value or a dead letter, only the named fields are compared. Rows may come in any order.
+    Sinks that ``expect`` does not name are ignored; dead letters and ``stopped_by`` are always compared. For a row, a
+    message, a JSON value or a dead letter, only the named fields are compared. Rows may come in any order.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -99,6 +100,13 @@ class Case(_Part):
     input: list[Input] = Field(min_length=1)
     expect: dict[str, Rows | Keys] = Field(default_factory=dict)
     dead_letters: Rows = Field(default_factory=list)
+    violations: dict[str, int] = Field(
+        default_factory=dict,
+        description="rows that violate an expectation, by `<step>.<name>`; others are not compared",
+    )
+    stopped_by: list[str] = Field(
+        default_factory=list, description="expectations that would stop the run, because too many rows violate them"
+    )
 
 
 class Cases(_Part):
@@ -128,11 +136,20 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
     """
     found = config.load(path, Cases).cases
     sinks = {sink.name: sink for sink in pipeline.sinks}
+    expectations = [name for sink_plan in plan(pipeline) for name in sink_plan.expectations]
     names: set[str] = set()
     for case in found:
         if case.name in names:
             raise ConfigError(f"{path}: two cases have the name {case.name!r}", do="give each case a unique name")
         names.add(case.name)
+        for name in (*case.violations, *case.stopped_by):
+            if name not in expectations:
+                raise ConfigError(
+                    f"{path}: case {case.name!r} names {name!r}, which is not an expectation",
+                    do=f"use one of {', '.join(expectations)}"
+                    if expectations
+                    else "add an expect step to the pipeline",
+                )
         for name, expected in case.expect.items():
             if name not in sinks:
                 raise ConfigError(

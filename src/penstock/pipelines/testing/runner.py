@@ -19,8 +19,10 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as_rows
 from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
+from penstock.pipelines.spec.expectations import exceeded, expectation_counts
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import Source, TubeOptions
+from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
 from penstock.pipelines.testing.cases import Case, Difference, Rows, compare
@@ -51,11 +53,16 @@ def session_for_cases(name: str) -> Iterator[SparkSession]:
 
 
 class Outcome(NamedTuple):
-    """Output of one case, and the differences from its expectation."""
+    """Output of one case, and the differences from its expectation.
+
+    ``violations``: rows that violate each expectation; ``stopped_by``: expectations that would stop the run.
+    """
 
     case: str
     found: dict[str, Any]
     dead_letters: Rows
+    violations: dict[str, int]
+    stopped_by: list[str]
     differences: list[Difference]
 
 
@@ -69,11 +76,12 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
     try:
         found: dict[str, Any] = {}
         letters: Rows = []
+        checks: dict[str, int] = {}
         for sink_plan in plan(pipeline):
             # No event is late in a batch.
             found |= {sink.name: [] for sink in sink_plan.late_sinks}
             try:
-                found[sink_plan.sink.name] = _run(sources, pipeline, sink_plan, _lookup(case), letters)
+                found[sink_plan.sink.name] = _run(sources, pipeline, sink_plan, _lookup(case), letters, checks)
             except PySparkException as error:
                 raise ConfigError(
                     f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
@@ -84,7 +92,18 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
             source.unpersist()
     differences = [compare(f"sink {name}", expected, found[name]) for name, expected in case.expect.items()]
     differences.append(compare("dead letters", case.dead_letters, letters))
-    return Outcome(case.name, found, letters, [difference for difference in differences if difference is not None])
+    expectations = {name: each for sink_plan in plan(pipeline) for name, each in sink_plan.expectations.items()}
+    violations = {name: counts.violations for name, counts in expectation_counts(expectations, checks).items()}
+    stopped_by = exceeded(expectations, checks)
+    compared = {name: violations[name] for name in case.violations}
+    differences.append(compare("violations", dict(case.violations), compared))
+    differences.append(compare("stopped by", _named(case.stopped_by), _named(stopped_by)))
+    differing = [difference for difference in differences if difference is not None]
+    return Outcome(case.name, found, letters, violations, stopped_by, differing)
+
+
+def _named(expectations: Sequence[str]) -> Rows:
+    return [{"expectation": name} for name in expectations]
 
 
 def _records(spark: SparkSession, name: str, source: Source, case: Case) -> DataFrame:
@@ -119,16 +138,24 @@ def _bytes(value: object) -> bytes:
 
 
 def _run(
-    sources: Mapping[str, DataFrame], pipeline: Pipeline, sink_plan: SinkPlan, with_lookup: WithLookup, letters: Rows
+    sources: Mapping[str, DataFrame],
+    pipeline: Pipeline,
+    sink_plan: SinkPlan,
+    with_lookup: WithLookup,
+    letters: Rows,
+    checks: dict[str, int],
 ) -> object:
-    """Return the rows for the sink; dead letters of the query are added to ``letters``."""
+    """Return the rows for the sink; add the query's dead letters to ``letters``, and its counts to ``checks``."""
     sink = sink_plan.sink
     rows = build_stream(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
     if sink_plan.windowed:
-        letters += _dead(window_input(sources.__getitem__, sink_plan.nodes, with_lookup), sink_plan)
+        records = window_input(sources.__getitem__, sink_plan.nodes, with_lookup)
+        letters += _dead(records, sink_plan)
+        checks |= _checks(records, sink_plan)
         rows = windows_as_rows(rows, sink_plan.window_name)
     rows = mark_unwritable(rows, sink).persist()
     letters += _dead(rows, sink_plan)
+    checks |= _checks(rows, sink_plan)
     rows = rows.where(alive())
     if sink.statestore is not None:
         written: dict[str, Any] = {}
@@ -138,6 +165,12 @@ def _run(
     if sink.messages is not None:
         return list(_messages(as_messages(rows, sink, pipeline, batch=0 if sink_plan.windowed else None)))
     return _collect(rows, data_columns(rows))
+
+
+def _checks(rows: DataFrame, sink_plan: SinkPlan) -> dict[str, int]:
+    aggregates = check_counts(rows, sink_plan)
+    found = rows.agg(*aggregates).first() if aggregates else None
+    return {} if found is None else checks_of(found)
 
 
 def _dead(rows: DataFrame, sink_plan: SinkPlan) -> Rows:

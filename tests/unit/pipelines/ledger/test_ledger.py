@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import StorageError
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, QueryCounts
-from penstock.pipelines.state_dir.layout import write_json
+from penstock.pipelines.spec.expectations import ExpectationCounts
+from penstock.pipelines.state_dir.layout import read_json, write_json
 
 
 def entry(batch: int, *, read: int = 10, dead: int = 0, duplicates: int | None = 1) -> LedgerEntry:
@@ -42,6 +44,27 @@ def test_sums(tmp_path: Path) -> None:
     ledger.write(entry(1, duplicates=None))
     assert ledger.counts("rows") == QueryCounts(batches=2, read=20, out=17, dead=2, duplicates=1, letters=2)
     assert ledger.counts("others") == QueryCounts()
+
+
+def test_counts_of_expectations_are_added(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    even, small = ExpectationCounts(rows=9, violations=4), ExpectationCounts(rows=1, violations=1)
+    # The first batch precedes the expectations, the second one of them.
+    for batch, found in enumerate(({}, {"q.even": even}, {"q.even": even, "q.small": small})):
+        ledger.write(replace(entry(batch), expectations=found))
+    assert ledger.last("rows") == replace(entry(2), expectations={"q.even": even, "q.small": small})
+    sums = ledger.counts("rows").expectations
+    assert sums == {"q.even": ExpectationCounts(rows=18, violations=8), "q.small": small}
+
+
+def test_an_entry_of_an_older_version_has_no_expectations(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.write(entry(0))
+    path = tmp_path / "rows" / "0.json"
+    value = read_json(path)
+    del value["expectations"]
+    write_json(path, value)
+    assert ledger.entries("rows") == [entry(0)]
 
 
 def test_an_incomplete_entry_is_an_error(tmp_path: Path) -> None:

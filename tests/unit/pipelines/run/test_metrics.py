@@ -12,8 +12,13 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.pipelines.run.progress import MEANINGS, SinkProgress, metric_values, serve
+from penstock.pipelines.spec.expectations import ExpectationCounts
 
-SINKS = {"rows": SinkProgress(batch=3, batches=4, read=10, lag_records=7, lag_s=1.5), "alarms": SinkProgress(read=2)}
+CHECKED = {"quality.even": ExpectationCounts(rows=9, violations=4)}
+SINKS = {
+    "rows": SinkProgress(batch=3, batches=4, read=10, lag_records=7, lag_s=1.5, expectations=CHECKED),
+    "alarms": SinkProgress(read=2),
+}
 
 
 def test_a_scrape_has_every_sink() -> None:
@@ -28,6 +33,9 @@ def test_a_scrape_has_every_sink() -> None:
     assert f"penstock_pipeline_lag_records{labels} 7.0" in lines
     assert f"penstock_pipeline_lag_seconds{labels} 1.5" in lines
     assert 'penstock_pipeline_read_total{pipeline="water",sink="alarms"} 2.0' in lines
+    labels = '{expectation="quality.even",pipeline="water",sink="rows"}'
+    assert f"penstock_pipeline_expectation_rows_total{labels} 9.0" in lines
+    assert f"penstock_pipeline_expectation_violations_total{labels} 4.0" in lines
     assert "# TYPE penstock_pipeline_lag_records gauge" in lines
     assert "# HELP penstock_pipeline_lag_records Records in the sources that the sink has not finished." in lines
 
