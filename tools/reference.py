@@ -84,7 +84,7 @@ $ penstock up
 ```
 
 ```console
-$ curl -s http://$PENSTOCK_HTTP/metrics | grep ^penstock_node_ready # 1: every part works
+$ curl -s http://${PENSTOCK_HTTP:-127.0.0.1:8080}/metrics | grep ^penstock_node_ready # 1: every part works
 penstock_node_ready 1.0
 ```
 

@@ -146,6 +146,8 @@ async def test_pipelines_show_lag_dead_letters_and_the_last_error(node: Node) ->
         await expect(page.get_by_role("alert")).to_contain_text("its lease has expired")
         await browser.open("pipelines/bottling")
         await expect(page.get_by_role("cell", name="48 rows, 24.0 KiB")).to_be_visible()
+        await page.get_by_role("link", name="pipeline-bottling-…").click()
+        await expect(page.get_by_label("Filter")).to_have_value("pipeline-bottling-")
 
 
 async def test_messages_are_followed_published_and_exported(node: Node) -> None:

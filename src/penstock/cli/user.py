@@ -132,10 +132,13 @@ def _existing(file: Path) -> None:
 def _check(users: dict[str, Credential], file: Path, user: str, *, new: bool) -> None:
     if new and user in users:
         raise RefusedError(
-            f"user: {file} has a user '{escape(user)}' already", do="change the password: penstock user update"
+            f"user: {file} has a user '{escape(user)}' already",
+            do=f"change the password: penstock user update {escape(str(file))} {escape(user)}",
         )
     if not new and user not in users:
-        raise RefusedError(f"user: {file} has no user '{escape(user)}'", do="list the users: penstock user list")
+        raise RefusedError(
+            f"user: {file} has no user '{escape(user)}'", do=f"list the users: penstock user list {escape(str(file))}"
+        )
 
 
 def _password(*, twice: bool) -> bytes:

@@ -316,7 +316,7 @@ def _addresses(config: NodeConfig) -> Iterator[CheckResult]:
             "listeners",
             f"{address} ({name}) is in use",
             "another process listens there, perhaps a node with another data directory",
-            f"stop it, or set another address in `{name}`",
+            f"stop it, or set another address in `{name.replace('-', '_')}`",
         )
 
 

@@ -47,7 +47,7 @@ def test_refusals(penstock: Command, tmp_path: Path) -> None:
     assert penstock("user", "create", file, "ann", stdin=b"x\n").status == 0
     before = Path(file).read_bytes()
     for command, user, stdin, status, words in (
-        ("create", "ann", b"y\n", 1, "already"),
+        ("create", "ann", b"y\n", 1, "change the password: penstock user update"),
         ("update", "bob", b"y\n", 1, "no user 'bob'"),
         ("delete", "bob", b"", 1, "no user 'bob'"),
         ("verify", "bob", b"y\n", 1, "wrong password"),

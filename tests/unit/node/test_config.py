@@ -131,7 +131,7 @@ def test_relative_paths_of_the_file_start_at_its_directory(tmp_path: Path) -> No
 def test_every_option_of_the_command_line_exists_and_has_a_variable() -> None:
     values = {"data-dir": "d", "durability": "memory", "log-level": "error", "log-format": "json"}
     values |= {option.flag: "allow" for option in OPTIONS if option.flag.endswith("-anonymous")}
-    flags = {option.flag: values.get(option.flag, "h:1") for option in OPTIONS}
+    flags = {option.flag: values.get(option.flag, f"h:{port}") for port, option in enumerate(OPTIONS, 1)}
     variables = {option.variable: flags[option.flag] for option in OPTIONS}
     assert load_config(None, flags, {}) == load_config(None, {}, variables)
     assert {"PENSTOCK_DATA_DIR", "PENSTOCK_TUBE_BROKER_HTTP", "PENSTOCK_TUBE_BROKER_ADVERTISE"} <= set(variables)
@@ -160,6 +160,11 @@ REFUSED = [
     ("tube: {max_store_bytes: 5}\n", "option 'tube.max_store_bytes': got 5, expected at least"),
     ("tube_broker: '0.0.0.0:8123'\n", "set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"),
     ("http: {advertise: '0.0.0.0:80'}\n", "no client can connect to every interface"),
+    (
+        "mqtt: {listeners: {second: {bind: '127.0.0.1:1883'}}}\n",
+        "mqtt.listeners.second: 127.0.0.1:1883 is in use by `mqtt` (127.0.0.1:1883): each needs a port of its own",
+    ),
+    ("http: '0.0.0.0:8715'\n", "tube_master: 127.0.0.1:8715 is in use by `http` (0.0.0.0:8715)"),
 ]
 
 
@@ -169,6 +174,13 @@ def test_a_refused_option_names_its_location_and_accepted_values(text: str, mess
     with pytest.raises(ConfigError) as caught:
         load_config(None, {}, {})
     assert message in caught.value.what
+
+
+def test_the_same_port_at_other_addresses_is_accepted() -> None:
+    write(
+        "mqtt: {bind: '127.0.0.1:0', listeners: {v6: {bind: '[::1]:1883'}, all6: '[::]:1884'}}\nhttp: 127.0.0.1:1883\n"
+    )
+    assert load_config(None, {"tube-broker": "127.0.0.1:0", "tube-master": "127.0.0.1:0"}, {}).http.bind.port == 1883
 
 
 def test_a_refused_flag_or_variable_is_named() -> None:

@@ -54,6 +54,17 @@ async def test_below_the_floor_writes_are_refused_until_there_is_a_tenth_more(
     assert "sufficient again" in ended
 
 
+async def test_without_a_limit_the_size_is_measured_while_the_node_starts_and_then_rarely(tmp_path: Path) -> None:
+    space = DiskSpace(tmp_path, 0, 0)
+    measured = []
+    for check in range(32):
+        (tmp_path / str(check)).write_bytes(bytes(8192))
+        before = space.used_bytes
+        await space.check()
+        measured.append(space.used_bytes != before)
+    assert measured == [True] * 5 + [False] * 25 + [True] + [False]
+
+
 async def test_beyond_the_limit_writes_are_refused_until_files_were_deleted(tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     file = tmp_path / "deep" / "er" / "file"

@@ -37,7 +37,7 @@ function Pipeline({ name }) {
       ["State", state(pipeline)], ["Run", pipeline.run], ["Host", pipeline.host && `${pipeline.host}, process ${pipeline.pid ?? "–"}`],
       ["Since (UTC)", pipeline.since_at === null ? null : clock(pipeline.since_at)], ["Last report", pipeline.status_age_s === null ? null : `${age(pipeline.status_age_s)} ago`],
       ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} records, ${oldest(pipeline)}`], ["Restarts of queries", number(pipeline.restarts)],
-      ["Consumer group", html`<a href=${link("groups", `pipeline-${name}`)}>pipeline-${name}</a>`],
+      ["Consumer groups", html`<a href=${link("groups", null, { q: `pipeline-${name}-` })}>pipeline-${name}-…</a>`],
       ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>`],
     ]} />
     <h2>Sinks</h2>

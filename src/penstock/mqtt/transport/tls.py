@@ -177,7 +177,7 @@ def _readable(path: Path, option: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}",
+            f"{option}: {path} cannot be read: {error.strerror}",
             option=option,
             where=str(path),
             do="check the path and that the node's user has read permission",

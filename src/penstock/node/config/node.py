@@ -424,9 +424,21 @@ class NodeConfig(Section):
                     f"rules[{index}].partition: topic {rule.topic!r} has partitions 0 to {topic.partitions - 1}"
                     " (plus 10000 for each further store)"
                 )
+        self._check_addresses()
         if self.cluster is not None:
             self._check_cluster()
         return self
+
+    def _check_addresses(self) -> None:
+        before: dict[str, Address] = {}
+        for option, address in self.addresses().items():
+            for other, taken in before.items():
+                if address.port and address.port == taken.port and _overlap(address.host, taken.host):
+                    raise ValueError(
+                        f"{_setting(option)}: {address} is in use by `{_setting(other)}` ({taken}): each needs a port"
+                        " of its own"
+                    )
+            before[option] = address
 
     def _check_cluster(self) -> None:
         """Refuse settings whose data would not be replicated, and addresses that are not known before the start."""
@@ -487,6 +499,16 @@ class NodeConfig(Section):
         capture = self.statestore.capture_topic
         captured = {} if capture is None else {capture: TopicSection(partitions=1)}
         return {**captured, **{rule.topic: TopicSection() for rule in self.rules}, **self.tube.topics}
+
+
+def _setting(option: str) -> str:
+    """Return the name in the file of a key of :meth:`NodeConfig.addresses`."""
+    return option.replace("-", "_")
+
+
+def _overlap(host: str, other: str) -> bool:
+    """Return True if two listeners at the same port of these hosts cannot coexist: IPv4 and IPv6 are separate."""
+    return host == other or ((":" in host) == (":" in other) and bool({host, other} & {"0.0.0.0", "::"}))  # noqa: S104 - compared only
 
 
 class Option(NamedTuple):

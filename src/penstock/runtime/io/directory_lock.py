@@ -88,7 +88,7 @@ def unusable(directory: Path, error: OSError, name: str = "directory") -> Storag
         f"{name} {directory} cannot be used",
         path=str(directory),
         why=f"{place} is a file" if isinstance(error, FileExistsError) else f"{place}: {error.strerror}",
-        do="choose a directory that this user may write: --data-dir PATH",
+        do="choose a directory that this user may write" + (": --data-dir PATH" if name == "data directory" else ""),
     )
 
 

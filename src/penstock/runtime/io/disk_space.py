@@ -36,6 +36,8 @@ REFUSAL: Final = "out of disk space: until there is more, nothing is stored that
 _CHECK_S: Final = 1.0
 _SIZE_EVERY: Final = 30
 """Without a limit the size is only a metric, measured at every thirtieth check."""
+_SIZE_FIRST: Final = 5
+"""And at the first five, while the parts of the node create their files."""
 _LARGEST_FLOOR: Final = 256 << 20
 _FLOOR_SHARE: Final = 20
 
@@ -153,7 +155,7 @@ class DiskSpace:
     def _measure(self) -> tuple[str, str, list[int]]:
         """Return cause and hint, and the reusable bytes of each writer if there is a cause."""
         total, self.free_bytes = self._file_system(self._path)
-        if self._max_bytes or self._checks % _SIZE_EVERY == 0:
+        if self._max_bytes or self._checks < _SIZE_FIRST or self._checks % _SIZE_EVERY == 0:
             self.used_bytes = _size_of(self._path)
         self._checks += 1
         floor = default_floor(total) if self._min_free_bytes is None else self._min_free_bytes

@@ -68,8 +68,8 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
         )
     )
     for wrong, words in (
-        (TlsFiles(certificate=tmp_path / "none", key=key), "none: cannot be read: No such file"),
-        (TlsFiles(certificate=certificate, key=tmp_path), "cannot be read: Is a directory"),
+        (TlsFiles(certificate=tmp_path / "none", key=key), "certificate: .*none cannot be read: No such file"),
+        (TlsFiles(certificate=certificate, key=tmp_path), "key: .* cannot be read: Is a directory"),
         (TlsFiles(certificate=certificate, key=other), "it is not the key of the first certificate"),
         (
             TlsFiles(certificate=text, key=key),
@@ -81,9 +81,9 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
         ),
         (TlsFiles(certificate=certificate, key=encrypted), "the key is encrypted"),
         (TlsFiles(certificate=certificate, key=key, client_ca=text), "contains no certificate of an authority"),
-        (TlsFiles(certificate=certificate, key=key, client_ca=tmp_path / "no"), "no: cannot be read"),
+        (TlsFiles(certificate=certificate, key=key, client_ca=tmp_path / "no"), "client_ca: .*no cannot be read"),
         (TlsFiles(certificate=certificate, key=key, revoked=text), "text.pem: contains no usable revocation list"),
-        (TlsFiles(certificate=certificate, key=key, revoked=tmp_path / "no"), "no: cannot be read"),
+        (TlsFiles(certificate=certificate, key=key, revoked=tmp_path / "no"), "revoked: .*no cannot be read"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:
             ServerTls(wrong, protocol="mqtt")
