@@ -31,7 +31,16 @@ from penstock.spark.environment.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["REDACTED", "SUBMITTED", "check_master", "configuration", "is_local", "quiet_java_options", "session"]
+__all__ = [
+    "REDACTED",
+    "SUBMITTED",
+    "check_master",
+    "configuration",
+    "is_local",
+    "quiet_java_options",
+    "refuse_connect",
+    "session",
+]
 
 SUBMITTED = "submitted"
 """Value of ``master`` if the process was started by ``spark-submit``, which has chosen the master and started the
@@ -67,8 +76,10 @@ def session(
     is already running, it is returned with changed options, as by Spark's builder; options of its JVM do not change.
 
     Raises:
-        ConfigError: Java, pyspark or bash is missing, SPARK_HOME is not a Spark installation, or an option is invalid.
+        ConfigError: Java, pyspark or bash is missing, SPARK_HOME is not a Spark installation, an option is invalid, or
+            Spark Connect is selected.
     """
+    refuse_connect(conf or {})
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -90,6 +101,29 @@ def session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def refuse_connect(conf: Mapping[str, str]) -> None:
+    """Refuse the settings of Spark Connect in ``conf`` and in the environment, before anything is started.
+
+    Raises:
+        ConfigError: the environment or an option selects a Spark Connect server.
+    """
+    # Only the name is shown: the value may contain a token.
+    if os.environ.get("SPARK_REMOTE"):
+        remote = "SPARK_REMOTE"
+    elif conf.get("spark.remote"):
+        remote = "spark.remote"
+    else:
+        remote = "spark.api.mode" if conf.get("spark.api.mode", "classic").lower() != "classic" else ""
+    if remote:
+        raise ConfigError(
+            f"{remote} selects Spark Connect, which pipelines and penstock.spark.session() do not support",
+            option=remote,
+            why="a Connect server processes batches in another process, without the lease and the ledger of the run",
+            do=f"unset {remote}; to use a cluster, set its master with --spark-master, or submit the pipeline to it "
+            "(penstock pipeline submit)",
+        )
 
 
 def is_local(master: str) -> bool:

@@ -59,7 +59,7 @@ from penstock.pipelines.state_dir.layout import claim, ready_directory
 from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.spark.session import check_master
+from penstock.spark.session import check_master, refuse_connect
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
@@ -549,14 +549,16 @@ def run(
 
     Raises:
         ConfigError: the state directory belongs to another pipeline, the checkpoints do not support a change of the
-            file, a step cannot be built, or metrics cannot be served at the address.
+            file, a step cannot be built, metrics cannot be served at the address, or Spark Connect is selected.
         StorageError: the state directory, or that of a table, is not writable.
         UnavailableError: the node or TubeMQ remained unavailable, or another run holds the lease.
         DataLossError: a dedupe by arrival dropped records, see its message.
         PenstockError: the lease was lost, or a query failed permanently.
     """
+    options = options or RunOptions()
+    refuse_connect(options.spark_conf or {})
     ready_directory(state)
     claim(state, pipeline.name)
     with suppress_client_logs():
-        _PipelineRun(pipeline, emit, stop, options or RunOptions(), state).execute()
+        _PipelineRun(pipeline, emit, stop, options, state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

@@ -11,11 +11,12 @@ from typing import cast
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.run import run
 from penstock.pipelines.run.errors import BUSY, FULL, UNAVAILABLE
 from penstock.pipelines.run.progress import ProgressMonitor
 from penstock.pipelines.run.queries import BuiltQuery, RunningQuery
+from penstock.spark.session import session
 from tests.unit.pipelines.files import FILE, parse
 
 COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
@@ -42,6 +43,29 @@ def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, m
         with pytest.raises(UnavailableError) as caught:
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
     assert "master of the source in the pipeline file, otherwise PENSTOCK_TUBE_MASTER" in str(caught.value.do)
+
+
+@pytest.mark.parametrize(
+    ("environment", "conf", "option"),
+    [
+        ("sc://host:15002/;token=hush", {}, "SPARK_REMOTE"),
+        ("", {"spark.remote": "sc://host:15002/;token=hush"}, "spark.remote"),
+        ("", {"spark.api.mode": "connect"}, "spark.api.mode"),
+    ],
+)
+def test_spark_connect_is_refused_before_anything_is_created(
+    environment: str, conf: dict[str, str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", environment)
+    state = tmp_path / "state"
+    options = run.RunOptions(spark_conf=conf)
+    with pytest.raises(ConfigError, match=f"{option} selects Spark Connect") as caught:
+        run.run(parse(), state=state, options=options, emit=lambda _: None, stop=threading.Event())
+    assert f"unset {option}" in str(caught.value.do)
+    assert "hush" not in str(caught.value)
+    assert not state.exists()
+    with pytest.raises(ConfigError, match=f"{option} selects Spark Connect"):
+        session("test", "local[1]", conf)
 
 
 @pytest.mark.parametrize(("text", "tries"), [(COLUMN, 3), ("Task not serializable", 8)])
