@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.steps.expressions import mark_failed_conditions
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import Lookup, WithLookup
+from penstock.pipelines.steps.parsing import is_one_value_without_jar
 
 SOURCE = (
     "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, "
@@ -89,7 +91,12 @@ def test_ids_are_never_null_in_the_state_of_a_stream(spark: SparkSession) -> Non
         (b'{"t":"2022-03-20T10:00:00Z","flow":NaN}', "the payload is not JSON"),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1} {"flow":2}', "the payload is not JSON"),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1,"flow":2}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"\\u0066low":2}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"more":[{"x":1,"x":2}]}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"more":[{"x":1},{"x":2}]}', None),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1},{"flow":2}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1}\x00', "the payload is not JSON"),
+        ('{"t":"2022-03-20T10:00:00Z","flow":1}'.encode("utf-16-be"), "the payload is not JSON"),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1}], [2', "the payload is not JSON"),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1}]', "the payload is not JSON"),
         (b'\xef\xbb\xbf{"t":"2022-03-20T10:00:00Z","flow":1}', "the payload is not JSON"),
@@ -124,6 +131,39 @@ def test_records_that_do_not_match_the_schema_are_dead_letters(
     assert (row["_dead"]["reason"] if row["_dead"] else None) == reason
     assert row["_source"]["value"] == value
     assert (row["flow"] is None) == (reason is not None)
+
+
+def test_the_check_of_the_jar_accepts_the_same_texts_as_the_expression(
+    spark: SparkSession, parsed: dict[bytes | None, Any]
+) -> None:
+    random = Random(1)
+    seeds = [value for value in parsed if value is not None and len(value) < 1000]
+    texts = [mutated(random, random.choice(seeds), seeds) for _ in range(3000)]
+    texts += [b"[" * depth + b"]" * depth for depth in (999, 1001)]
+    # The steps that created ``parsed`` have registered the function.
+    values = spark.createDataFrame([(bytearray(text),) for text in texts], "value binary").where(
+        sf.is_valid_utf8(sf.col("value").cast("string"))
+    )
+    checked = values.select(
+        "value",
+        sf.call_function("penstock_strict_json", "value").alias("jar"),
+        is_one_value_without_jar(sf.col("value").cast("string"), spark.version).alias("expression"),
+    ).collect()
+    assert [bytes(row["value"]) for row in checked if row["jar"] != row["expression"]] == []
+    assert min(sum(row["jar"] for row in checked), sum(not row["jar"] for row in checked)) > 100
+
+
+def mutated(random: Random, text: bytes, others: list[bytes]) -> bytes:
+    """Return ``text`` with one to three characters or pieces of ``others`` inserted, replaced or removed."""
+    made = bytearray(text)
+    for _ in range(random.randint(1, 3)):
+        place, other = random.randint(0, len(made)), random.choice(others)
+        start = random.randint(0, len(other))
+        piece = random.choice(
+            [b"", random.choice(b'{}[],:"\\u0aA-+.eE1 \n\t\x00').to_bytes(1), other[start : start + 9]]
+        )
+        made[place : place + random.randint(0, 1)] = piece
+    return bytes(made)
 
 
 def test_characters_of_json_come_through(parsed: dict[bytes | None, Any]) -> None:
