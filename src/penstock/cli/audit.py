@@ -14,7 +14,9 @@ from penstock.errors import ConfigError
 
 __all__ = ["app"]
 
-_COLUMNS = ["time", "server", "method", "user", "credential", "address", "result"]
+_COLUMNS = ["time", "server", "method", "object", "user", "credential", "address", "result"]
+_OBJECTS = ("topicName", "groupName", "topic", "group", "client_id", "filter", "key", "prefix", "pipeline")
+"""Parameters that name what a request concerns."""
 
 app = Commands("Show the audit trail of a node or broker.")
 
@@ -53,4 +55,8 @@ def audit_list(
 
 def _cells(row: dict[str, Any]) -> dict[str, Cell]:
     cells: dict[str, Cell] = {name: row.get(name) or None for name in _COLUMNS}
-    return {**cells, "result": "ok" if row.get("result") else "failed"}
+    parameters = row.get("parameters") or {}
+    cells["object"] = ", ".join(str(parameters[name]) for name in _OBJECTS if parameters.get(name)) or None
+    failed = "; ".join(map(str, row.get("failed") or ())) or (row.get("errMsg") if row.get("errCode") else None)
+    cells["result"] = "ok" if row.get("result") else "failed" if not failed else f"failed: {failed}"
+    return cells

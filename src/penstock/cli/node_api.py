@@ -192,7 +192,7 @@ class NodeApi:
             failure = ConnectionFailure("the response is not HTTP")
             if isinstance(error, OSError):
                 failure = connection_failure(error, self._host, tls=self._tls is not None)
-            raise self._absent(failure.why) from error
+            raise self._absent(failure.why, failure.do if isinstance(error, ssl.SSLError) else None) from error
         finally:
             connection.close()
 
@@ -226,13 +226,13 @@ class NodeApi:
                 do="use the command of that version",
             ) from error
 
-    def _absent(self, why: str | None) -> UnavailableError:
+    def _absent(self, why: str | None, do: str | None = None) -> UnavailableError:
         where = "" if self._data_dir is None else f", or set its data directory: --data-dir DIR (now {self._data_dir})"
         return UnavailableError(
             f"no node is reachable at {self.address}",
             applied=False,
             why=why,
-            do=f"start a node: penstock up; or set its address: --http HOST:PORT{where}",
+            do=do or f"start a node: penstock up; or set its address: --http HOST:PORT{where}",
         )
 
 

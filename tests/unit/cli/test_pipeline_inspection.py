@@ -196,6 +196,8 @@ def test_dead_letters_are_listed_and_shown(run: RecordedRun, capsys: pytest.Capt
     assert main(["pipeline", "dead-letter", "list", str(run.file), "--json"]) == 0
     listed = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "letters": 2, "open": 1, "corrected": 0}
     assert lines(capsys) == [listed | {"redriven": 1, "resolved": 0, "discarded": 0}]
+    assert main(["pipeline", "dead-letter", "list", str(run.file)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["STEP", "CODE", "REASON", "LETTERS", "OPEN", "REDRIVEN"]
     assert main(["pipeline", "dead-letter", "show", str(run.file), "--id", "id-1", "--json"]) == 0
     (line,) = lines(capsys)
     assert (line["id"], line["key"], line["value"], line["place"]) == ("id-1", "k", "{1", "t 1:0@28")

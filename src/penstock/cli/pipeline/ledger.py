@@ -211,8 +211,11 @@ def dead_list(file: File, into: Into = None, every: All = False, as_json: Json =
         }
         for (step, code, reason), found in sorted(shown_counts.items())
     ]
-    names = [state.value for state in LetterState]
-    print_table(rows, ["step", "code", "reason", "letters", *names], as_json=as_json)
+    names = [state.value for state in LetterState if any(row[state.value] for row in rows)]
+    if rows or as_json:
+        print_table(rows, ["step", "code", "reason", "letters", *names], as_json=as_json)
+    elif not counts:
+        note("there are no dead letters")
     closed = sum(found.total() for group, found in counts.items() if group not in shown_counts)
     if closed and not as_json:
         note(f"{_letters(closed)} of other groups {'is' if closed == 1 else 'are'} closed: --all lists them")

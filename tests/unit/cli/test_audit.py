@@ -1,0 +1,39 @@
+"""`penstock audit list`: what a request concerned, and why it failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.unit.cli.conftest import Command
+
+COMMON = {
+    "time": "2026-11-27T07:09:19Z",
+    "server": "master",
+    "credential": "user",
+    "address": "127.0.0.1",
+    "user": "ann",
+}
+
+
+def test_the_object_and_the_reason_of_a_failure_are_shown(penstock: Command, tmp_path: Path) -> None:
+    rows = [
+        {"method": "create", "parameters": {"topicName": "line3", "createUser": "ann"}, "result": True, "errCode": 0},
+        {"method": "create", "parameters": {"topicName": "line3"}, "result": False, "failed": ["it exists"]},
+        {"method": "set", "parameters": {"groupName": "lake"}, "result": False, "errCode": 400, "errMsg": "no number"},
+        {"method": "backup", "parameters": {}, "result": False, "errCode": 0, "errMsg": "OK"},
+    ]
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    (folder / "audit.jsonl").write_text("".join(json.dumps({**COMMON, **row}) + "\n" for row in rows))
+    done = penstock("audit", "list", "--data-dir", str(tmp_path))
+    assert (done.status, done.err) == (0, "")
+    _, *lines = done.out.splitlines()
+    assert [line.split()[2:4] for line in lines] == [
+        ["create", "line3"],
+        ["create", "line3"],
+        ["set", "lake"],
+        ["backup", "-"],
+    ]
+    ends = ["127.0.0.1  ok", "failed: it exists", "failed: no number", "127.0.0.1  failed"]
+    assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [True] * 4
