@@ -4,8 +4,8 @@ Usage: nightly.py [--minutes N] [--again] [PART ...]
 
 A part has the nightly tests of one suite. A run ends after 45 minutes at the latest: a running test is then
 interrupted, and the next run begins with it. When every test of a part has a result, the part is complete, and the next
-run begins with the first test. The results of each part, with commit and conditions, are written to
-benchmarks/results/nightly/PART.md.
+run begins with the first test. Tests that failed at another commit run again. The results of each part, with commit and
+conditions, are written to benchmarks/results/nightly/PART.md; a run in another checkout continues there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,9 @@ ENDING_S = 60.0
 
 Results = dict[str, dict[str, Any]]
 """Test id to outcome (passed, failed, skipped), seconds, message, commit."""
+
+_LINE = re.compile(r"(passed|failed|skipped) +([0-9.]+) s  (\S+)  (tests/.*?)(?:  to (tests/.*?))?(?:  (.*))?")
+"""A line of a summary: outcome, seconds, commit, test, the last one if it is about several, message."""
 
 
 def commit(root: Path = ROOT) -> str:
@@ -122,15 +127,23 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
 
 
 def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tuple[list[str], Results]:
-    """Continue ``part`` at its cursor; returns all its tests and their current results."""
+    """Continue ``part`` at its cursor, or without one at its summary; returns all its tests and their current
+    results."""
     tests = collect(PARTS[part], root)
-    kept: Results = json.loads(cursor.read_text(encoding="utf-8")) if cursor.exists() else {}
-    results = {test: kept[test] for test in tests if test in kept}
+    if cursor.exists():
+        kept: Results = json.loads(cursor.read_text(encoding="utf-8"))
+    else:
+        kept = read_summary(root / SUMMARIES / f"{part}.md", tests)
+    here = commit(root)
+    results = {
+        test: kept[test]
+        for test in tests
+        if test in kept and (kept[test]["outcome"] != "failed" or kept[test]["commit"] == here)
+    }
     left = [test for test in tests if test not in results]
     if not left:
         results, left = {}, tests
     if left:
-        here = commit(root)
         results |= {test: {**result, "commit": here} for test, result in run(part, left, seconds, root).items()}
     cursor.parent.mkdir(parents=True, exist_ok=True)
     cursor.write_text(json.dumps(results, indent=1), encoding="utf-8")
@@ -138,20 +151,51 @@ def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tupl
 
 
 def summary(part: str, tests: list[str], results: Results) -> list[str]:
-    """Return the results of a part, one line per test, then the counts."""
+    """Return the results of a part, then the counts.
+
+    A test has a line; parameters of one test function that follow each other share it if they have passed at the same
+    commit with the same message.
+    """
     commits = ", ".join(sorted({result["commit"] for result in results.values()}))
     counts = {name: sum(r["outcome"] == name for r in results.values()) for name in ("passed", "failed", "skipped")}
     left = [test for test in tests if test not in results]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     lines = [f"commit {commits}; {machine}", ""]
-    for test in tests:
-        if (result := results.get(test)) is not None:
-            reason = f"  {result['message']}" if result["message"] else ""
-            lines.append(f"{result['outcome']:<8}{result['seconds']:>8.1f} s  {test}{reason}")
-    lines += [f"not run yet          {test}" for test in left]
+    for (outcome, at, message, *_), group in groupby(tests, lambda test: _shared(test, results)):
+        members = list(group)
+        if outcome:
+            last = f"  to {members[-1]}" if len(members) > 1 else ""
+            reason = f"  {message}" if message else ""
+            seconds = sum(results[test]["seconds"] for test in members)
+            lines.append(f"{outcome:<8}{seconds:>8.1f} s  {at}  {members[0]}{last}{reason}")
+        else:
+            lines.append(f"not run yet  {len(members):>6}  {members[0]}" + (" and more" if len(members) > 1 else ""))
     seconds = sum(result["seconds"] for result in results.values())
     lines += ["", f"{part}: {seconds:.0f} s, {len(left)} of {len(tests)} tests not run yet"]
     return [*lines, f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"]
+
+
+def _shared(test: str, results: Results) -> tuple[str, ...]:
+    """What tests on one line of the summary have in common: outcome, commit, message, test function."""
+    result = results.get(test)
+    if result is None:
+        return "", "", ""
+    single = test if result["outcome"] != "passed" else test.partition("[")[0]
+    return result["outcome"], result["commit"], result["message"], single
+
+
+def read_summary(path: Path, tests: list[str]) -> Results:
+    """Return the results of ``tests`` in a summary; empty without one. Tests on one line get equal seconds."""
+    found: Results = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        match = _LINE.fullmatch(line)
+        if match is None or match[4] not in tests or (match[5] or match[4]) not in tests:
+            continue
+        members = tests[tests.index(match[4]) : tests.index(match[5] or match[4]) + 1]
+        seconds = float(match[2]) / max(1, len(members))
+        result = {"outcome": match[1], "message": match[6] or "", "seconds": seconds, "commit": match[3]}
+        found |= dict.fromkeys(members, result)
+    return found
 
 
 def main() -> int:
@@ -162,6 +206,8 @@ def main() -> int:
     )
     parser.add_argument("--again", action="store_true", help="begin with the first test")
     options = parser.parse_args()
+    # A shell starts background jobs with SIGINT ignored, and pytest would not be interrupted then.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     failed = False
     for part in options.parts or PARTS:
         cursor = ROOT / "build" / "nightly" / f"{part}.json"

@@ -64,6 +64,52 @@ def test_an_interrupted_part_continues_with_the_test_that_was_interrupted(root: 
     assert lines[-1] == "3 passed, 1 failed, 1 skipped"
     assert lines[-2].endswith("0 of 5 tests not run yet")
     assert any("has no reason" in line for line in lines)
+    stored = nightly.read_summary(_written(root, lines), tests)
+    assert list(map(_rounded, stored.values())) == list(map(_rounded, results.values()))
     # A part that is complete begins again.
     _, results = nightly.run_part("slow", cursor, 60.0, root)
     assert len(results) == 5
+
+
+def _written(root: Path, lines: list[str]) -> Path:
+    summary = root / nightly.SUMMARIES / "slow.md"
+    summary.parent.mkdir(parents=True, exist_ok=True)
+    summary.write_text("\n".join(lines), encoding="utf-8")
+    return summary
+
+
+def _rounded(result: dict[str, object]) -> dict[str, object]:
+    return {**result, "seconds": round(float(str(result["seconds"])), 1)}
+
+
+def test_a_part_continues_at_its_summary_in_another_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that failed at another commit run again."""
+    tests = [f"tests/a.py::b[{n}]" for n in range(5)]
+    passed = {"outcome": "passed", "message": "", "seconds": 1.0, "commit": "abc"}
+    results = {**dict.fromkeys(tests[:2], passed), tests[3]: {**passed, "outcome": "failed", "message": "no"}}
+    lines = nightly.summary("slow", tests, results)
+    assert f"passed       2.0 s  abc  {tests[0]}  to {tests[1]}" in lines
+    assert nightly.read_summary(_written(tmp_path, lines), tests) == results
+    ran: list[str] = []
+
+    def run(_part: str, left: list[str], _seconds: float, _root: Path) -> nightly.Results:
+        ran.extend(left)
+        return {}
+
+    monkeypatch.setitem(nightly.PARTS, "slow", ["tests"])
+    monkeypatch.setattr(nightly, "collect", lambda _paths, _root: tests)
+    monkeypatch.setattr(nightly, "run", run)
+    _, results = nightly.run_part("slow", tmp_path / "cursor.json", 60.0, tmp_path)
+    assert ran == tests[2:]
+    assert results == dict.fromkeys(tests[:2], passed)
+
+
+def test_parameters_with_other_messages_have_a_line_each() -> None:
+    tests = ["tests/a.py::b[0]", "tests/a.py::b[1]", "tests/a.py::b[2]", "tests/a.py::c"]
+    passed = {"outcome": "passed", "message": "25 seeds", "seconds": 1.0, "commit": "abc"}
+    lines = nightly.summary("part", tests, {tests[0]: passed, tests[1]: {**passed, "message": "24 seeds"}})
+    assert lines[2:5] == [
+        "passed       1.0 s  abc  tests/a.py::b[0]  25 seeds",
+        "passed       1.0 s  abc  tests/a.py::b[1]  24 seeds",
+        "not run yet       2  tests/a.py::b[2] and more",
+    ]
