@@ -116,7 +116,7 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
             links.append(link)
             nodes.append(NodeProcess(folder, own, name, Behind(link)))
             (folder / f"{own} machine").mkdir()
-            machines.append(Machine(folder / f"{own} machine"))
+            machines.append(Machine(folder / f"{own} machine", cluster=True))
             nodes[-1].program = machines[-1].program
             stack.callback(nodes[-1].end)
         clients = await stack.enter_async_context(Proxy(("127.0.0.1", nodes[0].mqtt)))

@@ -320,7 +320,7 @@ def captured_twice(patch: pytest.MonkeyPatch) -> None:
     def twice(self: RuleService, item: Any) -> None:
         submit(self, item)
         if item.number % 10 == 0:
-            self._append(self.rule.topic, item.partition, item.data, item.flag, item.msg_type, lambda _result: None)
+            self._target.append(item.prepared, lambda _result: None)
 
     patch.setattr(RuleService, "_submit", twice)
 

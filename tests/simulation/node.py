@@ -32,7 +32,7 @@ from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpAccess, HttpConnection, audited, master_app, server_config
 from penstock.node.metric_help import add_metrics
 from penstock.node.node import _store_metrics
-from penstock.node.rules import Identities, RuleService
+from penstock.node.rules import Identities, RuleService, TubeTarget
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
@@ -216,10 +216,10 @@ class SimulatedNode:
             await self.master.wait_topic(topic, 60.0)
         identities = Identities(f"{self.loop.true_ms():x}")
         for mqtt_topic in CAPTURED_TOPICS:
+            section = RuleSection(filter=mqtt_topic, topic=CAPTURED)
             rule = RuleService(
-                RuleSection(filter=mqtt_topic, topic=CAPTURED),
-                self.broker.append,
-                partitions=partition_ids(PARTITIONS[CAPTURED], 1),
+                section,
+                TubeTarget(section, self.broker.append, partition_ids(PARTITIONS[CAPTURED], 1)),
                 identities=identities,
                 later=self.loop.call_later,
             )

@@ -38,9 +38,10 @@ from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
 from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
+from penstock.node.kafka import KafkaTarget
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import advertised_address, node_broker, reachable
-from penstock.node.rules import Identities, RuleService
+from penstock.node.rules import Identities, RuleService, RuleTarget, TubeTarget
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, reload_failed
 from penstock.node.tube_broker import late_batches
 from penstock.node.web import WebConsole
@@ -522,17 +523,21 @@ class Node:
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
         shapes = {} if master is None else {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
-            assert broker is not None, "the configuration has no rules without TubeMQ"
-            shape = shapes[rule.topic].at(self.config.tube.broker_id)
-            service = RuleService(
-                rule,
-                broker.append,
-                partitions=partition_ids(shape.partitions, shape.stores),
-                identities=identities,
-                later=asyncio.get_running_loop().call_later,
-            )
+            if rule.to is not None:
+                limit = 2 * rule.max_pending_bytes  # at which every message is rejected
+                target: RuleTarget = KafkaTarget(rule.to.kafka, max_bytes=limit, partition=rule.partition)
+            else:
+                assert broker is not None, "the configuration has no rules without TubeMQ"
+                shape = shapes[rule.target].at(self.config.tube.broker_id)
+                target = TubeTarget(rule, broker.append, partition_ids(shape.partitions, shape.stores))
+            later = asyncio.get_running_loop().call_later
+            service = RuleService(rule, target, identities=identities, later=later)
             server.add_service(service)
             self._parts.callback(service.close)
+            if isinstance(target, KafkaTarget):  # closed before the rule, which gets its last results
+                target.start()
+                self._parts.push_async_callback(target.close)
+                self._warnings.append((f"rule {rule.label}", target.warning))
             self._rules.append(service)
             self._show(service)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
@@ -623,7 +628,7 @@ class Node:
         return capture
 
     def _show(self, service: RuleService) -> None:
-        labels = {"filter": service.rule.filter, "topic": service.rule.topic}
+        labels = {"filter": service.rule.filter, "topic": service.rule.target}
         add_metrics(self.metrics, "rule", lambda: counters_of(service.stats), labels=labels)
 
     def _snapshot(self) -> NodeSnapshot:
@@ -722,7 +727,7 @@ def _rule(service: RuleService) -> Rule:
     stats = service.stats
     return Rule(
         service.rule.filter,
-        service.rule.topic,
+        service.rule.target,
         stats.received,
         stats.logged,
         stats.refused,

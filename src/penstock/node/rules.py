@@ -1,7 +1,7 @@
-"""Rules: MQTT messages that match a topic filter become records of a TubeMQ topic, acknowledged after the append.
+"""Rules: MQTT messages that match a topic filter become records of a log, acknowledged after the append.
 
-The PUBACK (PUBREC at QoS 2) is sent after the acknowledgement of TubeMQ, so a publisher may delete a message after its
-PUBACK. If the log rejects a message:
+The log is TubeMQ or Kafka. The PUBACK (PUBREC at QoS 2) is sent after its acknowledgement, so a publisher may delete a
+message after its PUBACK. If the log rejects a message:
 
 * A log that is full or unavailable: the message waits and is retried, in order. Beyond ``max_pending_bytes`` of waiting
   messages, the connections of their publishers are not read.
@@ -16,7 +16,7 @@ import logging
 import zlib
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -28,7 +28,7 @@ from penstock.runtime.io.loop import CallLater
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["Append", "Identities", "RuleService", "RuleStats"]
+__all__ = ["Append", "Done", "Identities", "RuleService", "RuleStats", "RuleTarget", "TubeTarget"]
 
 _log = logging.getLogger("penstock.rules")
 
@@ -49,6 +49,60 @@ class Append(Protocol):
     def __call__(
         self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: Done
     ) -> None: ...
+
+
+class RuleTarget(Protocol):
+    """A topic to which a rule appends records, in their order."""
+
+    @property
+    def name(self) -> str:
+        """Name of the system, for the log."""
+        ...
+
+    def prepare(self, record: Record) -> Any:
+        """Encode a record for :meth:`append`. Raises LocalProtocolError: it can never be stored."""
+        ...
+
+    def append(self, prepared: Any, done: Done) -> None:
+        """Append an encoded record; ``done`` gets the result or a PenstockError later, in the loop. Raises
+        PenstockError."""
+        ...
+
+    def retries(self, error: PenstockError) -> bool:
+        """Return True if the append that failed with ``error`` may be repeated."""
+        ...
+
+
+class TubeTarget:
+    """The topic of ``rule`` at the broker of the node, with these ``partitions``."""
+
+    name = "TubeMQ"
+
+    def __init__(self, rule: RuleSection, append: Append, partitions: Sequence[int]) -> None:
+        self._topic = rule.target
+        self._partition = rule.partition
+        self._append = append
+        self._partitions = list(partitions)
+
+    def prepare(self, record: Record) -> tuple[int, bytes, int, str | None]:
+        """Return partition, data, flag and message type [RuleTarget]."""
+        data, flag, msg_type = record.encode()
+        partition = self._partition
+        if partition is None:
+            # The partition that producers choose, so that all writers use the same partition for a key.
+            partition = self._partitions[zlib.crc32(record.key or b"") % len(self._partitions)]
+        return partition, data, flag, msg_type
+
+    def append(self, prepared: Any, done: Done) -> None:
+        """Append in process [RuleTarget]."""
+        partition, data, flag, msg_type = prepared
+        self._append(self._topic, partition, data, flag, msg_type, done)
+
+    def retries(self, error: PenstockError) -> bool:
+        """Return True if the append was certainly not executed and may succeed later [RuleTarget]."""
+        if isinstance(error, RefusedError):
+            return error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
+        return isinstance(error, UnavailableError) and error.applied is False
 
 
 class Identities:
@@ -109,18 +163,13 @@ class RuleStats:
 class _Item:
     """A message that is being appended."""
 
-    __slots__ = ("data", "flag", "message", "msg_type", "number", "partition", "size")
+    __slots__ = ("message", "number", "prepared", "size")
 
-    def __init__(
-        self, number: int, message: Inbound, size: int, partition: int, data: bytes, flag: int, msg_type: str | None
-    ) -> None:
+    def __init__(self, number: int, message: Inbound, size: int, prepared: Any) -> None:
         self.number = number
         self.message = message
         self.size = size
-        self.partition = partition
-        self.data = data
-        self.flag = flag
-        self.msg_type = msg_type
+        self.prepared = prepared
 
 
 class RuleService(Service):
@@ -135,17 +184,15 @@ class RuleService(Service):
     def __init__(
         self,
         rule: RuleSection,
-        append: Append,
+        target: RuleTarget,
         *,
-        partitions: Sequence[int],
         identities: Identities,
         later: CallLater,
     ) -> None:
         self.rule = rule
         self.stats = RuleStats()
-        self._append = append
+        self._target = target
         self._later = later
-        self._partitions = list(partitions)
         self._identities = identities
         self._key = None if rule.key.is_topic else rule.key
         self._msg_type = None if rule.msg_type.text == "{level.-1}" else rule.msg_type
@@ -187,22 +234,18 @@ class RuleService(Service):
             self._refuse(
                 message,
                 ReasonCode.QUOTA_EXCEEDED,
-                f"rule {self.rule.name or self.rule.topic}: {stats.pending} messages wait for the log",
+                f"rule {self.rule.label}: {stats.pending} messages wait for the log",
             )
             return
         try:
             record = self._record(message)
-            data, flag, msg_type = record.encode()
+            prepared = self._target.prepare(record)
         except LocalProtocolError as error:
             self._refuse(message, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, error.what)
             return
-        partition = self.rule.partition
-        if partition is None:
-            # The partition that producers choose, so that all writers use the same partition for a key.
-            partition = self._partitions[zlib.crc32(record.key or b"") % len(self._partitions)]
         stats.pending += 1
         stats.pending_bytes += size
-        item = _Item(stats.received, message, size, partition, data, flag, msg_type)
+        item = _Item(stats.received, message, size, prepared)
         if self._backoff.failures:  # after the messages that already wait
             self._push(item)
         else:
@@ -222,21 +265,14 @@ class RuleService(Service):
 
     def _submit(self, item: _Item) -> None:
         try:
-            self._append(
-                self.rule.topic,
-                item.partition,
-                item.data,
-                item.flag,
-                item.msg_type,
-                lambda result: self._answered(item, result),
-            )
+            self._target.append(item.prepared, lambda result: self._answered(item, result))
         except PenstockError as error:
             raised = error  # later, like every response, to keep the order of messages
             self._later(0.0, lambda: self._answered(item, raised))
 
     def _answered(self, item: _Item, result: object) -> None:
         """Handle the result of an append."""
-        if isinstance(result, PenstockError) and _for_now(result) and not self._closed:
+        if isinstance(result, PenstockError) and self._target.retries(result) and not self._closed:
             self._wait(item, result)
             return
         self._forget(item)
@@ -333,10 +369,11 @@ class RuleService(Service):
         if not self._failing:
             self._failing = True
             _log.warning(
-                "TubeMQ rejected a message: %s%s",
+                "%s rejected a message: %s%s",
+                self._target.name,
                 error.what,
                 f" ({error.why})" if error.why else "",
-                extra={"fields": {"rule": self.rule.name or self.rule.topic, "topic": message.publish.topic}},
+                extra={"fields": {"rule": self.rule.label, "topic": message.publish.topic}},
             )
 
     def _failed(self, message: Inbound, error: PenstockError) -> None:
@@ -366,10 +403,3 @@ class RuleService(Service):
             return
         self.stats.refused += 1
         message.disconnect(ReasonCode.SERVER_BUSY, reason)
-
-
-def _for_now(error: PenstockError) -> bool:
-    """True if the append was certainly not executed and may succeed later."""
-    if isinstance(error, RefusedError):
-        return error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
-    return isinstance(error, UnavailableError) and error.applied is False

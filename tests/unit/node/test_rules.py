@@ -14,7 +14,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import NO_ANSWER, Inbound
 from penstock.node.config.node import RuleSection
 from penstock.node.config.template import Template
-from penstock.node.rules import Identities, RuleService
+from penstock.node.rules import Identities, RuleService, TubeTarget
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
@@ -119,10 +119,10 @@ def service(
     partitions: tuple[int, ...] = (0, 1, 2),
     later: Later | None = None,
 ) -> RuleService:
+    rule = rule or RuleSection(filter="plant/#", topic="water")
     return RuleService(
-        rule or RuleSection(filter="plant/#", topic="water"),
-        log.append,
-        partitions=partitions,
+        rule,
+        TubeTarget(rule, log.append, partitions),
         identities=Identities("r1"),
         later=later or (lambda _delay, callback: callback()),
     )

@@ -20,6 +20,7 @@ from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.cluster import ClusterSection
+from penstock.node.config.kafka import KafkaSection
 from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.node.config.mqtt import MqttListener, Security
 from penstock.node.config.statestore import StateStoreSection
@@ -49,6 +50,7 @@ __all__ = [
     "PipelineSection",
     "RuleOverflowPolicy",
     "RuleSection",
+    "RuleTargets",
     "StagingSection",
     "TopicSection",
     "Tube",
@@ -293,14 +295,23 @@ class RuleOverflowPolicy(StrEnum):
     """QoS 1 and 2 messages are rejected with 0x97 Quota exceeded, QoS 0 messages are dropped."""
 
 
+class RuleTargets(Section):
+    """Target of a rule outside the node."""
+
+    kafka: KafkaSection = Field(description="topic of a Kafka cluster")
+
+
 class RuleSection(Section):
-    """Copy MQTT messages that match ``filter`` to the TubeMQ topic ``topic``."""
+    """Copy MQTT messages that match ``filter`` to the TubeMQ topic ``topic``, or to another target."""
 
     filter: FilterText = Field(description="MQTT topic filter")
-    topic: TopicName = Field(
-        description="TubeMQ topic; created with default settings if `tube.topics` does not list it"
+    topic: TopicName | None = Field(
+        default=None,
+        description="TubeMQ topic; created with default settings if `tube.topics` does not list it. Set either this or "
+        "`to`",
     )
-    name: str = Field(default="", max_length=64, description="name in metrics and messages; default: the TubeMQ topic")
+    to: RuleTargets | None = Field(default=None, description="target outside the node; default: the TubeMQ topic")
+    name: str = Field(default="", max_length=64, description="name in messages; default: the topic")
     key: TemplateText = Field(
         default_factory=lambda: Template("{topic}"),
         json_schema_extra={"default": "{topic}"},
@@ -328,6 +339,27 @@ class RuleSection(Section):
         description="reaction beyond `max_pending_bytes`: `wait` stops reading from publishers, `refuse` "
         "rejects messages with 0x97",
     )
+
+    @model_validator(mode="after")
+    def _one_target(self) -> RuleSection:
+        if (self.topic is None) == (self.to is None):
+            raise ValueError("set either `topic` (TubeMQ) or `to` (Kafka)")
+        if self.to is not None and "msg_type" in self.model_fields_set:
+            raise ValueError("`msg_type` is for TubeMQ: use `attributes`, which become headers, with `to.kafka`")
+        return self
+
+    @property
+    def target(self) -> str:
+        """The topic to which the rule writes."""
+        if self.to is not None:
+            return self.to.kafka.topic
+        assert self.topic is not None, "a rule has one target"
+        return self.topic
+
+    @property
+    def label(self) -> str:
+        """Name in messages."""
+        return self.name or self.target
 
 
 class PipelineSection(Section):
@@ -418,10 +450,12 @@ class NodeConfig(Section):
             if name in names[:index]:
                 raise ValueError(f"bridges[{index}].name: {name!r} is the name of another bridge")
         for index, rule in enumerate(self.rules):
-            topic = self.tube.topics.get(rule.topic, TopicSection())
+            if rule.to is not None:
+                continue
+            topic = self.tube.topics.get(rule.target, TopicSection())
             if rule.partition is not None and rule.partition % 10_000 >= topic.partitions:
                 raise ValueError(
-                    f"rules[{index}].partition: topic {rule.topic!r} has partitions 0 to {topic.partitions - 1}"
+                    f"rules[{index}].partition: topic {rule.target!r} has partitions 0 to {topic.partitions - 1}"
                     " (plus 10000 for each further store)"
                 )
         self._check_addresses()
@@ -465,7 +499,8 @@ class NodeConfig(Section):
             if "broker_id" not in self.tube.model_fields_set:
                 raise ValueError("cluster: each broker of a cluster has its own id: set `tube.broker_id`")
         else:
-            for setting, asked in {"rules": self.rules, "tube.topics": self.tube.topics}.items():
+            local = [rule for rule in self.rules if rule.to is None]
+            for setting, asked in {"rules": local, "tube.topics": self.tube.topics}.items():
                 if asked:
                     raise ValueError(f"cluster: `{setting}` needs TubeMQ: set `cluster.tubemq: true`, or remove it")
         listeners |= {f"mqtt.listeners.{name}": entry for name, entry in self.mqtt.listeners.items()}
@@ -498,7 +533,8 @@ class NodeConfig(Section):
         """Topics that are created at the start: configured ones, and those of rules."""
         capture = self.statestore.capture_topic
         captured = {} if capture is None else {capture: TopicSection(partitions=1)}
-        return {**captured, **{rule.topic: TopicSection() for rule in self.rules}, **self.tube.topics}
+        rules = {rule.target: TopicSection() for rule in self.rules if rule.to is None}
+        return {**captured, **rules, **self.tube.topics}
 
 
 def _setting(option: str) -> str:

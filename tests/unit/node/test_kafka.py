@@ -1,0 +1,86 @@
+"""Rules to Kafka without a broker: settings of the configuration and of the client, tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.node.config.kafka import KafkaSection
+from penstock.node.config.node import load_config
+from penstock.node.kafka import KafkaTarget, _expiry, _settings
+from penstock.tube.record import Record
+
+KAFKA: dict[str, Any] = {"bootstrap": ["h:9092", "i:9092"], "topic": "telemetry"}
+SASL = {"mechanism": "SCRAM-SHA-256", "user": "u", "password_file": "p"}
+
+
+def load(folder: Path, rule: dict[str, Any], **more: Any) -> None:
+    file = folder / "penstock.yaml"
+    file.write_text(json.dumps({"rules": [{"filter": "a/#", **rule}], **more}))
+    config = load_config(file, {}, {})
+    assert [entry.target for entry in config.rules] == ["telemetry"]
+    assert "telemetry" not in config.topics()
+
+
+def test_a_rule_to_kafka_needs_no_tubemq_in_a_cluster(tmp_path: Path) -> None:
+    load(tmp_path, {"to": {"kafka": KAFKA}, "partition": 7})
+    load(tmp_path, {"to": {"kafka": KAFKA}}, cluster={"name": "c", "node": "n", "etcd": ["h:2379"]})
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ({}, "set either `topic`"),
+        ({"topic": "telemetry", "to": {"kafka": KAFKA}}, "set either `topic`"),
+        ({"to": {"kafka": KAFKA}, "msg_type": "x"}, "`msg_type` is for TubeMQ"),
+        ({"to": {"kafka": KAFKA | {"topic": "a/b"}}}, "topic"),
+        ({"to": {"kafka": KAFKA | {"bootstrap": ["https://h:1"]}}}, "without a scheme"),
+        ({"to": {"kafka": KAFKA | {"sasl": {"mechanism": "PLAIN", "user": "u"}}}}, "needs `user` and `password_file`"),
+        ({"to": {"kafka": KAFKA | {"sasl": SASL | {"mechanism": "OAUTHBEARER"}}}}, "OAUTHBEARER needs `token_file`"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, rule: dict[str, Any], error: str) -> None:
+    with pytest.raises(PenstockError, match=error):
+        load(tmp_path, rule)
+
+
+def test_the_settings_of_the_client(tmp_path: Path) -> None:
+    settings = _settings(KafkaSection.model_validate(KAFKA), 1 << 20)
+    assert settings["bootstrap.servers"] == "h:9092,i:9092"
+    assert (settings["acks"], settings["enable.idempotence"], settings["message.timeout.ms"]) == ("all", True, 0)
+    assert settings["security.protocol"] == "plaintext"
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    secure = KAFKA | {"tls": {"ca": "ca.pem"}, "sasl": SASL | {"password_file": str(password)}}
+    settings = _settings(KafkaSection.model_validate(secure), 1 << 20)
+    assert (settings["security.protocol"], settings["ssl.ca.location"]) == ("sasl_ssl", "ca.pem")
+    assert (settings["sasl.username"], settings["sasl.password"]) == ("u", "secret")
+    with pytest.raises(ConfigError, match="producer of Kafka topic 'telemetry' cannot be created"):
+        KafkaTarget(KafkaSection.model_validate(KAFKA | {"tls": {"ca": "missing.pem"}}), max_bytes=1 << 20)
+
+
+def test_a_record_becomes_a_message() -> None:
+    target = KafkaTarget(KafkaSection.model_validate(KAFKA), max_bytes=1 << 20)
+    record = Record(b"v", b"k", [("unit", "bar"), ("raw", b"\xff")], "a/b", 5, "id-1", content_type="text/plain")
+    message = target.prepare(record)
+    assert (message.key, message.value, message.timestamp) == (b"k", b"v", 5)
+    assert message.headers == [
+        ("unit", b"bar"),
+        ("raw", b"\xff"),
+        ("mqtt.topic", b"a/b"),
+        ("id", b"id-1"),
+        ("content-type", b"text/plain"),
+    ]
+
+
+def test_the_expiry_of_a_token() -> None:
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": 1234.5}).encode()).decode().rstrip("=")
+    assert _expiry(f"e30.{claims}.signature") == 1234.5
+    for token in ("opaque", "a.b.c", "e30.e30."):
+        assert 200 < _expiry(token) - time.time() <= 300
