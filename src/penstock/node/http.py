@@ -33,10 +33,11 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 import penstock
-from penstock.errors import StorageError
+from penstock.errors import StorageError, UnavailableError
 from penstock.mqtt.listener_access import PasswordChecks
 from penstock.mqtt.transport.tls import ServerTls
 from penstock.runtime.io.network import Address, bind_error
@@ -54,6 +55,7 @@ __all__ = [
     "HttpConnection",
     "HttpServer",
     "Identify",
+    "LeaseGate",
     "audited",
     "broker_app",
     "cross_site_reason",
@@ -457,6 +459,27 @@ class _Server(uvicorn.Server):
 
 def _handshake_failed(error: ssl.SSLError) -> None:
     _log.info("HTTP listener: no connection: %s", handshake_failure(error))
+
+
+class LeaseGate:
+    """ASGI middleware of a node in a cluster: sends nothing unless ``may_send`` returns True.
+
+    What a response contains was read before that check, while no other node could be active.
+    """
+
+    def __init__(self, app: ASGIApp, may_send: Callable[[], bool]) -> None:
+        self._app = app
+        self._may_send = may_send
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+
+        async def send_if_active(message: Message) -> None:
+            if not self._may_send():
+                raise UnavailableError("http: this node is not active any more", do="ask the active node")
+            await send(message)
+
+        await self._app(scope, receive, send_if_active)
 
 
 class HttpServer:

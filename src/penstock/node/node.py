@@ -37,7 +37,7 @@ from penstock.node.config.tube import tube_limits
 from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
 from penstock.node.dead_letters import DeadLetterService
-from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
+from penstock.node.http import HttpServer, LeaseGate, audited, broker_app, master_app, names_of
 from penstock.node.kafka import KafkaTarget
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import advertised_address, node_broker, reachable
@@ -284,6 +284,8 @@ class Node:
             ],
             front=web.page if web.available else None,
         )  # fmt: skip
+        if membership is not None:
+            pages.add_middleware(LeaseGate, may_send=membership.may_send)
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
         self._parts.push_async_callback(dead_letters.close)
         if master is not None:

@@ -14,7 +14,7 @@ import pytest
 
 import penstock.node.http
 from penstock.errors import UnavailableError
-from penstock.node.http import HttpServer, broker_app, master_app, names_of
+from penstock.node.http import HttpServer, LeaseGate, broker_app, master_app, names_of
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.metrics import MetricHelp, Metrics
 from penstock.tube.admin.request import Caller
@@ -272,3 +272,18 @@ async def test_a_compressed_form_is_not_unpacked(node: Node) -> None:
     writer.close()
     await writer.wait_closed()
     assert "the form cannot be read" in json.loads(answer.partition(b"\r\n\r\n")[2])["errMsg"]
+
+
+async def test_a_node_without_its_lease_answers_nothing() -> None:
+    active = True
+    pages = broker_app(echo)
+    pages.add_middleware(LeaseGate, may_send=lambda: active)
+    server = HttpServer(pages)
+    address = await server.start("http", LOOPBACK)
+    try:
+        assert (await ask(address, "/broker.htm?method=a"))[0] == 200
+        active = False
+        status, _, text = await ask(address, "/broker.htm?method=a")
+        assert (status, text) == (500, "Internal Server Error")
+    finally:
+        await server.close()
