@@ -57,6 +57,13 @@ def maintain(
     retention: Annotated[
         float, duration_option(text="Keep files that versions of this time name, for readers.", default="7d")
     ] = 7 * 86_400.0,
+    log_retention: Annotated[
+        float | None,
+        duration_option(
+            text="Set the table's delta.logRetentionDuration: remove versions of the log that are older.",
+            default="that of the table, or 30d",
+        ),
+    ] = None,
     target: Annotated[int, size_option(text="Combine files that are smaller.", default="128MiB")] = 128 << 20,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +78,10 @@ def maintain(
 
         for sink, table in tables.items():
             found = maintain_table(
-                Path(table.path), retention_h=int(min(retention, _LONGEST_S) // 3600), target_bytes=target
+                Path(table.path),
+                retention_h=_hours(retention),
+                target_bytes=target,
+                log_retention_h=None if log_retention is None else _hours(log_retention),
             )
             if as_json:
                 print_json({"sink": sink, "table": table.path, **found._asdict()})
@@ -84,6 +94,10 @@ def maintain(
 
 _LONGEST_S = 1e10
 """300 years: no file is older."""
+
+
+def _hours(seconds: float) -> int:
+    return int(min(seconds, _LONGEST_S) // 3600)
 
 
 def _tables(file: Path, only: list[str] | None, stored: str) -> tuple[Pipeline, str, dict[str, TableSink]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.sinks.delta import (
@@ -18,6 +18,9 @@ from penstock.pipelines.sinks.delta import (
     sync_versions,
     without_bounds_of_floats,
 )
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 __all__ = ["TableMaintenance", "maintain"]
 
@@ -33,11 +36,14 @@ class TableMaintenance(NamedTuple):
     removed: int
 
 
-def maintain(path: Path, *, retention_h: int, target_bytes: int) -> TableMaintenance:
+def maintain(
+    path: Path, *, retention_h: int, target_bytes: int, log_retention_h: int | None = None
+) -> TableMaintenance:
     """Combine files smaller than ``target_bytes``, and remove files that no version of ``retention_h`` hours names.
 
     Then write a checkpoint of the log, and remove its versions that are older than the table's
-    ``delta.logRetentionDuration`` (30 days by default).
+    ``delta.logRetentionDuration`` (30 days by default). ``log_retention_h`` sets this property, which all programs
+    obey that write the table.
 
     Files of attempts that were not committed are removed at once: no run may write the table meanwhile.
 
@@ -52,6 +58,8 @@ def maintain(path: Path, *, retention_h: int, target_bytes: int) -> TableMainten
     table = load(path)
     before = table.version()
     with storage_errors(path):
+        if log_retention_h is not None:
+            _set_log_retention(table, log_retention_h)
         metrics = table.optimize.compact(target_size=target_bytes, writer_properties=without_bounds_of_floats(table))
         sync_versions(path, before, files=True)
         removed = table.vacuum(
@@ -61,3 +69,11 @@ def maintain(path: Path, *, retention_h: int, target_bytes: int) -> TableMainten
         sync_versions(path, before)
         table.cleanup_metadata()
     return TableMaintenance(metrics["numFilesRemoved"], metrics["numFilesAdded"], len(removed))
+
+
+def _set_log_retention(table: DeltaTable, hours: int) -> None:
+    wanted = {"delta.logRetentionDuration": f"interval {hours} hours"}
+    if wanted.items() <= table.metadata().configuration.items():
+        return
+    table.alter.set_table_properties(wanted)
+    table.update_incremental()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import polars as pl
@@ -61,6 +62,29 @@ def test_small_files_are_combined_and_batches_continue(tmp_path: Path) -> None:
         for batch in (9, 10):
             commit(used, batch)
     assert numbers(tmp_path) == list(range(11))
+
+
+def test_regular_maintenance_bounds_files_and_log(tmp_path: Path) -> None:
+    """Eight hours of ten commits each, with maintenance every hour that keeps the log of two hours."""
+    log = tmp_path / "_delta_log"
+    files, entries = [], []
+    writer = DeltaWriter(tmp_path, "rows", "q")
+    for hour in range(8):
+        for batch in range(hour * 10, hour * 10 + 10):
+            commit(writer, batch)
+        maintain(tmp_path, retention_h=0, target_bytes=1 << 20, log_retention_h=2)
+        files.append(parquet_files(tmp_path))
+        entries.append(len(list(log.glob("*.json"))))
+        for entry in log.iterdir():
+            at = entry.stat().st_mtime - 3600
+            os.utime(entry, (at, at))
+    assert files == [1] * 8
+    # Ten batches and the versions of maintenance in each hour, since the last checkpoint before the retention.
+    assert max(entries[4:]) == entries[4] <= 3 * 15
+    assert DeltaTable(tmp_path).metadata().configuration == {"delta.logRetentionDuration": "interval 2 hours"}
+    assert numbers(tmp_path) == list(range(80))
+    commit(DeltaWriter(tmp_path, "rows", "q"), 79)
+    assert numbers(tmp_path) == list(range(80))
 
 
 def test_only_delta_tables_are_maintained(tmp_path: Path) -> None:
