@@ -20,6 +20,7 @@ app.add("penstock pipeline test pipeline.yaml", "penstock pipeline test pipeline
 app.add(
     "penstock pipeline run pipeline.yaml",
     "penstock pipeline run pipeline.yaml --once",
+    "penstock pipeline run pipelines/ --metrics 127.0.0.1:9108",
     "penstock pipeline run pipeline.yaml --from 2024-05-01 --to 2024-05-02 --into replay",
 )(run.run)
 app.add("penstock pipeline stop pipeline.yaml", "penstock pipeline stop line3 --broker mqtts://node.example")(run.stop)

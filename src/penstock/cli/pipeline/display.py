@@ -48,10 +48,13 @@ class LineRunDisplay:
 
     progress_s = LINES_S
 
-    def __init__(self) -> None:
+    def __init__(self, *, several: bool = False) -> None:
+        self._several = several
         self._shown: dict[str, Any] = {}
 
     def show_event(self, event: dict[str, Any]) -> None:
+        if self._several:
+            event = _with_pipeline(event)
         match event["event"]:
             case "batch":
                 self._write(_batch(event))
@@ -85,8 +88,9 @@ class LiveRunDisplay(LineRunDisplay):
 
     progress_s = LIVE_S
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, several: bool = False) -> None:
+        super().__init__(several=several)
+        self._sinks: dict[str, Mapping[str, Any]] = {}
         self.live = LiveTable(redraws_per_s=4)
 
     def show_event(self, event: dict[str, Any]) -> None:
@@ -105,7 +109,9 @@ class LiveRunDisplay(LineRunDisplay):
         shown = [head for head in HEADS if self.live.width >= WIDE or head not in FOR_WIDE]
         for index, head in enumerate(shown):
             table.add_column(head, justify="right" if index else "left", no_wrap=True)
-        for name, sink in sinks.items():
+        # An event has the sinks of one pipeline.
+        self._sinks |= sinks
+        for name, sink in self._sinks.items():
             cells = dict(zip(HEADS, [name, *_cells(sink)], strict=True))
             table.add_row(*(cells[head] for head in shown))
         self.live.update(table)
@@ -138,16 +144,26 @@ WIDE = 110
 
 
 @contextmanager
-def display(*, as_json: bool) -> Iterator[RunDisplay]:
-    """Select the display by the type of output."""
+def display(*, as_json: bool, several: bool = False) -> Iterator[RunDisplay]:
+    """Select the display by the type of output; of ``several`` pipelines, sinks are shown as ``<pipeline>/<sink>``."""
     if as_json:
         yield JsonRunDisplay()
     elif sys.stdout.isatty() and use_colour(sys.stderr):
-        live = LiveRunDisplay()
+        live = LiveRunDisplay(several=several)
         with live.live:
             yield live
     else:
-        yield LineRunDisplay()
+        yield LineRunDisplay(several=several)
+
+
+def _with_pipeline(event: dict[str, Any]) -> dict[str, Any]:
+    """Return ``event`` with the names of sinks after that of their pipeline."""
+    pipeline = event["pipeline"]
+    if "sink" in event:
+        return {**event, "sink": f"{pipeline}/{event['sink']}"}
+    if event["event"] == "progress":
+        return {**event, "sinks": {f"{pipeline}/{name}": sink for name, sink in event["sinks"].items()}}
+    return event
 
 
 def _cells(sink: Mapping[str, Any]) -> list[str]:
@@ -248,5 +264,9 @@ def _words(event: Event) -> Iterator[str]:
             yield from event["text"].splitlines()
         case "stopping":
             yield f"pipeline {event['pipeline']}: stopping after the active batches"
+        case "failed":
+            what, *more = event["error"].splitlines()
+            yield f"pipeline {event['pipeline']}: failed: {what}"
+            yield from more
         case "stopped":
             yield f"pipeline {event['pipeline']}: stopped"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Conf",
     "File",
+    "Files",
     "Into",
     "Metrics",
     "Once",
@@ -28,6 +29,14 @@ __all__ = [
 ]
 
 File = Annotated[Path, typer.Argument(help="Pipeline file (YAML).", metavar="FILE", show_default=False)]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Pipeline files (YAML), or directories with them; test files are skipped.",
+        metavar="FILE|DIR...",
+        show_default=False,
+    ),
+]
 StateDir = Annotated[
     Path | None,
     typer.Option(

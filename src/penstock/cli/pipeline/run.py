@@ -6,6 +6,8 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from penstock.cli.output import note, print_json
 from penstock.cli.pipeline.display import display
 from penstock.cli.pipeline.options import (
     Conf,
-    File,
+    Files,
     Into,
     Metrics,
     Once,
@@ -26,9 +28,10 @@ from penstock.cli.pipeline.options import (
     run_of,
     state_of,
 )
-from penstock.errors import ConfigError, RefusedError
+from penstock.errors import ConfigError, PenstockError, RefusedError
 
 if TYPE_CHECKING:
+    from penstock.pipelines.run.run import RunOptions
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.pipelines.state_dir.replay import Coordinates, Replay
 
@@ -64,7 +67,7 @@ ProgressEvery = Annotated[
 
 
 def run(
-    file: File,
+    files: Files,
     spark_master: SparkMaster = "local[2]",
     conf: Conf = None,
     state_dir: StateDir = None,
@@ -89,17 +92,32 @@ def run(
     A pipeline has one run at a time: the run holds a lease in the state store, which fences all its writes to the state
     store. A second run waits for the lease.
 
+    Several files or a directory run in one process with one Spark driver. A pipeline that is refused or fails does not
+    affect the others; the exit status is then 1. --state-dir is the directory that contains their state directories.
+
     With --from, --to and --into it replays a part of the log into new tables, and exits. OFFSET is a time at which
     TubeMQ stored records (2024-05-01, 2024-05-01T06:00Z, ms since 1970), offsets as JSON, earliest or latest.
     """
     from penstock.pipelines.spec.loader import load
 
-    pipeline = load(file)
     spark_conf, address = options_of_spark(conf or []), _address(metrics)
     with needs_spark():
         from penstock.pipelines.run.run import RunOptions
         from penstock.pipelines.run.run import run as run_pipeline
 
+    if len(files) > 1 or files[0].is_dir():
+        _refuse_for_several({"--into": into, "--from": begin, "--to": end, "--live": live}, spark_master)
+        options = RunOptions(
+            spark_master=spark_master,
+            spark_conf=spark_conf,
+            available_now=once,
+            wait_s=0.0 if no_wait else wait,
+            metrics=address,
+            debug=debug,
+        )
+        _run_several(pipeline_files(files), state_dir, options, progress, yes=yes, as_json=as_json)
+        return
+    pipeline = load(files[0])
     replay = _replay(pipeline, state_dir, into, begin, end, live=live)
     if replay is None:
         _ask_about_changes(pipeline, state_of(pipeline.name, state_dir), yes=yes)
@@ -129,6 +147,92 @@ def run(
             emit=screen.show_event,
             stop=stop,
         )
+
+
+def _refuse_for_several(given: Mapping[str, object], spark_master: str) -> None:
+    """Refuse options that have no meaning for several pipelines.
+
+    Raises:
+        ConfigError: an option is set, or the process was started by ``spark-submit``.
+    """
+    for option, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{option} needs a single pipeline", option=option, do="name one file: a replay has one pipeline"
+            )
+    if spark_master == "submitted":
+        raise ConfigError(
+            "several pipelines cannot be submitted together", option="--spark-master", do="submit each file"
+        )
+
+
+def pipeline_files(given: Sequence[Path]) -> list[Path]:
+    """Return the files ``given``, with directories replaced by their pipeline files, sorted by name.
+
+    Raises:
+        ConfigError: a directory has no pipeline files.
+    """
+    found: list[Path] = []
+    for path in given:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(each for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
+        inside = [each for each in inside if not each.stem.endswith(".test")]
+        if not inside:
+            raise ConfigError(
+                f"{str(path)!r} has no pipeline files", do="name a directory with files that end with .yaml or .yml"
+            )
+        found += inside
+    return found
+
+
+def _run_several(
+    files: Sequence[Path],
+    state_dir: Path | None,
+    options: RunOptions,
+    progress: float | None,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Run the pipelines in ``files`` that are valid; exit status 1 if one of them is not, or fails."""
+    from penstock.pipelines.run.application import Member, run_all
+    from penstock.pipelines.spec.loader import load
+
+    members: dict[str, Member] = {}
+    refused: dict[str, PenstockError] = {}
+    for file in files:
+        try:
+            pipeline = load(file)
+            if pipeline.name in members:
+                raise ConfigError(
+                    f"{file}: another file has the name {pipeline.name!r}", option="name", do="give it another name"
+                )
+            state = state_of(pipeline.name, None if state_dir is None else state_dir / pipeline.name)
+            _ask_about_changes(pipeline, state, yes=yes)
+            members[pipeline.name] = Member(pipeline, state)
+        except PenstockError as error:
+            refused[str(file)] = error
+    stop = _stop_on_signals()
+    errors: Mapping[str, Exception] = {}
+    with display(as_json=as_json, several=True) as screen:
+        for name, refusal in refused.items():
+            screen.show_event({"event": "failed", "pipeline": name, "error": str(refusal)})
+        if members:
+            options = replace(options, progress_s=screen.progress_s if progress is None else progress)
+            errors = run_all(list(members.values()), options=options, emit=screen.show_event, stop=stop)
+    stopped = [name for name in members if name not in errors]
+    if as_json:
+        print_json({"event": "ended", "stopped": stopped, "failed": list(errors), "refused": list(refused)})
+    else:
+        ends = {"stopped": stopped, "failed": list(errors), "refused": list(refused)}
+        note("; ".join(f"{len(names)} {word}: {', '.join(names)}" for word, names in ends.items() if names))
+    for failure in errors.values():
+        if not isinstance(failure, PenstockError):
+            raise failure
+    if errors or refused:
+        raise typer.Exit(1)
 
 
 def _ask_about_changes(pipeline: Pipeline, state: Path, *, yes: bool) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "MEANINGS",
     "Progress",
     "ProgressMonitor",
+    "Read",
     "RunningBatch",
     "SinkProgress",
     "metric_values",
@@ -238,39 +239,41 @@ Read = Callable[[], Mapping[str, SinkProgress]]
 
 
 class _Collector:
-    def __init__(self, pipeline: str, read: Read) -> None:
-        self._pipeline = pipeline
-        self._read = read
+    def __init__(self, pipelines: Mapping[str, Read]) -> None:
+        self._pipelines = pipelines
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for sink, progress in self._read().items():
+        found = [(name, sink, each) for name, read in dict(self._pipelines).items() for sink, each in read().items()]
+        for pipeline, sink, progress in found:
             for name, value in metric_values(progress).items():
                 full = f"penstock_pipeline_{name}"
                 if full not in families:
                     kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
                     families[full] = kind(full, MEANINGS[name], labels=["pipeline", "sink"])
-                families[full].add_metric([self._pipeline, sink], value)
+                families[full].add_metric([pipeline, sink], value)
             for expectation, counts in progress.expectations.items():
                 for name, value in asdict(counts).items():
                     full = f"penstock_pipeline_expectation_{name}"
                     if full not in families:
                         labels = ["pipeline", "sink", "expectation"]
                         families[full] = CounterMetricFamily(full, EXPECTATION_MEANINGS[name], labels=labels)
-                    families[full].add_metric([self._pipeline, sink, expectation], value)
+                    families[full].add_metric([pipeline, sink, expectation], value)
         yield from families.values()
 
 
-def render(pipeline: str, read: Read) -> bytes:
-    """Render the metrics in the Prometheus text format."""
+def render(pipelines: Mapping[str, Read]) -> bytes:
+    """Render the metrics of ``pipelines`` in the Prometheus text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(pipeline, read))
+    registry.register(_Collector(pipelines))
     return generate_latest(registry)
 
 
 @contextmanager
-def serve(address: tuple[str, int] | None, pipeline: str, read: Read) -> Iterator[str | None]:
+def serve(address: tuple[str, int] | None, pipelines: Mapping[str, Read]) -> Iterator[str | None]:
     """Serve ``/metrics`` at ``address`` inside the block; yields the bound ``HOST:PORT``, or None without an address.
+
+    ``pipelines``: functions that return the progress of each pipeline, by its name; more may be added later.
 
     Raises:
         ConfigError: the server cannot listen on the address.
@@ -278,7 +281,7 @@ def serve(address: tuple[str, int] | None, pipeline: str, read: Read) -> Iterato
     if address is None:
         yield None
         return
-    with serve_page(address, lambda: render(pipeline, read), CONTENT_TYPE) as bound:
+    with serve_page(address, lambda: render(pipelines), CONTENT_TYPE) as bound:
         yield bound
 
 

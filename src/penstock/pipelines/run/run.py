@@ -38,7 +38,7 @@ from penstock.pipelines.run.errors import (
     suppress_client_logs,
 )
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
-from penstock.pipelines.run.progress import ProgressMonitor, now_text, serve
+from penstock.pipelines.run.progress import ProgressMonitor, Read, now_text, serve
 from penstock.pipelines.run.queries import (
     BatchBarrier,
     FinishedBatch,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["LEASE_WAIT_S", "Event", "RunOptions", "run"]
+__all__ = ["LEASE_WAIT_S", "POLL_S", "Event", "RunOptions", "execute", "run"]
 
 Event = dict[str, Any]
 
@@ -110,6 +110,10 @@ class RunOptions:
     """In a replay: coordinates of redriven dead letters, and of their copies, which replace them."""
     debug: bool = False
     """Report the Java stack of each failure of a query as an event ``stack``."""
+    session: Callable[[], SparkSession] | None = None
+    """Returns a session that the run uses and does not stop; by default the run starts Spark."""
+    on_start: Callable[[Read], None] | None = None
+    """Called with a function that returns the newest progress by sink, from any thread."""
 
 
 class _PipelineRun:
@@ -155,7 +159,9 @@ class _PipelineRun:
                 self._source.check()
             for text in [*self._options.warnings, *check_sinks(self._pipeline)]:
                 self._emit_event("warning", text=text)
-            with serve(self._options.metrics, pipeline.name, lambda: self._watch.latest) as address:
+            if self._options.on_start is not None:
+                self._options.on_start(lambda: self._watch.latest)
+            with serve(self._options.metrics, {pipeline.name: lambda: self._watch.latest}) as address:
                 if address is not None:
                     self._emit_event("metrics", address=address)
                 self._run_with_lease()
@@ -167,22 +173,29 @@ class _PipelineRun:
         options = self._options
         try:
             # Both may take seconds: the start of Spark, and the expiry of the lease of a crashed run.
-            spark = pipeline_session(
-                self._pipeline.name,
-                options.spark_master,
-                options.spark_conf,
-                delta=any(sink.table is not None and sink.table.is_remote for sink in self._pipeline.sinks),
-            )
+            spark = self._session()
             try:
                 token = token or self._acquired(waiting)
                 if token is not None:
                     self._work(spark, token)
             finally:
-                with suppress(*BROKEN):
-                    spark.stop()
+                if options.session is None:
+                    with suppress(*BROKEN):
+                        spark.stop()
         finally:
             if waiting is not None:
                 waiting.cancel()
+
+    def _session(self) -> SparkSession:
+        options = self._options
+        if options.session is not None:
+            return options.session()
+        return pipeline_session(
+            self._pipeline.name,
+            options.spark_master,
+            options.spark_conf,
+            delta=any(sink.table is not None and sink.table.is_remote for sink in self._pipeline.sinks),
+        )
 
     def _start_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
         """Try to acquire the lease: return the token, or report its holder and return a future for the token."""
@@ -555,10 +568,16 @@ def run(
         DataLossError: a dedupe by arrival dropped records, see its message.
         PenstockError: the lease was lost, or a query failed permanently.
     """
-    options = options or RunOptions()
+    with suppress_client_logs():
+        execute(pipeline, state=state, options=options or RunOptions(), emit=emit, stop=stop)
+
+
+def execute(
+    pipeline: Pipeline, *, state: Path, options: RunOptions, emit: Callable[[Event], None], stop: threading.Event
+) -> None:
+    """Like :func:`run`, without suppressing log lines of clients; may be called in any thread."""
     refuse_connect(options.spark_conf or {})
     ready_directory(state)
     claim(state, pipeline.name)
-    with suppress_client_logs():
-        _PipelineRun(pipeline, emit, stop, options, state).execute()
+    _PipelineRun(pipeline, emit, stop, options, state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

@@ -22,7 +22,7 @@ SINKS = {
 
 
 def test_a_scrape_has_every_sink() -> None:
-    with serve(("127.0.0.1", 0), "water", lambda: SINKS) as address:
+    with serve(("127.0.0.1", 0), {"water": lambda: SINKS}) as address:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             lines = answer.read().decode().splitlines()
@@ -48,13 +48,13 @@ def test_each_metric_has_a_help_text() -> None:
 
 
 def test_no_address_and_one_that_is_taken() -> None:
-    with serve(None, "water", dict) as address:
+    with serve(None, {}) as address:
         assert address is None
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with (
             pytest.raises(ConfigError, match="metrics cannot be served"),
-            serve(("127.0.0.1", taken.getsockname()[1]), "water", dict),
+            serve(("127.0.0.1", taken.getsockname()[1]), {}),
         ):
             raise AssertionError
