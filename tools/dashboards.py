@@ -107,6 +107,8 @@ DASHBOARDS: Final[dict[str, list[Panel]]] = {
                 waiting_fetches="tube_waiting_fetch_requests"),
         _rates("reqps", "Requests", requests="tube_requests", refused="tube_refused_requests",
                expired="tube_expired_requests"),
+        Panel("Consumer groups: lag", "s", {"{{group}}": _gauge("group_lag_seconds")}),
+        Panel("Consumer groups: records behind", "none", {"{{group}}": _gauge("group_lag_records")}),
         _rates("cps", "Commits", groups="tube_commits", batches="tube_committed_batches"),
         Panel("Rules: messages", "cps", {
             "{{filter}} received": _rate("rule_received"),

@@ -405,6 +405,7 @@ SOURCES = {
     "access": "Users, policies and certificates",
     "statestore": "State store",
     "tube": "TubeMQ broker",
+    "group": "Consumer groups, with the label `group`: the 200 with the largest lag",
     "cluster": "Cluster",
     "rule": "Rules, with the labels `filter` and `topic`",
     "capture": "Change capture, with the label `topic`",

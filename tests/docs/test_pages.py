@@ -45,10 +45,13 @@ def reader_environment() -> dict[str, str]:
 
 
 @contextmanager
-def background(command: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+def background(command: str, folder: Path, environment: dict[str, str], *, killed: bool = False) -> Iterator[None]:
+    """Run a server during the rest of the page. ``killed``: a command of the page kills it."""
     etcd = command.startswith("etcd ")
     if etcd:
         require_tool("etcd")
+    if "faketime" in command:
+        require_tool("faketime")
     with tempfile.NamedTemporaryFile("wb", prefix=".background-", suffix=".log", dir=folder, delete=False) as out:
         log = Path(out.name)
         process = subprocess.Popen(
@@ -66,7 +69,8 @@ def background(command: str, folder: Path, environment: dict[str, str]) -> Itera
         status = process.wait(30)
         # etcd ends by the signal, and so does a node that has just handed over and starts its process again.
         by_signal = etcd or "restarts as a standby" in log.read_text()
-        assert status == 0 or (by_signal and status == -signal.SIGTERM), log.read_text()
+        ended = status == -signal.SIGKILL if killed else status == 0
+        assert ended or (by_signal and status == -signal.SIGTERM), log.read_text()
 
 
 def moved(block: Block, ports: dict[str, str]) -> Block:
@@ -151,7 +155,8 @@ def test_page(page: Path, tmp_path: Path) -> None:
                 target.write_text(block.text, encoding="utf-8")
             elif block.directive.startswith("covered by "):
                 check_covered(block, where)
-            elif block.directive == "background":
-                servers.enter_context(background(commands(block)[0].text, tmp_path, environment))
+            elif block.directive in {"background", "background killed"}:
+                killed = block.directive.endswith("killed")
+                servers.enter_context(background(commands(block)[0].text, tmp_path, environment, killed=killed))
             elif block.language in {"console", "python"}:
                 run_block(block, where, tmp_path, environment)

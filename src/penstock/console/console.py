@@ -10,7 +10,7 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.console.events import EventRing
@@ -146,6 +146,15 @@ class Console:
         self._broker = broker
         self._commits["tube"] = lambda: broker.commits.queue.expected_s
         self.tube = TubeViews(master, broker, self.pages, rate=self._topics.rate)
+
+    async def refresh_metrics(self) -> None:
+        """Compute the metrics that are not counted all the time: the lags of groups."""
+        if self.tube is not None:
+            await self.tube.refresh_lags()
+
+    def group_metrics(self) -> Iterable[tuple[Sequence[str], Mapping[str, int | float]]]:
+        """Return the lags of the consumer groups by name."""
+        return () if self.tube is None else self.tube.lag_metrics()
 
     async def overview(self) -> Overview:
         """Return the data of the first page."""

@@ -7,8 +7,9 @@ take at most a twentieth of the time regardless of the number of groups and requ
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,6 +43,8 @@ LAG_S: Final = 2.0
 """Minimum seconds for which computed lags are cached."""
 LAG_SHARE: Final = 20
 """Computed lags are cached for at least this multiple of the time that computing them took."""
+MAX_GROUPS: Final = 200
+"""Maximum number of groups with metrics: each is a time series in Prometheus."""
 SHARE_S: Final = 0.001
 """Time in seconds after which the computation pauses, so that other clients are served."""
 
@@ -112,6 +115,18 @@ class TubeViews:
             max((lag.age_s for lag in groups), default=0.0),
             all(lag.exact for lag in groups),
         )
+
+    async def refresh_lags(self) -> None:
+        """Compute the lags of :meth:`lag_metrics` if they are older than some seconds."""
+        await self._computed()
+
+    def lag_metrics(self) -> Iterator[tuple[tuple[str], dict[str, int | float]]]:
+        """Return the name of each group, and its last computed lag; of the :data:`MAX_GROUPS` with the largest lag."""
+        groups = self._lags.groups
+        for name in heapq.nlargest(MAX_GROUPS, groups, key=lambda name: (groups[name].records, name)):
+            lag = groups[name]
+            values = {"lag_records": lag.records, "lag_seconds": lag.age_s, "members": self._count(name)}
+            yield (name,), values
 
     async def topics(self, query: PageQuery) -> Page[TopicSnapshot]:
         """Return a page of the topics of this broker, without the system topic."""

@@ -122,12 +122,14 @@ def health_routes(
     identify: Identify = _anybody,
     open_metrics: bool = True,
     opened_by: str = "http.anonymous_metrics: true",
+    prepare: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Route]:
     """The paths ``/livez``, ``/readyz`` and ``/metrics``.
 
     ``problems`` returns the reasons why the process is not ready, ``warnings`` the parts that do not work as
     configured. ``identify`` finds the caller of ``/metrics`` unless ``open_metrics``; health needs no credentials,
     because probes have none. ``opened_by``: the setting that opens ``/metrics``, for the refusal.
+    ``prepare``: awaited before the metrics are read.
     """
 
     async def livez(_: Request) -> Response:
@@ -145,6 +147,8 @@ def health_routes(
                 return caller
             if not caller.reads:
                 return _unauthorized(f"metrics need credentials: send a user (curl -u NAME), or start with {opened_by}")
+        if prepare is not None:
+            await prepare()
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     return [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", show_metrics)]
@@ -161,12 +165,13 @@ def master_app(
     open_metrics: bool = True,
     more: Sequence[BaseRoute] = (),
     front: Callable[[], Response] | None = None,
+    prepare: Callable[[], Awaitable[None]] | None = None,
 ) -> Starlette:
     """The application of the node's HTTP listener: :func:`health_routes`, and the administration of the master.
 
     ``identify`` finds the caller of administration requests as well; ``names`` are further host names for these
     requests over loopback (an advertised name). ``more``: routes of the console; ``front``: its page for
-    browsers, None for a list of links.
+    browsers, None for a list of links. ``prepare``: see :func:`health_routes`.
     """
 
     async def index(request: Request) -> Response:
@@ -178,7 +183,9 @@ def master_app(
     return Starlette(
         routes=[
             Route("/", index),
-            *health_routes(problems, metrics, warnings=warnings, identify=identify, open_metrics=open_metrics),
+            *health_routes(
+                problems, metrics, warnings=warnings, identify=identify, open_metrics=open_metrics, prepare=prepare
+            ),
             Route("/webapi.htm", _administration(administer, names, identify), methods=["GET", "POST"]),
             *more,
         ],

@@ -229,6 +229,11 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "commits": _counter("Group commits of the log."),
         "failed": _gauge("1 after a failed write or fsync: sends are refused until a restart."),
     },
+    "group": {
+        "lag_records": _gauge("Records behind the committed offsets of a group; old segments count as a whole."),
+        "lag_seconds": _gauge("Age of the oldest record that a group has not consumed; 0 without lag."),
+        "members": _gauge("Members of a group of consumers."),
+    },
     "cluster": {
         "active": _gauge("1 if this node of a cluster is active, 0 if it is a standby."),
         "blocked": _gauge("1 if this standby cannot become active; /readyz shows the reason."),

@@ -39,7 +39,7 @@ from penstock.node.data_dir import DataDirectory
 from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpServer, LeaseGate, audited, broker_app, master_app, names_of
 from penstock.node.kafka import KafkaTarget
-from penstock.node.metric_help import add_metrics
+from penstock.node.metric_help import METRICS, add_metrics
 from penstock.node.node_broker import advertised_address, node_broker, reachable
 from penstock.node.rules import Identities, RuleService, RuleTarget, TubeTarget
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, reload_failed
@@ -258,6 +258,7 @@ class Node:
         await disk.start()
         add_metrics(self.metrics, "disk", disk.metric_values)
         self._warnings.append(("disk", disk.warning))
+        self.metrics.add_rows("group", self.console.group_metrics, METRICS["group"], ("group",))
         self.console.start()
         self._parts.callback(self.console.close)
         self._token = token = config.tube.admin_token or load_or_create_token(directory.admin_token)
@@ -282,7 +283,7 @@ class Node:
                 ),
                 *web.routes(),
             ],
-            front=web.page if web.available else None,
+            front=web.page if web.available else None, prepare=self.console.refresh_metrics,
         )  # fmt: skip
         if membership is not None:
             pages.add_middleware(LeaseGate, may_send=membership.may_send)

@@ -57,7 +57,7 @@ def test_a_wrong_expression_or_name_is_found() -> None:
 def test_an_alert_has_an_expression_over_existing_metrics(rule: dict[str, Any]) -> None:
     check(rule["expr"])
     assert rule["labels"]["severity"] in {"critical", "warning"}
-    assert set(rule["annotations"]) == {"summary"}
+    assert set(rule["annotations"]) == {"summary", "runbook"}
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from tests.unit.node.test_http_access import basic, running, users
+from tests.unit.node.test_http_access import ask, basic, running, users
 from tests.unit.node.test_node import config, token_of
 
 
@@ -233,6 +234,12 @@ async def test_topics_and_groups_have_a_lag_in_records_and_seconds(tmp_path: Pat
         assert sum(row["lag_records"] for row in parts) == 12  # of the store, which the partitions share, 12 as well
         topics = {row["topic"]: row for row in (await api.get("/topics"))["rows"]}
         assert (topics["water"]["groups"], topics["water"]["lag_records"], topics["idle"]["groups"]) == (1, 12, 0)
+        metrics = (await ask(ready.http, "/metrics"))[2]
+        assert 'penstock_group_lag_records{group="lake"} 12.0' in metrics
+        assert 'penstock_group_members{group="lake"} 0.0' in metrics
+        seconds = re.search(r'penstock_group_lag_seconds\{group="lake"\} (\S+)', metrics)
+        assert seconds is not None
+        assert float(seconds[1]) > 0
         await reset_offsets(api)
         water = await api.get("/topics/water")
         assert sum(part["records"] for part in water["partitions"]) == 42

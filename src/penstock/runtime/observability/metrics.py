@@ -9,7 +9,7 @@ import http.server
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -36,6 +36,8 @@ class MetricHelp:
 
 MetricValues = Mapping[str, int | float]
 Read = Callable[[], MetricValues]
+ReadRows = Callable[[], Iterable[tuple[Sequence[str], MetricValues]]]
+"""Values of the labels of each object, and its metrics."""
 
 
 def counters_of(stats: object) -> dict[str, int | float]:
@@ -62,6 +64,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._sources: list[tuple[str, Read, Mapping[str, MetricHelp], Mapping[str, str]]] = []
+        self._tables: list[tuple[str, ReadRows, Mapping[str, MetricHelp], Sequence[str]]] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -73,6 +76,11 @@ class Metrics:
         ``meanings`` has an entry for each value. Sources with the same prefix and different ``labels`` share metrics.
         """
         self._sources.append((prefix, read, meanings, dict(labels or {})))
+
+    def add_rows(self, prefix: str, read: ReadRows, meanings: Mapping[str, MetricHelp], labels: Sequence[str]) -> None:
+        """Export the values of objects that come and go. ``read`` returns for each object the values of ``labels``, and
+        a value for each entry of ``meanings``; it limits the number of objects."""
+        self._tables.append((prefix, read, meanings, labels))
 
     def collect(self) -> Iterator[Metric]:
         """The current metrics, one family per name [prometheus_client Collector]."""
@@ -88,6 +96,14 @@ class Metrics:
                 assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
                 family.add_metric(list(labels.values()), value)
         yield from families.values()
+        for prefix, read_rows, meanings, names in self._tables:
+            rows = list(read_rows())
+            for name, meaning in meanings.items():
+                kind = GaugeMetricFamily if meaning.gauge else CounterMetricFamily
+                table = kind(f"penstock_{prefix}_{meaning.name or name}", meaning.text, labels=list(names))
+                for label_values, values in rows:
+                    table.add_metric(list(label_values), values[name])
+                yield table
 
     def render(self) -> bytes:
         """The response to a scrape, of the type ``CONTENT_TYPE``."""
