@@ -19,7 +19,7 @@ from tests.ports import free_ports
 
 __all__ = ["RunningNode", "environment", "wait_until"]
 
-PENSTOCK = [sys.executable, "-c", "import sys; from penstock.cli.main import main; sys.exit(main())"]
+PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 DEADLINE_S = 60.0
 LISTENERS = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
 

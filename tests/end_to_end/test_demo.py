@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.nodes import wait_until
 
-COMMAND = [sys.executable, "-c", "import sys; from penstock.cli.main import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "penstock.cli"]
 
 
 def run(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 import penstock
-from penstock.cli.output import exit_status, print_error
+from penstock.cli.output import exit_status, print_error, set_json_errors
 from penstock.errors import PenstockError
 
 __all__ = ["COMMANDS", "OTHER_NAMES", "CommandEntry", "app", "main"]
@@ -172,6 +172,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Wrong usage is 2; an interrupt (130) and a closed pipe (1) print nothing.
     """
     command = typer.main.get_command(app)
+    set_json_errors(enabled=_asks_for_json(sys.argv[1:] if args is None else args))
     try:
         status = command(args=list(args) if args is not None else None, prog_name="penstock", standalone_mode=False)
     except _UsageError as error:
@@ -206,6 +207,12 @@ def main(args: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return status if isinstance(status, int) else 0
+
+
+def _asks_for_json(args: Sequence[str]) -> bool:
+    """Whether a command has the option ``--json``; what follows ``--`` belongs to another program."""
+    end = args.index("--") if "--" in args else len(args)
+    return "--json" in args[:end]
 
 
 def _print_usage_error(error: Any) -> None:

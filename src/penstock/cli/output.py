@@ -32,6 +32,7 @@ __all__ = [
     "print_json",
     "print_raw",
     "print_table",
+    "set_json_errors",
     "shown",
     "shown_bytes",
     "shown_count",
@@ -206,8 +207,22 @@ class LiveTable:
         self._console.print(Text(text, style))
 
 
+_json_errors = False
+
+
+def set_json_errors(*, enabled: bool) -> None:
+    """Choose the form of errors: a JSON object, or text for people."""
+    global _json_errors  # noqa: PLW0603 - of the process, as standard error is
+    _json_errors = enabled
+
+
 def print_error(error: BaseException) -> None:
-    """Print an error to standard error, with cause and action."""
+    """Print an error to standard error, with cause and action: as text, or as a line of JSON with ``--json``."""
+    if _json_errors:
+        known = error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__}: {error}")
+        shown_error = {"what": known.what, "why": known.why, "hint": known.hint}
+        note(json.dumps({"error": shown_error}, ensure_ascii=False))
+        return
     text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     red, plain = ("\x1b[31m", "\x1b[0m") if use_colour(sys.stderr) else ("", "")
     lines = [escape(line) for line in text.split("\n")]

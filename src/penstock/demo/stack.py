@@ -26,7 +26,6 @@ STOP_S = 30.0
 """Time limit of a shutdown in seconds; a pipeline ends within two batches."""
 TAIL_LINES = 15
 _LINE_LIMIT = 1 << 20
-_START = "import sys; from penstock.cli.main import main; sys.exit(main())"
 
 
 class Child:
@@ -57,7 +56,7 @@ class Child:
         with self._log.open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-c", _START, *self._arguments),
+                *("-m", "penstock.cli", *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import sys
 from asyncio import StreamReader
 from asyncio.subprocess import PIPE, Process
@@ -28,7 +27,7 @@ TIMEOUT_S: Final = 120.0
 """Time limit of a command; a redrive waits for the acknowledgements of the source."""
 MAX_OUTPUT: Final = 64 << 20
 """Limit of the output of a command in bytes: the letters of a page with their records."""
-_PROGRAM: Final = (sys.executable, "-c", "import sys; from penstock.cli.main import main; sys.exit(main())")
+_PROGRAM: Final = (sys.executable, "-m", "penstock.cli")
 _NEEDS_STATE_DIR: Final = frozenset({"redrive"})
 
 
@@ -141,9 +140,9 @@ async def _write(process: Process, payload: bytes) -> None:
 
 
 def _failure(text: str) -> RefusedError:
-    """Return the error that a command printed."""
-    parts = {
-        name: found[1] if (found := re.search(rf"^{mark}: +(.+)$", text, re.MULTILINE)) else None
-        for name, mark in (("what", "penstock"), ("why", "  why"), ("do", "  do"))
-    }
-    return RefusedError(parts["what"] or text.strip()[-2000:] or "the command failed", why=parts["why"], do=parts["do"])
+    """Return the error that a command printed last, as JSON; the end of its text if it printed none."""
+    for line in reversed(text.splitlines()):
+        with suppress(ValueError, TypeError, KeyError):
+            error = json.loads(line)["error"]
+            return RefusedError(error["what"], why=error["why"], do=error["hint"])
+    return RefusedError(text.strip()[-2000:] or "the command failed")

@@ -166,11 +166,40 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     assert declared == cli._EXTRAS
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what", "why", "hint"),
+    [
+        (["kv", "get", "a", "--json", "--broker", "mqtt://127.0.0.1:1"], "127.0.0.1:1", "", ""),
+        (["kv", "get", "--json"], "Missing argument", None, "see penstock kv get --help"),
+        (["audit", "list", "--json", "--data-dir", "/nowhere"], "/nowhere is not a directory", None, "--data-dir"),
+    ],
+)
+def test_errors_of_commands_with_json_are_json(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], what: str, why: str | None, hint: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status in {1, 2}, out) == (True, "")
+    (line,) = err.splitlines()
+    error = json.loads(line)["error"]
+    assert set(error) == {"what", "why", "hint"}
+    assert what in error["what"]
+    assert hint in (error["hint"] or "")
+    assert why == "" or error["why"] == why
+
+
+def test_json_of_a_program_that_a_command_starts_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("kv", "lock", "a", "--broker", "mqtt://127.0.0.1:1", "--", "true", "--json")
+    assert run(capsys, *arguments)[2].startswith("penstock: ")
+
+
 def test_a_full_disk_behind_standard_output_is_explained() -> None:
-    script = "import sys; from penstock.cli.main import main; sys.exit(main(['--version']))"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "penstock.cli", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
         )
     assert done.returncode == 1
     assert done.stderr == (
