@@ -101,6 +101,7 @@ _EXTRAS = {
     "matplotlib": "plot",
     "plotext": "plot",
     "grpc": "cluster",
+    "confluent_kafka": "kafka",
 }
 """The extra of the installation that has a module."""
 

@@ -156,7 +156,7 @@ def test_a_missing_extra_is_named_in_an_error(module: str, extra: str) -> None:
 
 def test_the_table_of_extras_is_that_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    modules = {"grpcio": "grpc"}
+    modules = {"grpcio": "grpc", "confluent-kafka": "confluent_kafka"}
     declared = {
         modules.get(name := re.split("[<>=]", requirement)[0], name): extra
         for extra, requirements in project["optional-dependencies"].items()
