@@ -19,7 +19,7 @@ from penstock.spark.environment.java import find_java
 from tests.ports import free_ports
 from tests.tools import skip_or_fail
 
-__all__ = ["PASSWORD", "USER", "KafkaBroker", "token"]
+__all__ = ["PASSWORD", "USER", "KafkaBroker", "find_jars", "token"]
 
 DEADLINE_S = 90
 USER, PASSWORD = "app", "secret-of-app"
@@ -43,7 +43,7 @@ class KafkaBroker:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._peer = _jars()
+        self._peer = find_jars()
         self._folder = folder
         port, secure, controller = free_ports(3)
         self.address, self.secure = f"127.0.0.1:{port}", f"127.0.0.1:{secure}"
@@ -130,7 +130,8 @@ def _accepts(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def _jars() -> KafkaPeer:
+def find_jars() -> KafkaPeer:
+    """The jars, fetched once; skips (or fails) the test if that is not possible."""
     try:
         return prepare()
     except PenstockError as error:

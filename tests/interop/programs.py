@@ -13,6 +13,7 @@ import pytest
 
 from tests.histories import porcupine as histories
 from tests.interop import test_statestore_rust as rust
+from tests.interop.kafka import find_jars
 from tests.interop.tube_java.jars import prepare
 
 __all__ = ["main"]
@@ -26,6 +27,7 @@ def main() -> int:
     for name, make in (
         ("the checker of histories", histories.prepare),
         ("Apache TubeMQ", prepare),
+        ("Kafka", find_jars),
         ("the Rust SDK", _rust),
     ):
         try:
