@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -663,12 +664,21 @@ def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
         _check_directory(f"sink {sink.name!r}", Path(sink.table.path))
 
 
+_CHECKING = threading.Lock()
+"""Held during a check: tables of several pipelines of a process may have a parent that the check removes again."""
+
+
 def _check_directory(whose: str, path: Path) -> None:
     """Check that files can be created in ``path``, without leaving any: the first batch creates the table.
 
     A check of permissions would not be sufficient: root has all of them, but cannot write to a read-only or virtual
     file system.
     """
+    with _CHECKING:
+        _create_and_remove(whose, path)
+
+
+def _create_and_remove(whose: str, path: Path) -> None:
     created: list[Path] = []
     try:
         for directory in (*reversed(path.absolute().parents), path.absolute()):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import PenstockError, StorageError
 from penstock.pipelines.sinks import delivery
+from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
 from tests.ports import free_port
 from tests.spark.node import Node
@@ -72,3 +74,15 @@ def test_an_unreachable_sink_is_a_warning(node: Node, monkeypatch: pytest.Monkey
     warnings = delivery.check_sinks(pipeline(node, *sinks))
     assert [text.split(":")[0] for text in warnings] == ["sink 's0'", "sink 's1'"]
     assert all(text.endswith("each batch is retried until the broker is available") for text in warnings)
+
+
+def test_checks_of_several_pipelines_do_not_remove_the_directories_of_each_other(tmp_path: Path) -> None:
+    """All tables are in a directory that does not exist, and that each check creates and removes."""
+
+    def check(number: int) -> list[str]:
+        text = "name: p\nsource: {topics: [t]}\nsinks: [{name: rows, table: {path: PATH}}]\n"
+        return delivery.check_sinks(loader.parse(text.replace("PATH", str(tmp_path / "lake" / f"t{number}")), name="p"))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(check, range(400))) == [[]] * 400
+    assert not (tmp_path / "lake").exists()
