@@ -145,5 +145,5 @@ export function difference(before, after) {
 export function Difference({ before, after }) {
   const [old, fresh] = [before.split("\n"), after.split("\n")];
   if (old.length > MAX_LINES || fresh.length > MAX_LINES) return html`<p>The values are too long for a comparison.</p><pre tabindex="0"><code>${after}</code></pre>`;
-  return html`<pre tabindex="0" class="difference"><code>${difference(old, fresh).map(([sign, text]) => html`<span class=${sign === "+" ? "added" : sign === "-" ? "removed" : ""}>${sign} ${text}\n</span>`)}</code></pre>`;
+  return html`<pre tabindex="0" class="difference"><code>${difference(old, fresh).map(([sign, text]) => html`<span class=${sign === "+" ? "added" : sign === "-" ? "removed" : ""}>${`${sign} ${text}\n`}</span>`)}</code></pre>`;
 }
