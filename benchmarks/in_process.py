@@ -1,17 +1,18 @@
 """Broker and state store in one process: the cost of a request in processor time or instructions.
 
-Usage: python -m benchmarks.in_process [--case set] [--window 16] [--through server] [--instructions [--top N]]
+Usage: python -m benchmarks.in_process [--case set] [--window 16] [--clients 1] [--through server]
+    [--instructions [--top N]]
 
-There is one client; each read contains ``--window`` requests in the form of the SDKs, and the PUBACKs for the answers
-to the previous read. Measured are the functions that the shell calls for a read, in memory; for a durable request also
-its part of the commit. ``--through server`` sends the reads over a TCP connection and measures all functions that the
-event loop calls for them; the part outside of ``BrokerConnection.receive`` is also printed. ``fanout`` uses only a
-broker: messages of one client to 50 others, which send PUBACKs; measured is one delivery. ``connect`` is a server to
-which another process opens ``--window`` connections at the same time: CONNECT, CONNACK, PINGREQ, PINGRESP, DISCONNECT,
-end. Measured is all work of the server process for a connection; with ``--through floor`` the server is a uvloop server
-that only answers these packets. ``--instructions`` runs the same under ``valgrind --tool=callgrind`` and prints
-instructions per request and function, which do not depend on other load of the machine. It needs the compiled core and
-valgrind.
+Each read of a client contains ``--window`` requests in the form of the SDKs, and the PUBACKs for the answers to its
+previous read; the reads of all ``--clients`` arrive in the same turn of the event loop. Measured are the functions that
+the shell calls for a read, in memory; for a durable request also its part of the commit. ``--through server`` sends the
+reads over TCP connections and measures all functions that the event loop calls for them; the part outside of
+``BrokerConnection.receive`` is also printed. ``fanout`` uses only a broker: messages of one client to 50 others, which
+send PUBACKs; measured is one delivery. ``connect`` is a server to which another process opens ``--window`` connections
+at the same time: CONNECT, CONNACK, PINGREQ, PINGRESP, DISCONNECT, end. Measured is all work of the server process for a
+connection; with ``--through floor`` the server is a uvloop server that only answers these packets. ``--instructions``
+runs the same under ``valgrind --tool=callgrind`` and prints instructions per request and function, which do not depend
+on other load of the machine. It needs the compiled core and valgrind.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
-from penstock.mqtt.engine.connections.output import OutputTransport, PacketWriter
+from penstock.mqtt.engine.connections.output import OutputTransport
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.mqtt.server import MqttServer
@@ -50,7 +51,6 @@ from penstock.statestore.service.service import StateStoreService
 
 __all__ = ["main"]
 
-CLIENT: Final = "in-process-1"
 VALUE: Final = b"x" * 64
 ARGUMENTS: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
     "set": lambda key: [b"SET", key, VALUE],
@@ -96,6 +96,10 @@ class _Transport(OutputTransport):
         """Keep ``data``."""
         self.data.append(data)
 
+    def send_output(self, data: bytes) -> None:
+        """Keep ``data``."""
+        self.data.append(data)
+
     def acknowledgements(self) -> tuple[int, bytes]:
         """Return the number of PUBLISH packets since the last call, and the PUBACKs for them."""
         found: list[bytes] = []
@@ -120,114 +124,161 @@ class _Transport(OutputTransport):
 
 
 class _Engine:
-    """A client of the broker that calls the engine."""
+    """A broker whose engine the clients call."""
 
     def __init__(self, store: StateStoreService) -> None:
         self.broker = Broker(services=[store], new_client_id=lambda: "generated")
-        self.outlet = BrokerOutlet(self.broker, monotonic_ms, self._flush)
-        self.transport = _Transport()
+        self.outlet = BrokerOutlet(self.broker, monotonic_ms, self.flush)
 
-    async def open(self) -> None:
-        """Connect."""
-        connection = self.broker.open("in-process", monotonic_ms())
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    def flush(self) -> None:
+        """Pass collected output to the transports."""
+        self.broker.flush(monotonic_ms())
+
+    def client(self) -> _EngineClient:
+        """A new client, which is not connected."""
+        return _EngineClient(self)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class _EngineClient:
+    """A client that calls the engine; its received output is in ``transport``."""
+
+    def __init__(self, shell: _Engine) -> None:
+        self._shell = shell
+        self.transport = _Transport()
+        connection = shell.broker.open("in-process", monotonic_ms())
         assert connection is not None
+        self._connection = connection
         connection.sink = self.transport
-        self.connection = connection
 
     async def send(self, data: bytes) -> None:
-        """Pass a read to the broker; its output is in ``transport``."""
-        self.broker.outbound.begin_read(self.connection)
-        self.connection.receive(data, monotonic_ms(), time.time_ns() // 1_000_000)
-        self.broker.outbound.end_read()
-        self._flush()
+        """Pass a read to the broker."""
+        outbound = self._shell.broker.outbound
+        outbound.begin_read(self._connection)
+        self._connection.receive(data, monotonic_ms(), time.time_ns() // 1_000_000)
+        outbound.end_read()
+        self._shell.flush()
 
     async def wait(self) -> None:
         """Wait for more output."""
         await asyncio.sleep(0.0002)  # no busy waiting, which would be measured as part of the request
-        self._flush()
+        self._shell.flush()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Disconnect."""
-        self.connection.lost(monotonic_ms())
-
-    def _flush(self) -> None:
-        for _, output, _ in self.broker.flush(monotonic_ms()):
-            self.transport.send_now(output)
+        self._connection.lost(monotonic_ms())
 
 
 class _Server:
-    """A client of the broker over TCP in the same event loop."""
+    """A broker on TCP in the event loop of its clients."""
 
     def __init__(self, store: StateStoreService) -> None:
-        self.server = MqttServer(services=[store], clock=SteppedClock().now)
-        self.outlet = self.server.outlet
-        self.transport = _Transport()
+        self._server = MqttServer(services=[store], clock=SteppedClock().now)
+        self.outlet = self._server.outlet
 
-    async def open(self) -> None:
-        """Connect."""
-        self.socket = socket.create_connection(await self.server.start("127.0.0.1", 0))
-        self.socket.settimeout(0)
+    async def start(self) -> None:
+        """Listen."""
+        self._address = await self._server.start("127.0.0.1", 0)
+
+    def client(self) -> _ServerClient:
+        """A new client with a network connection."""
+        return _ServerClient(socket.create_connection(self._address))
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._server.close()
+
+
+class _ServerClient:
+    """A client over TCP; its received output is in ``transport``."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._socket.settimeout(0)
+        self.transport = _Transport()
 
     async def send(self, data: bytes) -> None:
         """Send a read to the server and wait for the first of its output."""
-        await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
         await self.wait()
 
     async def wait(self) -> None:
         """Wait for more output; a read holds whole packets here, as the server sends them together."""
-        self.transport.send_now(await asyncio.get_running_loop().sock_recv(self.socket, 1 << 20))
+        self.transport.send_now(await asyncio.get_running_loop().sock_recv(self._socket, 1 << 20))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Disconnect."""
-        self.socket.close()
-        await self.server.close()
+        self._socket.close()
 
 
 async def measure(case: str, options: argparse.Namespace) -> float:
     """Return the processor time of a request in us: the median of the reads."""
     window: int = options.window
+    at_once: int = options.clients * window
     warm_up: int = options.warm_up
     reads: int = options.reads
     if case in ("del", "vdel"):
-        reads = min(reads, DELETED_KEYS // window - warm_up)
+        reads = min(reads, DELETED_KEYS // at_once - warm_up)
     with tempfile.TemporaryDirectory() as folder:
         store = StateStoreService(Path(folder) / "store", Durability(options.durability))
         # Commits run in the loop, even if the disk seems slow under callgrind.
         store._writer.queue.inline_s = math.inf  # noqa: SLF001 - no setting of an operator
-        client = _Server(store) if options.through == "server" else _Engine(store)
-        await store.start(client.outlet)
-        await client.open()
-        await client.send(encode(Connect(CLIENT, keep_alive=0)))
-        topics = [Subscription(client_response_topic(CLIENT)), Subscription("plant/#")]
-        await client.send(encode(Subscribe(1, topics)))
-        client.transport.data.clear()
+        shell = _Server(store) if options.through == "server" else _Engine(store)
+        await store.start(shell.outlet)
+        await shell.start()
+        clients = [shell.client() for _ in range(options.clients)]
+        for number, client in enumerate(clients):
+            await client.send(encode(Connect(_client_id(number), keep_alive=0)))
+            topics = [Subscription(client_response_topic(_client_id(number))), Subscription("plant/#")]
+            await client.send(encode(Subscribe(1, topics[: 2 if number == 0 else 1])))
+            client.transport.data.clear()
         gc.collect()
         gc.freeze()
         times: list[int] = []
-        acknowledgements = b""
+        acknowledgements = [b""] * len(clients)
         keys = SET_BEFORE.get(case, KEYS)
-        turns = -(-SET_BEFORE.get(case, 0) // window)
-        for turn in range(turns + warm_up + reads):
-            stamp = store.clock()
-            of_turn = "set" if turn < turns else case
-            packets = [_packet(of_turn, turn * window + n, stamp, keys) for n in range(1, window + 1)]
-            read = b"".join((acknowledgements, *packets))
-            started = time.process_time_ns()
+        turns = -(-SET_BEFORE.get(case, 0) // at_once)
+
+        async def exchange(number: int, read: bytes) -> None:
+            """Send a read of one client and receive all answers."""
+            client = clients[number]
             await client.send(read)
-            answered, acknowledgements = client.transport.acknowledgements()
+            answered, acknowledgements[number] = client.transport.acknowledgements()
             while answered < window:
                 await client.wait()
                 more, rest = client.transport.acknowledgements()
                 answered += more
-                acknowledgements += rest
+                acknowledgements[number] += rest
+
+        for turn in range(turns + warm_up + reads):
+            stamp = store.clock()
+            of_turn = "set" if turn < turns else case
+            exchanges = []
+            for number in range(len(clients)):
+                first = turn * at_once + number * window + 1
+                packets = [_packet(of_turn, number, n, stamp, keys) for n in range(first, first + window)]
+                exchanges.append(exchange(number, acknowledgements[number] + b"".join(packets)))
+            started = time.process_time_ns()
+            await asyncio.gather(*exchanges)
             if turn >= turns + warm_up:
                 times.append(time.process_time_ns() - started)
-        await client.close()
+        for client in clients:
+            client.close()
+        await shell.close()
         await store.close()
-        return sorted(times)[len(times) // 2] / window / 1000
+        return sorted(times)[len(times) // 2] / at_once / 1000
 
 
-def _packet(case: str, number: int, stamp: int, keys: int) -> bytes:
+def _client_id(number: int) -> str:
+    return f"in-process-{number + 1}"
+
+
+def _packet(case: str, client: int, number: int, stamp: int, keys: int) -> bytes:
     if case == "ping":
         return b"\xc0\x00"
     if case == "qos1":
@@ -235,10 +286,10 @@ def _packet(case: str, number: int, stamp: int, keys: int) -> bytes:
     else:
         publish = request(
             ARGUMENTS[case](b"key-%06d" % (number % keys)),
-            CLIENT,
+            _client_id(client),
             number.to_bytes(16, "big"),
-            Hlc(stamp, number % 1000, CLIENT),
-            fencing_token=Hlc(stamp, 1, CLIENT) if case == "fenced" else None,
+            Hlc(stamp, number % 1000, _client_id(client)),
+            fencing_token=Hlc(stamp, 1, _client_id(client)) if case == "fenced" else None,
             expiry_s=10,
         )
     publish.packet_id = 1 + number % 65_535
@@ -262,24 +313,21 @@ def fan_out(window: int, reads: int, warm_up: int) -> float:
         connection.receive(data, now, now)
         broker.outbound.end_read()
 
-    publisher, _ = connect(CLIENT)
+    publisher, _ = connect(_client_id(0))
     receivers = [connect(f"receiver-{number}") for number in range(RECEIVERS)]
     for connection, _ in receivers:
         connection.receive(encode(Subscribe(1, [Subscription("plant/#")])), 1, 1)
     broker.flush(1)
     gc.collect()
     gc.freeze()
-    transports: dict[PacketWriter, _Transport] = dict(receivers)
     read = b"".join(encode(Publish("plant/line/1", VALUE, 1, packet_id=number)) for number in range(1, window + 1))
     times = []
     for turn in range(2, 2 + warm_up + reads):
         started = time.process_time_ns()
         receive(publisher, read, turn)
-        outputs = broker.flush(turn)
+        broker.flush(turn)
         spent = time.process_time_ns() - started
         answers = []
-        for writer, output, _ in outputs:
-            transports[writer].send_now(output)
         for connection, transport in receivers:
             count, acknowledgements = transport.acknowledgements()
             assert count == window
@@ -359,6 +407,7 @@ def instructions(options: argparse.Namespace) -> int:
                 command += [f"--toggle-collect={each}" for each in measured]
             command += [sys.executable, "-m", "benchmarks.in_process", "--through", options.through]
             command += ["--case", options.case, "--durability", options.durability, "--window", str(options.window)]
+            command += ["--clients", str(options.clients)]
             command += ["--warm-up", "0", "--reads", str(reads)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -370,7 +419,7 @@ def instructions(options: argparse.Namespace) -> int:
                     [*report, f"--inclusive={inclusive}", str(out)], capture_output=True, text=True, check=True
                 )
                 files.append(shown.stdout.splitlines())
-        requests = options.reads * options.window * (RECEIVERS if options.case == FANOUT else 1)
+        requests = options.reads * options.window * options.clients * (RECEIVERS if options.case == FANOUT else 1)
         own, whole = (_difference(files[i], files[i + 2], requests) for i in (0, 1))
         print(f"{'own':>9} {'inclusive':>9}  function")
         for name in sorted(own, key=lambda name: -own[name])[: options.top]:
@@ -405,6 +454,7 @@ def main() -> int:
     parser.add_argument("--case", choices=[*ARGUMENTS, FANOUT, CONNECT, "all"], default="set")
     parser.add_argument("--durability", choices=[each.value for each in Durability], default="memory")
     parser.add_argument("--window", type=int, default=16, help="requests in a read")
+    parser.add_argument("--clients", type=int, default=1, help="clients of the state store, each with a connection")
     parser.add_argument("--reads", type=int, default=0, help="default: 2000, with --instructions 40")
     parser.add_argument("--warm-up", type=int, default=100, help="reads before those that are measured")
     parser.add_argument("--instructions", action="store_true")
@@ -413,6 +463,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.through == "floor" and options.case != CONNECT:
         parser.error("only the case connect has a floor")
+    if options.clients > 1 and options.case in ("qos1", FANOUT, CONNECT):
+        parser.error(f"--clients is for requests of the state store, not for {options.case}")
     if options.instructions:
         options.reads = options.reads or 40
         return instructions(options)

@@ -325,7 +325,7 @@ class MqttServer(ServerLinkOwner):
             else:
                 outbound.end_read(unread=connection.unread)
             if link.unauthenticated and connection.session is not None:
-                self._client_accepted(link)
+                self.accepted(link)
             if broker.timers.sooner:
                 self._arm()
             if connection.holds and not link.reading_paused:
@@ -337,6 +337,13 @@ class MqttServer(ServerLinkOwner):
         except Exception:
             logger.exception("internal error; closing %r", connection)
             self._abort(link)
+
+    def accepted(self, link: ServerLink) -> None:
+        """Handle an accepted CONNECT, before its CONNACK or soon after it."""
+        link.unauthenticated = False
+        logger.debug("%r connected", link.connection)
+        for limiter in (link.listener.connection_limiter, self.connection_limiter):
+            limiter.authenticated(link, link.group)
 
     def admits(self, work: int) -> bool:
         """Return whether this turn has room for a new connection, or for the end of one, and count ``work`` units.
@@ -496,20 +503,16 @@ class MqttServer(ServerLinkOwner):
         """Write the collected output, one write per connection, and commit the recorded changes."""
         if self.persistence is not None:
             self.persistence.submit()
-        links, at_once = self._links, self._joins_writes
         for connection, data, close in self._broker.flush(self.now()):
-            link = links.get(connection)
+            link = self._links.get(connection)
             if link is None or link.transport is None:
                 if (inside := self._inside.get(connection)) is not None:
                     inside.deliver(data, close=close)
                 continue
             if data:
-                if at_once and not link.transport.is_closing():
-                    link.send_now(data)
-                else:
-                    link.write(data)
+                link.write(data)
             if link.unauthenticated and connection.session is not None:
-                self._client_accepted(link)
+                self.accepted(link)
             if close:
                 link.close(linger=not connection.left)
             elif link.reading_paused and not connection.holds:
@@ -529,13 +532,6 @@ class MqttServer(ServerLinkOwner):
             publish_burst=limits.max_publish_burst,
         )
         return self._broker.open(link.name, self.now(), origin=origin, access=settings.access)
-
-    def _client_accepted(self, link: ServerLink) -> None:
-        """Handle an accepted CONNECT."""
-        link.unauthenticated = False
-        logger.debug("%r connected", link.connection)
-        for limiter in (link.listener.connection_limiter, self.connection_limiter):
-            limiter.authenticated(link, link.group)
 
     def _arm(self) -> None:
         """Set the timer to the engine's next deadline."""

@@ -105,8 +105,10 @@ class Broker(BrokerCore):
         return connection
 
     def flush(self, now: int) -> list[PendingWrite]:
-        """Return the output to write, one piece per connection. If there is more for the next turn, ``wake`` was
-        called."""
+        """Write the output of connections with a transport; return that of other and of closing ones.
+
+        That is one piece per connection. If there is more for the next turn, ``wake`` was called.
+        """
         if self.ending:
             self._session_manager.remove_subscriptions()
         return self.outbound.flush(now)

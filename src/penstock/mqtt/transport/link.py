@@ -81,6 +81,10 @@ class ServerLinkOwner:
         """Handle received bytes of MQTT."""
         raise NotImplementedError
 
+    def accepted(self, link: ServerLink) -> None:
+        """Handle an accepted CONNECT, before its CONNACK or soon after it."""
+        raise NotImplementedError
+
     def admits(self, work: int) -> bool:
         """Return whether another connection may be accepted in this turn, and count ``work`` units for it."""
         raise NotImplementedError
@@ -337,6 +341,18 @@ class ServerLink(OutputTransport):
                 tls.send_encrypted(rest)
             else:
                 self.write(rest)
+
+    def send_output(self, data: bytes) -> None:
+        """Write the output of a flush, and resume reading if no hold is left [OutputTransport]."""
+        transport, connection = self.transport, self.connection
+        if transport is None or connection is None:
+            return
+        if data and not transport.is_closing():
+            self.send_now(data)
+        if self.unauthenticated and connection.session is not None:
+            self._server.accepted(self)
+        if self.reading_paused and not connection.holds:
+            self.resume_reading()
 
     def _waits(self) -> bool:
         """Whether the transport has bytes to write."""

@@ -5,6 +5,10 @@ Databases: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock
 ``changes`` (version -> change: the log for change capture and resumed observations). A commit is atomic, so a change is
 in the log of changes if and only if it is in the keys.
 
+The greatest assigned version is the maximum of ``clock`` and the versions of all records: a commit that ends with a SET
+does not write ``clock``. If the newest record is damaged on the disk, the clock continues from the next older version,
+and from the system clock.
+
 The guarantee of a commit depends on the durability: ``durable`` = fsynced, in the write-ahead log of
 :mod:`penstock.runtime.io.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced
 when the kernel decides and on :meth:`Storage.close`.
@@ -140,7 +144,16 @@ class Storage:
         write_rows(out, changes, log=log)
         if floor is not None:
             out.write(encode_operations(drop_changes(floor)))
-        write_clock(out, b"clock", clock or changes[-1].version)
+        if not changes:
+            assert clock is not None
+            write_clock(out, b"clock", clock)
+        else:
+            last = changes[-1]
+            # The record of a SET has the clock, too; the commit that replaces or deletes it stores the next one.
+            if clock is None:
+                clock = last.version
+            if last.record is None or not last.kept or last.version.is_before(clock):
+                write_clock(out, b"clock", clock)
         lag = self._lag
         if lag is not None:
             write_operation(out, PUT, META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag)))

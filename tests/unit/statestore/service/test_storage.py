@@ -71,6 +71,32 @@ def test_the_last_change_to_a_key_wins_within_a_commit(tmp_path: Path) -> None:
     assert {key: record.value for key, record in reopened(tmp_path).items()} == {b"a": b"2"}
 
 
+def test_the_greatest_version_is_that_of_the_clock_or_of_a_record(tmp_path: Path) -> None:
+    removed = put(b"c", b"1", 7)
+    removed.kept = False
+    commits: list[tuple[list[Change], Hlc | None, Hlc]] = [
+        ([put(b"a", b"1", 1), put(b"b", b"1", 2)], None, Hlc(2, 0, "")),
+        ([put(b"a", b"2", 3)], Hlc(3, 0, "StateStore"), Hlc(3, 0, "")),
+        ([put(b"a", b"3", 4)], Hlc(4, 1, "StateStore"), Hlc(4, 1, "")),  # a version after that of the last SET
+        ([put(b"b", b"2", 5), delete(b"a", 6)], None, Hlc(6, 0, "")),
+        ([removed], None, Hlc(7, 0, "")),
+        ([put(b"b", b"3", 8)], None, Hlc(8, 0, "")),
+        ([delete(b"b", 9)], None, Hlc(9, 0, "")),
+        ([], Hlc(10, 0, ""), Hlc(10, 0, "")),
+    ]
+    for changes, clock, greatest in commits:
+        storage = Storage(tmp_path, Durability.FLUSHED)
+        storage.open()
+        storage.commit(changes, clock=clock)
+        storage.close()
+        again = Storage(tmp_path, Durability.FLUSHED)
+        found = again.open()
+        again.close()
+        versions = [record.version for record in found.records] + ([] if found.clock is None else [found.clock])
+        newest = max(versions)
+        assert (newest.wall_ms, newest.counter) == (greatest.wall_ms, greatest.counter)
+
+
 def test_a_damaged_value_is_put_aside_and_reported(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     storage.open()

@@ -93,7 +93,14 @@ class OutputTransport:
     __slots__ = ()
 
     def send_now(self, data: bytes) -> None:
-        """Write immediately, so that the client can continue while the broker works for others."""
+        """Write immediately, so that the client can continue while the broker works for others.
+
+        Only while input of the connection is handled.
+        """
+        raise NotImplementedError
+
+    def send_output(self, data: bytes) -> None:
+        """Write the output of a flush; ``data`` is empty if only the state of the connection has changed."""
         raise NotImplementedError
 
 
@@ -491,7 +498,7 @@ class BrokerOutput:
         return True
 
     def flush(self, now: int) -> list[PendingWrite]:
-        """Return the output to write, one piece per connection [Broker.flush]."""
+        """Write the output, one piece per connection [Broker.flush]."""
         if self.ended:
             ended, self.ended = self.ended, []
             for connection in ended:
@@ -525,7 +532,7 @@ class BrokerOutput:
             connection.gate = 0
             if connection.throttled:
                 self._continue_later(connection)
-            outputs.append((connection, data, connection.closing))
+            _write(connection, data, connection.closing, outputs)
         if self._throttled or later:
             self._wake()
         return outputs
@@ -557,7 +564,7 @@ class BrokerOutput:
             self._continue_later(connection)
 
     def _release_committed(self, outputs: list[PendingWrite]) -> None:
-        """Append the output that waited for the last commit to ``outputs``."""
+        """Write the output that waited for the last commit [:meth:`flush`]."""
         for connection in list(self._uncommitted):
             uncommitted = connection.uncommitted
             assert uncommitted is not None
@@ -571,7 +578,7 @@ class BrokerOutput:
             if connection.throttled and uncommitted.bytes <= self._limits.max_output_bytes:
                 self._continue_later(connection)
             if data or done:
-                outputs.append((connection, data, connection.closing and done and not connection.dirty))
+                _write(connection, data, connection.closing and done and not connection.dirty, outputs)
 
     def _abandon(self, connection: PacketWriter, now: int) -> None:
         """Discard output that confirms data that was not made durable, so that the client repeats its messages."""
@@ -602,3 +609,12 @@ class BrokerOutput:
     def forget(self, connection: PacketWriter) -> None:
         """Drop a closed connection."""
         self._uncommitted.pop(connection, None)
+
+
+def _write(connection: PacketWriter, data: bytes, close: bool, outputs: list[PendingWrite]) -> None:  # noqa: FBT001
+    """Write output with the transport of the connection; without one, or before its end, append it to ``outputs``."""
+    sink = connection.sink
+    if sink is None or close:
+        outputs.append((connection, data, close))
+    else:
+        sink.send_output(data)
