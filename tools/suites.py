@@ -60,8 +60,9 @@ MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES = 6 << 30
 """Free memory that is needed to keep the files of the tests in memory."""
 
-JOBS = min(2, os.cpu_count() or 1)
-"""Suites that run in parallel. Half of their time is waiting, for a server to start or for a timer."""
+JOBS = min(3, (os.cpu_count() or 1) + 1)
+"""Suites that run in parallel: one more than processors, at most 3. Half of their time is waiting, for a server to
+start or for a timer."""
 
 
 @dataclass

@@ -116,13 +116,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_search_finds_the_right_page_first(site: Path) -> None:
     titles = evaluated(site, "searched.html", SEARCH % json.dumps(list(QUERIES)))
     assert {query: found[:1] for query, found in titles.items()} == {query: [title] for query, title in QUERIES.items()}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_code_is_cut_off(site: Path) -> None:
     pages = sorted(
         str(page.relative_to(site))

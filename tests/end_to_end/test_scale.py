@@ -51,7 +51,7 @@ def test_ten_thousand_connections_a_million_keys_and_ten_thousand_topics() -> No
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", ["anonymous", "certificate", "SCRAM"])
 def test_ten_thousand_clients_are_back_after_a_restart(case: str, tmp_path: Path) -> None:
     count = connections_possible(BUSY + IDLE)

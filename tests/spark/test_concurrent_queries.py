@@ -27,7 +27,7 @@ sinks:
     table: {{path: "{lake}/again"}}
     from: once
 """
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_queries_do_not_share_a_map_that_is_not_thread_safe(

@@ -44,7 +44,7 @@ sinks:
     from: hours
     statestore: {{entries: [{{key: "{name}/{{window_start}}", value: [m]}}]}}
 """
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def record(name: str, n: int | None) -> Record:

@@ -77,7 +77,7 @@ def commit(table: Path, version: int, *names: str) -> None:
     (table / "_delta_log" / f"{version:020}.json").write_text(text)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(FILE)
     csv = setup.lake / "in"
@@ -148,7 +148,7 @@ sinks:
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(LATE)
     # Dated a century ahead it would move the watermark past everything. The second partition is idle throughout.
@@ -203,7 +203,7 @@ sinks:
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_state_store_changes_are_a_source(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(CHANGES)
     before = setup.node.capture.stats.captured

@@ -79,7 +79,7 @@ def sent(spark: SparkSession, node: Node, topic: str) -> list[Any]:
     return read.option("includeHeaders", "true").load().orderBy("partition", "offset").collect()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_rows_become_messages_once(
     setup_of: Callable[..., Setup], spark: SparkSession, node: Node, new_topic: Callable[..., str]
 ) -> None:
@@ -138,7 +138,7 @@ def test_rows_become_messages_once(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_sliding_windows_and_sessions(setup_of: Callable[..., Setup], node: Node) -> None:
     setup = setup_of(WINDOWS, 1)
     name = setup.pipeline.name

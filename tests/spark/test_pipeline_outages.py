@@ -82,7 +82,7 @@ sinks:
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(POISON, 1)
     setup.node.set_keys({f"{setup.topic}/p": b'{"high": 5}'})

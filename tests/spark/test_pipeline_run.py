@@ -66,7 +66,7 @@ sinks:
         - {{key: "{name}/{{branch}}/{{window_start}}", when: n = 1, value: [n, lowest]}}
 """
 MIDNIGHT = datetime(2022, 3, 20, tzinfo=UTC)
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 """Each test starts several queries; beside other work on a small machine that takes minutes."""
 
 

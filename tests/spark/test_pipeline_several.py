@@ -37,7 +37,7 @@ sinks:
   - name: rows
     table: {{path: "{lake}/{name}"}}
 """
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_pipelines_with_the_same_names_of_steps_and_one_that_fails(

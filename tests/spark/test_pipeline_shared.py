@@ -49,7 +49,7 @@ sinks:
     console: {{rows: 1000}}
 """
 SINKS = ("rows", "halved", "seen")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def record(n: int) -> Record:

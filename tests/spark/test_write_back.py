@@ -31,7 +31,7 @@ sinks:
 PLACES = 10
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("one_task", [20, 10_000])
 def test_the_last_change_of_each_key_remains(
     setup_of: Callable[..., Setup], node: Node, monkeypatch: pytest.MonkeyPatch, one_task: int
