@@ -261,7 +261,10 @@ def _administration(
         caller = await _caller(request, identify)
         if isinstance(caller, Response):
             return caller
-        reply = await administer(parameters, caller)
+        try:
+            reply = await administer(parameters, caller)
+        except StorageError as error:
+            return JSONResponse(_storage_failed(error), status_code=500)
         if reply.get("errMsg") == UNAUTHORIZED and not caller.reads:
             return _unauthorized(UNAUTHORIZED)  # browsers then prompt for name and password
         text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
@@ -321,6 +324,11 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _storage_failed(error: StorageError) -> dict[str, object]:
+    """Reply to a change that may not be durable, because the disk failed."""
+    return {"result": False, "errCode": 500, "errMsg": error.line()}
 
 
 def _failure(message: str) -> Response:
@@ -653,8 +661,14 @@ def audited(
     """
 
     async def answer(params: Mapping[str, str], caller: Caller) -> Mapping[str, object]:
-        reply = await administer(params, caller)
         method = params.get("method", "")
+        try:
+            reply = await administer(params, caller)
+        except StorageError as error:
+            if recorded(method):
+                row = _row(server, method, params, caller.showing(params, token), _storage_failed(error))
+                await write_audit_entry(trail, row)
+            raise
         if not recorded(method):
             return reply
         if reply.get("errMsg") == UNAUTHORIZED:

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
+from penstock.errors import StorageError
 from penstock.node.config.mqtt import Security
-from penstock.runtime.observability.audit import read_audit
+from penstock.node.http import HttpServer, audited, master_app
+from penstock.runtime.io.network import Address
+from penstock.runtime.observability.audit import AuditTrail, read_audit
+from penstock.runtime.observability.metrics import Metrics
+from penstock.tube.admin.request import Caller
+from tests.unit.node.test_http import ask
 from tests.unit.node.test_http_access import MOVE, SNAPSHOT, WATER, answered, basic, running, users
 from tests.unit.node.test_node import config, token_of
 
@@ -56,13 +62,32 @@ async def test_each_change_is_recorded_with_its_caller_before_it_is_answered(
     assert "password of ann" not in text
     assert main(["audit", "list", "--data-dir", str(data)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert (len(shown), shown[1].split()[1:6]) == (6, ["master", "admin_add_new_topic_record", "joe", "user", "ann"])
-    assert [line.split()[-1] for line in shown] == ["RESULT", "ok", "failed", "failed", "ok", "ok"]
-    assert shown[-1].split()[3] == "-", "no user named"
+    assert (len(shown), shown[1].split()[1:6]) == (6, ["master", "admin_add_new_topic_record", "air", "joe", "user"])
+    assert [line.split()[-1] for line in shown] == ["RESULT", "ok", "exists", "exists", "ok", "ok"]
+    assert shown[-1].split()[4] == "-", "no user named"
     assert main(["audit", "list", "--data-dir", str(data), "--json", "-n", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "admin_snapshot_message"
     assert main(["audit", "list", "--data-dir", str(tmp_path / "none")]) == 2
     assert f"--data-dir: {tmp_path / 'none'} is not a directory" in capsys.readouterr().err
+
+
+async def test_a_change_that_the_disk_refuses_is_answered_and_recorded_with_the_reason(tmp_path: Path) -> None:
+    async def fail(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
+        raise StorageError(
+            "tube: the settings cannot be written", path="master", why="Input/output error", do="restart"
+        )
+
+    trail = AuditTrail(tmp_path)
+    server = HttpServer(master_app(list, Metrics(), audited(fail, "master", trail, "token", lambda _: True)))
+    address = await server.start("http", Address("127.0.0.1", 0))
+    try:
+        status, _, text = await ask(address, ADD)
+    finally:
+        await server.close()
+    reason = "tube: the settings cannot be written; why: Input/output error; do: restart"
+    assert (status, json.loads(text)) == (500, {"result": False, "errCode": 500, "errMsg": reason})
+    (row,) = read_audit(tmp_path)
+    assert (row["result"], row["errCode"], row["errMsg"]) == (False, 500, reason)
 
 
 async def test_queries_show_creator_and_modifier_of_a_setting_after_a_restart_too(tmp_path: Path) -> None:
