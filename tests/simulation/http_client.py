@@ -382,7 +382,12 @@ class HttpClient:
             if status and was_connected and is_open():
                 if not _object(status, body)["disconnected"]:
                     raise Violation(f"{client.name} is connected, and was not disconnected")
-                self._simulation.loop.call_later(CLOSED_S, check)
+                self._simulation.loop.call_later(CLOSED_S, after_pause)
+
+        def after_pause() -> None:
+            # If the process was suspended until now, its timers are due in the same turn of the loop.
+            if is_open():
+                self._simulation.loop.call_later(1.0, check)
 
         def check() -> None:
             if is_open():

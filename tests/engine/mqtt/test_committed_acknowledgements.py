@@ -25,7 +25,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits
 
-from .persistent_harness import HOUR, PersistentBench, reader
+from .persistent_harness import HOUR, PersistentBench, back, reader
 
 
 @pytest.fixture
@@ -201,6 +201,36 @@ def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_disco
     refusal = stranger.only()
     assert isinstance(refusal, ConnAck)
     assert refusal.reason_code == 0x88
+
+
+def test_the_end_of_a_connection_does_not_wait_for_a_commit_without_end(bench: PersistentBench) -> None:
+    reader(bench)
+    writer = bench.connect("writer")
+    bench.stalled = True
+    writer.send(Publish("t", b"x", 1, packet_id=7))
+    bench.broker.disconnect("writer", 0x98, bench.now)
+    bench.flush()
+    bench.advance(4999)
+    before = writer.closed
+    bench.advance(1)
+    assert (before, writer.closed) == (False, True)
+    assert writer.take() == [], "the client repeats its message"
+    bench.commit()
+    bench.stalled = False
+    assert [packet.payload for packet in back(bench) if isinstance(packet, Publish)] == [b"x"]
+
+
+def test_the_end_of_a_connection_waits_for_a_commit(bench: PersistentBench) -> None:
+    reader(bench)
+    writer = bench.connect("writer")
+    bench.stalled = True
+    writer.send(Publish("t", b"x", 1, packet_id=7))
+    bench.broker.disconnect("writer", 0x98, bench.now)
+    bench.flush()
+    bench.advance(4999)
+    bench.commit()
+    assert [type(packet) for packet in writer.take()] == [PubAck, Disconnect]
+    assert writer.closed
 
 
 def test_a_connack_that_waited_when_the_disk_failed_is_no_connack(bench: PersistentBench) -> None:

@@ -283,8 +283,9 @@ class ConnectionState(PacketWriter):
     # Backpressure, rate limit and keep alive
 
     def due(self, now: int) -> None:
-        """Check the deadlines for CONNECT, keep alive, the rate limit and a full transport, and arm the next one."""
+        """Check deadlines: CONNECT, keep alive, the rate limit, a full transport, the end. Arm the next one."""
         if self.closing:
+            self.outbound.check_closing(self, now)
             return
         limits, grace = self.broker.limits, self.broker.grace_until
         if self.session is None:

@@ -85,6 +85,9 @@ def diagnosis(text: str) -> Properties:
 _MAX_KEPT_BUFFER: Final = 4096
 """Maximum output in bytes after which a connection keeps its buffer for the next output."""
 
+_CLOSING_MS: Final = 5000
+"""Maximum time for which the end of a connection waits for commits: a full disk can delay them for hours."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class OutputTransport:
@@ -107,11 +110,13 @@ class OutputTransport:
 class UncommittedOutput:
     """Output of one connection that waits for commits: pieces with the number of their commit, in ascending order."""
 
-    __slots__ = ("_pieces", "bytes", "first_is_connack")
+    __slots__ = ("_pieces", "bytes", "discard_at", "first_is_connack")
 
     def __init__(self) -> None:
         self._pieces: deque[tuple[int, bytes]] = deque()
         self.bytes = 0
+        self.discard_at = 0
+        """Time at which a connection that is closing discards this output; 0: it is not closing."""
         self.first_is_connack = False
         """True if the first piece is the CONNACK, so the client is not connected yet."""
 
@@ -557,6 +562,10 @@ class BrokerOutput:
         uncommitted.add(connection.gate, data)
         if self._broker.journal.failure:
             self._abandon(connection, now)
+        elif connection.closing:
+            if not uncommitted.discard_at:
+                uncommitted.discard_at = now + _CLOSING_MS
+                self._broker.timers.arm(connection, uncommitted.discard_at)
         elif uncommitted.bytes > self._limits.max_output_bytes:
             connection.throttled = True
             connection.writable = False
@@ -579,6 +588,19 @@ class BrokerOutput:
                 self._continue_later(connection)
             if data or done:
                 _write(connection, data, connection.closing and done and not connection.dirty, outputs)
+
+    def check_closing(self, connection: PacketWriter, now: int) -> None:
+        """Close a connection that has waited for its commits long enough, or arm its timer again.
+
+        The client does not get the output that waits, so it repeats its messages.
+        """
+        uncommitted = connection.uncommitted
+        if uncommitted is None or not uncommitted.discard_at:
+            return
+        if now < uncommitted.discard_at:
+            self._broker.timers.arm(connection, uncommitted.discard_at)
+        else:
+            self._abandon(connection, now)
 
     def _abandon(self, connection: PacketWriter, now: int) -> None:
         """Discard output that confirms data that was not made durable, so that the client repeats its messages."""
