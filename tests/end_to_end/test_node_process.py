@@ -109,7 +109,7 @@ def test_startup_errors_state_failure_cause_and_remedy(tmp_path: Path) -> None:
 
         def second(*flags: str) -> tuple[int, str]:
             done = subprocess.run(
-                [*PENSTOCK, "up", "--json", *flags], cwd=tmp_path, env=environment(), capture_output=True, timeout=60
+                [*PENSTOCK, "up", *flags], cwd=tmp_path, env=environment(), capture_output=True, timeout=60
             )
             assert done.stdout == b""
             return done.returncode, done.stderr.decode()

@@ -26,6 +26,8 @@ STOP_S = 30.0
 """Time limit of a shutdown in seconds; a pipeline ends within two batches."""
 TAIL_LINES = 15
 _LINE_LIMIT = 1 << 20
+_COMMAND = ("-m", "penstock.cli")
+"""Arguments of the interpreter that run penstock."""
 
 
 class Child:
@@ -56,7 +58,7 @@ class Child:
         with self._log.open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "penstock.cli", *self._arguments),
+                *(*_COMMAND, *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,

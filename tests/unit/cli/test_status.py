@@ -61,7 +61,14 @@ async def test_a_data_directory_without_a_node_does_not_select_another_node(
         assert await run(*command, "--data-dir", absent) == 1
         shown = capfd.readouterr()
         assert shown.out == ""
-        assert f"no node runs in the data directory {absent}\n  why: it does not exist\n" in shown.err
+        if "--json" in command:
+            error = json.loads(shown.err)["error"]
+            assert (error["what"], error["why"]) == (
+                f"no node runs in the data directory {absent}",
+                "it does not exist",
+            )
+        else:
+            assert f"no node runs in the data directory {absent}\n  why: it does not exist\n" in shown.err
         assert f"penstock up --data-dir {absent}" in shown.err
 
 

@@ -17,7 +17,7 @@ from penstock.demo.stack import Child
 @pytest.fixture(autouse=True)
 def arguments_are_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first argument is run as Python instead of being a penstock command."""
-    monkeypatch.setattr(processes, "_START", "import sys; exec(sys.argv[1])")
+    monkeypatch.setattr(processes, "_COMMAND", ("-c", "import sys; exec(sys.argv[1])"))
 
 
 class Events(list[dict[str, Any]]):

@@ -76,6 +76,7 @@ def test_every_field_of_a_sink_is_shown() -> None:
     assert {each.name for each in fields(SinkProgress)} - {each.name for each in fields(PipelineSink)} == {
         "waiting_records",  # the lag without the batch that runs, which is shown
         "waiting_s",
+        "expectations",  # in `penstock pipeline status` and in metrics
     }
 
 

@@ -17,6 +17,7 @@ from tests.unit.pipelines.files import FILE
 
 ROOT = Path(__file__).resolve().parents[4]
 VALIDATOR = Draft202012Validator(json_schema())
+ADDRESSES = {"PENSTOCK_TUBE_MASTER": "127.0.0.1:8715", "PENSTOCK_BROKER": "mqtt://127.0.0.1:1883"}
 _BLOCK = re.compile(r"```yaml\n(name: .*?)```", re.DOTALL)
 
 
@@ -25,7 +26,7 @@ def errors_of(value: object) -> list[str]:
 
 
 def errors(text: str) -> list[str]:
-    return errors_of(parse_document(text, "p.yaml", {}).data)
+    return errors_of(parse_document(text, "p.yaml", ADDRESSES).data)
 
 
 def test_the_schema_is_valid_json_schema() -> None:
