@@ -245,8 +245,8 @@ def test_watching_continues_after_a_failure(
     monkeypatch.setattr("penstock.tube.client.web.call", call)
     done = penstock("tube", "group", "lag", "lake", "--watch", "5", "--json")
     assert (done.status, pauses) == (0, [5, 5])
-    assert "nobody answers at h:1" in done.err
-    assert "do:  wait" in done.err
+    error = json.loads(done.err)["error"]
+    assert (error["what"], error["hint"]) == ("nobody answers at h:1", "wait")
     times = {datetime.fromisoformat(json.loads(line)["time"]).utcoffset() for line in done.out.splitlines()}
     assert len(times) == 1, "what was found afterwards, each row with its time"
     assert None not in times
