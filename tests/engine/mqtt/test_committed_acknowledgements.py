@@ -25,6 +25,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits
 
+from .harness import Peer
 from .persistent_harness import HOUR, PersistentBench, back, reader
 
 
@@ -203,13 +204,19 @@ def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_disco
     assert refusal.reason_code == 0x88
 
 
-def test_the_end_of_a_connection_does_not_wait_for_a_commit_without_end(bench: PersistentBench) -> None:
+def disconnected_before_its_commit(bench: PersistentBench) -> Peer:
+    """A client that the broker disconnects while its PUBACK waits for a commit."""
     reader(bench)
     writer = bench.connect("writer")
     bench.stalled = True
     writer.send(Publish("t", b"x", 1, packet_id=7))
     bench.broker.disconnect("writer", 0x98, bench.now)
     bench.flush()
+    return writer
+
+
+def test_the_end_of_a_connection_does_not_wait_for_a_commit_without_end(bench: PersistentBench) -> None:
+    writer = disconnected_before_its_commit(bench)
     bench.advance(4999)
     before = writer.closed
     bench.advance(1)
@@ -221,12 +228,7 @@ def test_the_end_of_a_connection_does_not_wait_for_a_commit_without_end(bench: P
 
 
 def test_the_end_of_a_connection_waits_for_a_commit(bench: PersistentBench) -> None:
-    reader(bench)
-    writer = bench.connect("writer")
-    bench.stalled = True
-    writer.send(Publish("t", b"x", 1, packet_id=7))
-    bench.broker.disconnect("writer", 0x98, bench.now)
-    bench.flush()
+    writer = disconnected_before_its_commit(bench)
     bench.advance(4999)
     bench.commit()
     assert [type(packet) for packet in writer.take()] == [PubAck, Disconnect]
