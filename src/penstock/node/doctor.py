@@ -23,7 +23,7 @@ from penstock import compiled
 from penstock.errors import PenstockError
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.config.mqtt import broker_limits
-from penstock.node.config.node import NodeConfig, load_config
+from penstock.node.config.node import NodeConfig, load_config, setting_of
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import running_node
 from penstock.node.security import NodeSecurity, expiring
@@ -316,7 +316,7 @@ def _addresses(config: NodeConfig) -> Iterator[CheckResult]:
             "listeners",
             f"{address} ({name}) is in use",
             "another process listens there, perhaps a node with another data directory",
-            f"stop it, or set another address in `{name.replace('-', '_')}`",
+            f"stop it, or set another address in `{setting_of(name)}`",
         )
 
 

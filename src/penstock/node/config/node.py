@@ -59,6 +59,7 @@ __all__ = [
     "TubeMasterListener",
     "load_config",
     "read_settings",
+    "setting_of",
     "tube_section",
 ]
 
@@ -469,8 +470,8 @@ class NodeConfig(Section):
             for other, taken in before.items():
                 if address.port and address.port == taken.port and _overlap(address.host, taken.host):
                     raise ValueError(
-                        f"{_setting(option)}: {address} is in use by `{_setting(other)}` ({taken}): each needs a port"
-                        " of its own"
+                        f"{setting_of(option)}: {address} is in use by `{setting_of(other)}` ({taken}): each needs a"
+                        " port of its own"
                     )
             before[option] = address
 
@@ -537,7 +538,7 @@ class NodeConfig(Section):
         return {**captured, **rules, **self.tube.topics}
 
 
-def _setting(option: str) -> str:
+def setting_of(option: str) -> str:
     """Return the name in the file of a key of :meth:`NodeConfig.addresses`."""
     return option.replace("-", "_")
 
