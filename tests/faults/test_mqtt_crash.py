@@ -61,7 +61,6 @@ async def kill_repeatedly(path: Path, durability: str, rounds: int) -> None:
     await until(lambda: steady.received[-1] == seldom.received[-1] == marker)
     await broker.kill()
     await asyncio.gather(*tasks)
-    history.close()
     check(history.path)
 
 
@@ -104,5 +103,4 @@ async def test_a_full_disk_acknowledges_nothing_more_and_loses_nothing(tmp_path:
     await broker.kill()
     await asyncio.gather(*tasks)
     assert len(writer.acknowledged) == writer.number
-    history.close()
     check(history.path)

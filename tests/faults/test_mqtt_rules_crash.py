@@ -40,7 +40,6 @@ async def test_two_logs_and_a_death_between_them(tmp_path: Path) -> None:
         for peer in (writer, reader):
             peer.close()
         await asyncio.gather(*tasks)
-        history.close()
         check(history.path)
         rows = await asyncio.to_thread(node.rows, "tube", "consume", "water")
     logged = Counter(row["value"] for row in rows)

@@ -20,15 +20,12 @@ class MqttRecorder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("a", encoding="utf-8")
-
-    def close(self) -> None:
-        """Close the file; the history can be checked then."""
-        self._file.close()
+        path.touch()
 
     def note(self, event: str, client: str, **fields: object) -> None:
         """Add an event, which happens now."""
-        self._file.write(json.dumps({"event": event, "client": client, "at": time.monotonic_ns(), **fields}) + "\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, "client": client, "at": time.monotonic_ns(), **fields}) + "\n")
 
 
 def check(path: Path) -> str:

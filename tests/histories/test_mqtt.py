@@ -57,7 +57,6 @@ async def record(
     for peer in (*writers, *readers):
         peer.close()
     await asyncio.gather(*tasks)
-    history.close()
     return check(history.path)
 
 

@@ -177,8 +177,8 @@ class EtcdLogs:
     ``names``: names of the logs, which share ``most_bytes`` in etcd. ``earlier``: the previous logs of the
     environments; if etcd has no logs, new ones begin with the data of the environments, as when a node starts a new
     cluster. ``backlog_bytes``: the newest commits that stay in etcd for members that start later. ``clock``: ms of the
-    cluster's clock; ``stamp``: the value of the key ``clock``, which is put every second. ``on_fenced`` is
-    called in a thread, possibly repeatedly, with the reason why this node can commit nothing more: another node is
+    cluster's clock; ``stamp``: the value of the key ``clock``, put at the start and every second. ``on_fenced``
+    is called in a thread, possibly repeatedly, with the reason why this node can commit nothing more: another node is
     active, or etcd was restored.
     """
 
@@ -214,7 +214,7 @@ class EtcdLogs:
         self._thread: threading.Thread | None = None
 
     def start(self, members: Callable[[], Mapping[str, Sequence[int]]] = dict) -> None:
-        """Start to call :meth:`maintain` every second, with the current result of ``members``."""
+        """Start to call :meth:`maintain`, now and every second, with the current result of ``members``."""
         self._thread = threading.Thread(target=self._maintain, args=(members,), name="cluster retention", daemon=True)
         self._thread.start()
 
@@ -231,8 +231,6 @@ class EtcdLogs:
 
     def _maintain(self, members: Callable[[], Mapping[str, Sequence[int]]]) -> None:
         while not self._closed:
-            self._urgent.wait(MAINTENANCE_S)
-            self._urgent.clear()
             try:
                 self.maintain(members())
             except FencedError:
@@ -241,6 +239,8 @@ class EtcdLogs:
             except PenstockError as error:
                 _log.warning("commits in etcd are not deleted for now: %s", error)
                 time.sleep(0.1)
+            self._urgent.wait(MAINTENANCE_S)
+            self._urgent.clear()
 
     def leads(self) -> pb.Compare:
         """Return the comparison that succeeds while this node is active."""

@@ -221,7 +221,8 @@ class ClusterMembership:
         """Clock of the active node's versions minus :func:`boot_ms`, when it was last read."""
         self._versions: SteppedClock | None = None
         """Clock of this node's versions, of an elected node."""
-        self._clock_seen: set[bytes] = set()
+        self._clock_runs = False
+        """Whether the cluster's clock was read while the node that had set it was active."""
         self._seen_ms = 0
         """Time of the cluster's clock up to which this node has all commits."""
         self._lease: int | None = None
@@ -406,8 +407,8 @@ class ClusterMembership:
         # Until the next one is known, consumers continue without a master.
         self._use_masters([active.tube_master] if active is not None and active.tube_master else [])
         has_log = True
-        if active is None or time.monotonic() - self._reported > _REPORT_S:
-            stamp_ms = self._read_clock()
+        if active is None or not self._clock_runs or time.monotonic() - self._reported > _REPORT_S:
+            stamp_ms = self._read_clock(active)
             heads = {name: read_head(self._client, LogKeys(self.prefix, name)) for name in self._names}
             existing = [name for name, head in heads.items() if head is not None]
             has_log = bool(existing)
@@ -542,15 +543,16 @@ class ClusterMembership:
 
     # Time
 
-    def _read_clock(self) -> int:
-        """Adjust this node's clock to that of the cluster, and return its time in ms (0: none); in a standby."""
+    def _read_clock(self, active: ActiveNode | None) -> int:
+        """Adjust this node's clock to that of the cluster, and return its time in ms (0: none); in a standby.
+
+        The active node sets the cluster's clock each second. The time that an earlier one has set may be old.
+        """
         request = pb.RangeRequest(key=clock_key(self.prefix))
         answer = self._client.call("KV/Range", request, pb.RangeResponse, within_s=1.0)
         if not answer.kvs:
             return 0
         value = answer.kvs[0].value
-        if len(self._clock_seen) < 3:
-            self._clock_seen.add(value)
         stamp = _decoded(value)
         try:
             time_ms, boot, offset = int(stamp["time_ms"]), stamp["boot"], int(stamp["offset_ms"])
@@ -562,16 +564,17 @@ class ClusterMembership:
         self._clock_offset = offset if self._clock_offset is None else max(self._clock_offset, offset)
         versions = stamp.get("versions_ms")
         self._versions_offset = versions - boot_ms() if isinstance(versions, int) else None
+        self._clock_runs |= active is not None and stamp.get("term") == active.term
         return time_ms
 
     def _set_clock(self) -> None:
         """Set the clock of this node, which is active from now on.
 
-        A standby that has not seen the clock run, after all nodes were stopped, uses its system clock, as a single node
+        A standby that has seen no active node, because all nodes were stopped, uses its system clock, as a single node
         does after a reboot.
         """
         offset = self._clock_offset
-        if offset is None or len(self._clock_seen) < 3:
+        if offset is None or not self._clock_runs:
             wall = wall_clock_ms() - boot_ms()
             offset = wall if offset is None else max(offset, wall)
         self._clock_offset = offset
@@ -584,7 +587,7 @@ class ClusterMembership:
         """
         last = self._versions_offset
         wall_ms = wall_clock_ms()
-        if last is None or len(self._clock_seen) < 3 or abs(wall_ms - boot_ms() - last) <= MAX_STEP_MS:
+        if last is None or not self._clock_runs or abs(wall_ms - boot_ms() - last) <= MAX_STEP_MS:
             self._versions = SteppedClock(hold_s=hold_s)
             return self._versions
         # The first reading is what the clock continues from; later ones show for how long the step lasts.
@@ -598,7 +601,13 @@ class ClusterMembership:
         return boot_ms() + self._clock_offset
 
     def _stamp(self) -> bytes:
-        stamp = {"time_ms": self.clock(), "boot": boot_id(), "offset_ms": self._clock_offset}
+        assert self._leadership is not None
+        stamp = {
+            "term": self._leadership.term,
+            "time_ms": self.clock(),
+            "boot": boot_id(),
+            "offset_ms": self._clock_offset,
+        }
         if self._versions is not None:
             stamp["versions_ms"] = self._versions.now()
         return json.dumps(stamp).encode()
