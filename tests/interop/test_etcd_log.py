@@ -21,6 +21,7 @@ from penstock.cluster.leadership import Leadership, why_not_eligible
 from penstock.cluster.log import PART_BYTES, EtcdLogs, FencedError, LogKeys, leader_key, read_frames, read_oldest
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import MOST_BYTES
+from penstock.cluster.watch import KeyWatch
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.commit_log import LogPosition
 from penstock.runtime.io.files import DirectFiles, Durability
@@ -266,6 +267,36 @@ def test_a_restored_etcd_is_not_written_to(one: EtcdCluster, tmp_path: Path, pre
     assert reason == "rows: this node has commit 26, and the log in etcd ends with 1"
     with pytest.raises(StorageError, match="etcd has a log that ends with commit 1"):
         follow(node.client, prefix, node.position())
+
+
+def test_a_watch_reports_changes_and_follows_the_client_to_another_member(three: EtcdCluster, prefix: str) -> None:
+    """Also a deletion, as of the leadership key."""
+    client, changed = EtcdClient(three.endpoints), threading.Event()
+    key = f"{prefix}watched".encode()
+    put = pb.RequestOp(request_put=pb.PutRequest(key=key, value=b"1"))
+    delete = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+    watch = KeyWatch(client, [f"{prefix}another".encode(), key], changed.set)
+
+    def reported() -> bool:
+        """Change the key; False if this is not reported, because the watch is not open yet."""
+        client.call("KV/Txn", pb.TxnRequest(success=[put]), pb.TxnResponse)
+        watch.follow_endpoint()
+        return changed.wait(0.2)
+
+    try:
+        wait_until(reported)
+        while changed.wait(0.3):  # the events of earlier attempts
+            changed.clear()
+        client.call("KV/Txn", pb.TxnRequest(success=[delete]), pb.TxnResponse)
+        wait_until(changed.is_set)
+        changed.clear()
+        three.pause(three.member(client.endpoint))
+        wait_until(reported)
+    finally:
+        for member in range(3):
+            three.resume(member)
+        watch.close()
+        client.close()
 
 
 def test_a_follower_reads_every_commit_in_order(three: EtcdCluster, tmp_path: Path, prefix: str) -> None:

@@ -44,6 +44,7 @@ from penstock.cluster.leadership import Leadership, why_not_eligible
 from penstock.cluster.log import EtcdLogs, LogKeys, clock_key, is_full, leader_key, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
+from penstock.cluster.watch import KeyWatch
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
@@ -100,7 +101,8 @@ MOST_LAG: Final = 1000
 """Commits that a standby may lack at a handover."""
 
 _LOOK_S: Final = 0.2
-"""Seconds between two reads of the leadership key by a standby, and between two checks of an active node."""
+"""Maximum seconds between two reads of the leadership key by a standby, and between two checks of an active node; a
+watch of the keys makes them earlier."""
 _REPORT_S: Final = 1.0
 """Seconds between two reports of this node, and between two measurements of its lag."""
 _SAVE_S: Final = 5.0
@@ -207,6 +209,9 @@ class ClusterMembership:
         self._restart = restart
         self._data_dir = config.data_dir.absolute()
         self._closing = threading.Event()
+        self._wake = threading.Event()
+        """Ends a pause of the thread: a key that it reads has changed, or this node is to hand over or close."""
+        self._watch: KeyWatch | None = None
         self._draining = False
         """True while the node is being closed: without a lease the process then ends instead of restarting."""
         self._standby: Standby | None = None
@@ -278,6 +283,8 @@ class ClusterMembership:
                 await self._start_tube(security, parts, metrics)
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             on_standby()
+            keys = [leader_key(self.prefix), _handover_key(self.prefix)]
+            self._watch = KeyWatch(self._client, keys, self._wake.set)
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
             self._thread.start()
             await self._elected.wait()
@@ -288,9 +295,18 @@ class ClusterMembership:
     async def _join(self) -> None:
         """Wait for the end of the thread, of a node that was elected or is closed."""
         if not self._elected.is_set():
-            self._closing.set()
+            self._end_thread()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+
+    def _end_thread(self) -> None:
+        self._closing.set()
+        self._wake.set()
+
+    def _pause(self, seconds: float = _LOOK_S) -> None:
+        """Wait until one of the watched keys may have changed; in the thread."""
+        self._wake.wait(seconds)
+        self._wake.clear()
 
     def _token(self) -> str:
         """The administration token."""
@@ -391,11 +407,11 @@ class ClusterMembership:
                 self.active = None
                 refused = isinstance(error, RefusedError)
                 self._tell(f"etcd {'refuses a request' if refused else 'does not answer'}: {_line(error)}")
-                self._closing.wait(_LOOK_S)
+                self._pause()
             except StorageError as failure:
                 self._tell(_line(failure))
                 self._close_standby()
-                self._closing.wait(_REPORT_S)
+                self._pause(_REPORT_S)
             except Exception as bug:  # noqa: BLE001 - raised by become_active
                 self._failure = bug
                 break
@@ -404,6 +420,8 @@ class ClusterMembership:
     def _look(self) -> bool:
         """Read etcd once; returns True if this node was elected."""
         active = self.active = ActiveNode.read(self._client, self.prefix)
+        if self._watch is not None:
+            self._watch.follow_endpoint()
         # Until the next one is known, consumers continue without a master.
         self._use_masters([active.tube_master] if active is not None and active.tube_master else [])
         has_log = True
@@ -428,16 +446,16 @@ class ClusterMembership:
         standby = self._standby
         if standby is not None and standby.failure is not None:
             self._tell(f"{_line(standby.failure)}")
-            self._closing.wait(_LOOK_S)
+            self._pause()
             return False
         if active is not None:
             if self._standby is not None:
                 self._tell(None)
-            self._closing.wait(_LOOK_S)
+            self._pause()
             return False
         if (reason := self._why_not(has_log=has_log)) is not None:
             self._tell(reason)
-            self._closing.wait(_LOOK_S)
+            self._pause()
             return False
         leadership = Leadership(
             self._client,
@@ -643,10 +661,14 @@ class ClusterMembership:
         self._thread = threading.Thread(target=self._stay_active, name="cluster member", daemon=True)
         self._thread.start()
 
+    def holds(self) -> bool:
+        """Return True while no other node can be active."""
+        leadership = self._leadership
+        return leadership is not None and leadership.holds()
+
     def may_send(self) -> bool:
         """Return True while no other node can be active; otherwise restart, unless the node is closing."""
-        leadership = self._leadership
-        if leadership is not None and leadership.holds():
+        if self.holds():
             return True
         self._fence("its lease may have expired")
         return False
@@ -705,7 +727,10 @@ class ClusterMembership:
 
     def _stay_active(self) -> None:
         """Check lease and handover, and report this node; runs in the thread."""
-        while not self._closing.wait(_LOOK_S):
+        while True:
+            self._pause()
+            if self._closing.is_set():
+                return
             self.may_send()
             self._refuse_while_full()
             try:
@@ -729,14 +754,24 @@ class ClusterMembership:
         return [MasterPeer(node, at, node == self.node) for node, at in sorted(found.items()) if at]
 
     def hand_over_soon(self) -> None:
-        """Hand over to a standby, after the response to the request was sent. Raises RefusedError: none is up to
-        date."""
+        """Hand over to a standby at the end of the current task, which sends the response to the request.
+
+        Raises:
+            RefusedError: no standby is up to date.
+        """
         if not self._ready_standbys():
             raise RefusedError(
                 "cluster: no standby is up to date, so nothing was changed",
                 do="start a standby and wait until its lag is small: penstock cluster status",
             )
-        self._handover.set()
+        request = asyncio.current_task()
+        assert request is not None, "a request has a task"
+
+        def hand_over(_: object) -> None:
+            self._handover.set()
+            self._wake.set()
+
+        request.add_done_callback(hand_over)
 
     def _ready_standbys(self) -> int:
         """Number of standbys that can take over, of an active node."""
@@ -819,9 +854,11 @@ class ClusterMembership:
             self._directory.close()
 
     def _leave(self) -> None:
-        self._closing.set()
+        self._end_thread()
         if self._thread is not None:
             self._thread.join()
+        if self._watch is not None:
+            self._watch.close()
         if self._logs is not None:
             self._logs.close()
         if self._leadership is not None:

@@ -37,7 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 import penstock
-from penstock.errors import StorageError, UnavailableError
+from penstock.errors import StorageError
 from penstock.mqtt.listener_access import PasswordChecks
 from penstock.mqtt.transport.tls import ServerTls
 from penstock.runtime.io.network import Address, bind_error
@@ -78,6 +78,12 @@ TLS_HANDSHAKE_S = 10.0
 """Time limit of a TLS handshake."""
 
 ACCEPT_AGAIN_S = 0.1
+
+CLOSE_S: Final = 2.0
+"""Seconds for which running requests may continue while a server is closed."""
+
+_CLOSING_S: Final = 0.01
+"""Seconds between two looks at the connections of a server that is being closed."""
 
 REQUEST_S = 10.0
 """Seconds from the connection, or the previous response, to the end of a request, head and body."""
@@ -403,7 +409,6 @@ def server_config(app: Starlette) -> uvicorn.Config:
         log_level="error",  # invalid requests are not events of the node
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=2,
     )
     config.load()
     return config
@@ -420,6 +425,7 @@ class _Server(uvicorn.Server):
         self._listener = listener
         self._accepting: asyncio.Task[None] | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._stopped = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections of the given socket."""
@@ -429,14 +435,36 @@ class _Server(uvicorn.Server):
         self._accepting = asyncio.create_task(self._accept(), name="http-accept")
         self.started = True
 
+    def stop(self) -> None:
+        """Begin to close."""
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        """Wait for :meth:`stop`, and keep the date of responses current; uvicorn's loop looks ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._stopped.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening; running requests finish."""
+        """Stop listening; running requests finish within :data:`CLOSE_S`. uvicorn's takes 0.1 s without requests."""
+        assert sockets is None
         tasks = [task for task in (self._accepting, *self._handshakes) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
-        await super().shutdown(sockets)
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                while state.tasks or state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await asyncio.sleep(_CLOSING_S)
+        except TimeoutError:
+            for request in list(state.tasks):
+                request.cancel()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -477,24 +505,46 @@ def _handshake_failed(error: ssl.SSLError) -> None:
 
 
 class LeaseGate:
-    """ASGI middleware of a node in a cluster: sends nothing unless ``may_send`` returns True.
+    """ASGI middleware of a node in a cluster: while ``holds`` returns False, it sends 503 instead of a response.
 
-    What a response contains was read before that check, while no other node could be active.
+    What a response contains was read before that check, while no other node could be active. A response that has begun
+    is cut off.
     """
 
-    def __init__(self, app: ASGIApp, may_send: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, holds: Callable[[], bool]) -> None:
         self._app = app
-        self._may_send = may_send
+        self._holds = holds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
+        begun = False
 
         async def send_if_active(message: Message) -> None:
-            if not self._may_send():
-                raise UnavailableError("http: this node is not active any more", do="ask the active node")
+            nonlocal begun
+            if not self._holds():
+                raise _LeaseLost
+            begun = True
             await send(message)
 
-        await self._app(scope, receive, send_if_active)
+        try:
+            await self._app(scope, receive, send_if_active)
+        except _LeaseLost:
+            if not begun:  # otherwise the server closes the connection
+                await _not_active()(scope, receive, send)
+
+
+class _LeaseLost(Exception):
+    """The node has lost its lease while it answered a request."""
+
+
+def _not_active() -> Response:
+    """The response of a node that has lost its lease, in the form of TubeMQ's administration and of the console."""
+    what = "this node is not active any more"
+    why = "it lost its lease in etcd while it answered; a change of this request may have been stored"
+    hint = "look at the active node (penstock cluster status), and repeat the request there if necessary"
+    error = {"code": "not_active", "what": what, "why": why, "hint": hint}
+    tube = {"result": False, "errCode": 503, "errMsg": f"{what}: {why}"}
+    return JSONResponse({**tube, "error": error}, status_code=503, headers={"Retry-After": "1"})
 
 
 class HttpServer:
@@ -532,10 +582,10 @@ class HttpServer:
             self._server.tls = tls.context
 
     async def close(self) -> None:
-        """Stop listening and wait for running requests, for two seconds at most."""
+        """Stop listening and wait for running requests, for :data:`CLOSE_S` at most."""
         if self._server is None or self._task is None:
             return
-        self._server.should_exit = True
+        self._server.stop()
         await self._task
         self._server = self._task = None
 

@@ -286,7 +286,7 @@ class Node:
             front=web.page if web.available else None, prepare=self.console.refresh_metrics,
         )  # fmt: skip
         if membership is not None:
-            pages.add_middleware(LeaseGate, may_send=membership.may_send)
+            pages.add_middleware(LeaseGate, holds=membership.holds)
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
         self._parts.push_async_callback(dead_letters.close)
         if master is not None:
@@ -415,6 +415,7 @@ class Node:
         names = names_of(config.tube_broker_http.bind, config.tube_broker_http.advertise)
         identify = self.security.http_access(self._token, config.tube_broker_http)
         administer = audited(self._broker_webapi, "broker", trail, self._token, broker_admin.is_protected)
+        # Without a LeaseGate: it shows and changes the state of this broker, which is the same in a standby.
         pages = broker_app(administer, names=names, identify=identify)
         self._bound["tube-broker-http"] = await self._http(
             "tube-broker-http", config.tube_broker_http, self.security.http_server("tube_broker_http", pages)

@@ -11,6 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from html import unescape
 
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 
 import penstock.node.http
 from penstock.errors import UnavailableError
@@ -274,16 +278,81 @@ async def test_a_compressed_form_is_not_unpacked(node: Node) -> None:
     assert "the form cannot be read" in json.loads(answer.partition(b"\r\n\r\n")[2])["errMsg"]
 
 
-async def test_a_node_without_its_lease_answers_nothing() -> None:
+async def test_running_requests_finish_before_the_server_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not finish in time are cancelled."""
+    asked, go_on, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def administer(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
+        asked.set()
+        try:
+            await go_on.wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return {"result": True}
+
+    for finishes in (True, False):
+        server = HttpServer(broker_app(administer))
+        address = await server.start("tube-broker-http", LOOPBACK)
+        for each in (asked, go_on):
+            each.clear()
+        request = asyncio.create_task(ask(address, "/broker.htm", "method=m"))
+        await asked.wait()
+        if not finishes:
+            monkeypatch.setattr(penstock.node.http, "CLOSE_S", 0.0)
+        closing = asyncio.create_task(server.close())
+        if finishes:
+            await asyncio.sleep(0)
+            go_on.set()
+            assert (await request)[0] == 200
+        else:
+            await asyncio.wait_for(cancelled.wait(), 60)
+            await asyncio.wait([request])
+            assert request.exception() is not None or (await request)[0] == 500
+        await closing
+
+
+async def test_a_node_without_its_lease_answers_that_it_is_not_active() -> None:
+    """Also if it loses the lease between the request and the response."""
     active = True
-    pages = broker_app(echo)
-    pages.add_middleware(LeaseGate, may_send=lambda: active)
+
+    async def administer(parameters: Mapping[str, str], _: Caller) -> Mapping[str, object]:
+        nonlocal active
+        active = parameters["method"] == "a"
+        return {"result": True}
+
+    pages = broker_app(administer)
+    pages.add_middleware(LeaseGate, holds=lambda: active)
     server = HttpServer(pages)
     address = await server.start("http", LOOPBACK)
     try:
         assert (await ask(address, "/broker.htm?method=a"))[0] == 200
-        active = False
-        status, _, text = await ask(address, "/broker.htm?method=a")
-        assert (status, text) == (500, "Internal Server Error")
+        for _ in range(2):
+            status, headers, text = await ask(address, "/broker.htm?method=b")
+            assert (status, headers["retry-after"]) == (503, "1")
+            answer = json.loads(text)
+            assert answer["errMsg"].startswith("this node is not active any more: it lost its lease in etcd")
+            assert (answer["result"], answer["errCode"], answer["error"]["code"]) == (False, 503, "not_active")
     finally:
         await server.close()
+
+
+async def test_a_response_that_has_begun_is_cut_off_with_the_lease(caplog: pytest.LogCaptureFixture) -> None:
+    active = True
+
+    async def pages(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal active
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+        active = False
+        await send({"type": "http.response.body", "body": b"cd"})
+
+    app = Starlette(routes=[Mount("/", pages)], middleware=[Middleware(LeaseGate, holds=lambda: active)])
+    server = HttpServer(app)
+    address = await server.start("http", LOOPBACK)
+    try:
+        status, _, text = await ask(address, "/")
+        assert (status, text) == (200, "ab")
+    finally:
+        await server.close()
+    assert not any(record.exc_info for record in caplog.records), "it is not an error of the application"
