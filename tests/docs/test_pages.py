@@ -23,7 +23,7 @@ from tests.tools import require_tool
 
 READY_SECONDS = 60
 NIGHTLY = "<!-- test: nightly -->\n"
-WELL_KNOWN = ("8883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380")
+WELL_KNOWN = ("8883", "18883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380")
 """Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket, a second node,
 etcd."""
 

@@ -47,6 +47,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry(
         "penstock.cli.demo", "Run the demo: real telemetry from MQTT into a lake table, with a proof of delivery."
     ),
+    "aio": CommandEntry("penstock.cli.aio", "Connect applications of Azure IoT Operations to a node."),
     "kv": CommandEntry("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
     "statestore": CommandEntry(
         "penstock.cli.statestore", "Attach a state store to any MQTT 5 broker; repair its versions."
@@ -101,6 +102,7 @@ _EXTRAS = {
     "matplotlib": "plot",
     "plotext": "plot",
     "grpc": "cluster",
+    "cryptography": "aio",
     "confluent_kafka": "kafka",
 }
 """The extra of the installation that has a module."""

@@ -44,11 +44,16 @@ def _advertise(flag: str, text: str) -> Any:
     "penstock up",
     "penstock up --config penstock.yaml --data-dir /var/lib/penstock",
     "penstock up --mqtt 0.0.0.0:1883 --passwords passwords",
+    "penstock up --profile aio",
 )
 def up(
     ctx: typer.Context,
     config: Annotated[
         Path | None, _option("config", "Configuration file.", "penstock.yaml, if it exists", "FILE")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        _option("profile", "Settings to add: aio, for applications of Azure IoT Operations.", "none", "WORD"),
     ] = None,
     data_dir: Annotated[str | None, _option("data-dir", "Data directory.", "./penstock-data", "DIR")] = None,
     durability: Annotated[

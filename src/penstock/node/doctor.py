@@ -82,12 +82,16 @@ def diagnose(
     yield from _clock()
     try:
         config = load_config(file, flags, environment)
-        security = NodeSecurity(config)
-        ends = security.check_certificates()
+        ends = {} if config.creates_files else NodeSecurity(config).check_certificates()
     except PenstockError as error:
         yield _of_error(Level.PROBLEM, "configuration", error)
         return
-    yield CheckResult(Level.OK, "configuration", "valid, and the files that it names can be read")
+    files = (
+        "the profile aio creates its files at the first start"
+        if config.creates_files
+        else "the files that it names can be read"
+    )
+    yield CheckResult(Level.OK, "configuration", f"valid, and {files}")
     yield from (_of_error(Level.WARNING, "certificates", warning) for warning in expiring(ends, time.time()))
     if config.durability is not Durability.DURABLE:
         yield CheckResult(

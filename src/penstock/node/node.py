@@ -33,6 +33,7 @@ from penstock.node.client_warnings import ClientWarnings
 from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig
+from penstock.node.config.profiles import Profile
 from penstock.node.config.tube import tube_limits
 from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
@@ -773,6 +774,10 @@ def run_node(
         PenstockError: the node could not start.
     """
     logs.configure(config.log_level, config.log_format)
+    if config.profile is Profile.AIO:
+        from penstock.node import aio  # it needs an extra
+
+        aio.prepare(config)
     tune_process()
     run(serve(config, on_ready, read_again))
 

@@ -129,7 +129,7 @@ def test_relative_paths_of_the_file_start_at_its_directory(tmp_path: Path) -> No
 
 
 def test_every_option_of_the_command_line_exists_and_has_a_variable() -> None:
-    values = {"data-dir": "d", "durability": "memory", "log-level": "error", "log-format": "json"}
+    values = {"profile": "aio", "data-dir": "d", "durability": "memory", "log-level": "error", "log-format": "json"}
     values |= {option.flag: "allow" for option in OPTIONS if option.flag.endswith("-anonymous")}
     flags = {option.flag: values.get(option.flag, f"h:{port}") for port, option in enumerate(OPTIONS, 1)}
     variables = {option.variable: flags[option.flag] for option in OPTIONS}

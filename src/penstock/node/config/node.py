@@ -23,6 +23,7 @@ from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.kafka import KafkaSection
 from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.node.config.mqtt import MqttListener, Security
+from penstock.node.config.profiles import AioFiles, Profile, add_profile
 from penstock.node.config.statestore import StateStoreSection
 from penstock.node.config.template import Template
 from penstock.node.config.tube import TubeAccess, TubeLimitOptions, TubeTls
@@ -380,6 +381,11 @@ class PipelineSection(Section):
 class NodeConfig(Section):
     """Configuration of a node."""
 
+    profile: Profile | None = Field(
+        default=None,
+        description="settings to add: `aio` for [applications of Azure IoT Operations](../state-store/aio.md). Other "
+        "settings override them. Default: none",
+    )
     data_dir: Path = Field(default=Path("penstock-data"), description="directory of all data of the node")
     durability: Durability = Field(
         default=Durability.DURABLE,
@@ -464,6 +470,11 @@ class NodeConfig(Section):
             self._check_cluster()
         return self
 
+    @property
+    def creates_files(self) -> bool:
+        """Whether the next start creates files that the configuration names: the first one with the profile aio."""
+        return self.profile is Profile.AIO and not AioFiles(self.data_dir).certificate.exists()
+
     def _check_addresses(self) -> None:
         before: dict[str, Address] = {}
         for option, address in self.addresses().items():
@@ -477,6 +488,8 @@ class NodeConfig(Section):
 
     def _check_cluster(self) -> None:
         """Refuse settings whose data would not be replicated, and addresses that are not known before the start."""
+        if self.profile is Profile.AIO:
+            raise ValueError("cluster: the profile aio has certificates of one node: remove `profile`")
         if self.durability is not Durability.DURABLE:
             raise ValueError(f"cluster: durability {self.durability.value} does not commit to etcd: use `durable`")
         used = {
@@ -563,6 +576,7 @@ class Option(NamedTuple):
 LISTENERS = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
 
 OPTIONS: tuple[Option, ...] = (
+    Option("profile", ("profile",)),
     Option("data-dir", ("data_dir",)),
     Option("durability", ("durability",)),
     *(Option(name, (name.replace("-", "_"), "bind")) for name in LISTENERS),
@@ -632,6 +646,7 @@ def read_settings(path: Path | None, flags: Mapping[str, str | None], environmen
         if option.location == ("data_dir",) and not given.strip():
             raise ConfigError(f"{where}: the data directory is empty", option="data_dir", where=where)
         _put(document, option, given, where)
+    add_profile(document)
     return document
 
 

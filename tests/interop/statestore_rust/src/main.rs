@@ -1,4 +1,5 @@
-//! The Rust SDK against a state store at 127.0.0.1.
+//! The Rust SDK against a state store at 127.0.0.1, or, with `env` as PORT, one that the environment variables of the
+//! SDK name (`AIO_BROKER_HOSTNAME` and others).
 //!
 //! `PROGRAM PORT SCENARIO...` prints one line per scenario that passed. `PROGRAM PORT hold NAME` takes a lock, prints its
 //! token and keeps it until standard input ends; `PROGRAM PORT try NAME` asks for it once and prints what came of it.
@@ -26,15 +27,18 @@ struct Peer {
 }
 
 impl Peer {
-    fn connect(port: u16, client_id: &str) -> Self {
-        let settings = MqttConnectionSettingsBuilder::default()
-            .client_id(client_id)
-            .hostname("127.0.0.1")
-            .tcp_port(port)
-            .keep_alive(Duration::from_secs(5))
-            .use_tls(false)
-            .build()
-            .unwrap();
+    fn connect(port: Option<u16>, client_id: &str) -> Self {
+        let settings = match port {
+            Some(port) => MqttConnectionSettingsBuilder::default()
+                .hostname("127.0.0.1")
+                .tcp_port(port)
+                .keep_alive(Duration::from_secs(5))
+                .use_tls(false),
+            None => MqttConnectionSettingsBuilder::from_environment().unwrap(),
+        }
+        .client_id(client_id)
+        .build()
+        .unwrap();
         let options = SessionOptionsBuilder::default()
             .connection_settings(settings)
             .build()
@@ -325,7 +329,7 @@ async fn scanning(a: &Peer, b: &Peer) {
     assert_eq!(scan(b, "none").await, Vec::<Vec<u8>>::new());
 }
 
-async fn scenarios(port: u16, names: &[String]) {
+async fn scenarios(port: Option<u16>, names: &[String]) {
     let (a, b) = (Peer::connect(port, "rust-a"), Peer::connect(port, "rust-b"));
     for name in names {
         match name.as_str() {
@@ -344,7 +348,7 @@ async fn scenarios(port: u16, names: &[String]) {
     b.close().await;
 }
 
-async fn hold(port: u16, name: &str) {
+async fn hold(port: Option<u16>, name: &str) {
     let peer = Peer::connect(port, "rust-holder");
     let lock = lock::Client::new(peer.store.clone(), name.into(), "rust".into()).unwrap();
     let token = lock
@@ -358,7 +362,7 @@ async fn hold(port: u16, name: &str) {
     peer.close().await;
 }
 
-async fn attempt(port: u16, name: &str) {
+async fn attempt(port: Option<u16>, name: &str) {
     let peer = Peer::connect(port, "rust-attempt");
     let lease = lease::Client::new(peer.store.clone(), name.into(), "rust".into()).unwrap();
     match lease.acquire(WAIT, WAIT, None).await {
@@ -375,7 +379,7 @@ async fn attempt(port: u16, name: &str) {
     peer.close().await;
 }
 
-async fn run(port: u16, args: &[String]) {
+async fn run(port: Option<u16>, args: &[String]) {
     match args {
         [verb, name] if verb == "hold" => hold(port, name).await,
         [verb, name] if verb == "try" => attempt(port, name).await,
@@ -387,8 +391,11 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let port = args
         .first()
-        .and_then(|port| port.parse().ok())
-        .expect("usage: PROGRAM PORT SCENARIO... | hold NAME | try NAME");
+        .and_then(|port| match port.as_str() {
+            "env" => Some(None),
+            port => port.parse().ok().map(Some),
+        })
+        .expect("usage: PROGRAM PORT|env SCENARIO... | hold NAME | try NAME");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
