@@ -28,13 +28,13 @@ from typing import Any
 
 from tools.suites import ENVIRONMENT, PYTEST, PYTHON, ROOT, first_lines
 
-OWN = {"simulation": "tests/simulation", "fuzz": "tests/fuzz"}
+OWN = {"simulation": "tests/simulation", "fuzz": "tests/fuzz", "cluster": "tests/histories/test_cluster.py"}
 PARTS = {
     **{part: [path for path in paths if path not in OWN.values()] for part, paths in PYTEST.items()},
     "docs": ["tests/docs"],
     **{part: [path] for part, path in OWN.items()},
 }
-"""Folders of the tests of each part, by name."""
+"""Folders and files of the tests of each part, by name; a file of another part below its folders is left out."""
 
 SUMMARIES = "benchmarks/results/nightly"
 """Folder of the summaries."""
@@ -129,7 +129,8 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
 def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tuple[list[str], Results]:
     """Continue ``part`` at its cursor, or without one at its summary; returns all its tests and their current
     results."""
-    tests = collect(PARTS[part], root)
+    elsewhere = tuple(path for own, path in OWN.items() if own != part)
+    tests = [test for test in collect(PARTS[part], root) if not test.startswith(elsewhere)]
     if cursor.exists():
         kept: Results = json.loads(cursor.read_text(encoding="utf-8"))
     else:

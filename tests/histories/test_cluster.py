@@ -1,7 +1,9 @@
 """Histories of clients while the active node of a cluster changes: those of the state store are linearizable, and those
-of MQTT clients obey the delivery rules.
+of MQTT and TubeMQ clients obey the delivery rules.
 
-Two nodes and three members of etcd. Clients are connected through one proxy, which leads to the active node.
+Two nodes and three members of etcd. Clients of MQTT are connected through one proxy, which leads to the active node;
+those of TubeMQ know both masters. The advertised address of a master is a proxy, which only the broker of the other
+node uses.
 """
 
 from __future__ import annotations
@@ -21,13 +23,25 @@ from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
 from tests.histories.store import Load, record
 from tests.histories.test_mqtt import record as record_messages
+from tests.histories.tube_load import TubeLoad
 from tests.interop.cluster_nodes import NodeProcess
 from tests.interop.etcd import EtcdCluster
+from tests.interop.test_cluster_tube import PARTITIONS, create_topic, masters, until_partitions
 
-FAULTS = ("kill", "ahead", "pause", "behind", "cut", "clients")
+FAULTS = ("kill", "ahead", "pause", "behind", "cut", "clients", "nodes")
+ROUNDS, BLOCK = 200, 10
+"""Nightly rounds, with the kinds of fault in turn, and those of one test, which takes about three minutes."""
+LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 KINDS = [
-    pytest.param(("ahead", "pause", "cut"), id="3"),
-    pytest.param(FAULTS * 33 + FAULTS[:2], id="200", marks=[pytest.mark.nightly, pytest.mark.timeout(2600)]),
+    pytest.param(("ahead", "pause", "cut", "nodes"), id="4"),
+    *(
+        pytest.param(
+            tuple(FAULTS[number % len(FAULTS)] for number in range(first, first + BLOCK)),
+            id=f"{first + 1}-{first + BLOCK}",
+            marks=LONG,
+        )
+        for first in range(0, ROUNDS, BLOCK)
+    ),
 ]
 STEPS_S = {"ahead": 3600, "behind": -3600}
 _names = itertools.count(1)
@@ -46,17 +60,24 @@ class Behind(EtcdCluster):
 
 
 class Pair:
-    """Two nodes, each with a connection of its own to etcd, and the proxy of the clients."""
+    """Two nodes, each with a connection of its own to etcd, the proxy of the clients and those of the masters."""
 
     def __init__(
-        self, nodes: list[NodeProcess], machines: list[Machine], links: list[list[Proxy]], clients: Proxy
+        self,
+        nodes: list[NodeProcess],
+        machines: list[Machine],
+        links: list[list[Proxy]],
+        clients: Proxy,
+        peers: list[Proxy],
     ) -> None:
         self.active, self.standby = nodes
         self.clients = clients
+        self.masters = masters(nodes)
         self._machines = dict(zip(nodes, machines, strict=True))
         self._links = dict(zip(nodes, links, strict=True))
+        self._masters = dict(zip(nodes, peers, strict=True))
 
-    async def apply(self, fault: str, load: Load) -> None:
+    async def apply(self, fault: str, load: Load, tube: TubeLoad) -> None:
         """Apply a fault to the active node until the standby has taken over, then end it.
 
         A node that was paused has requests in a socket that were sent after the others had changed the keys. A node
@@ -68,6 +89,13 @@ class Pair:
             await asyncio.sleep(1)  # longer than half of the clients wait
             self.clients.cut()
             self.clients.release()
+            return
+        if fault == "nodes":  # the network between the broker of the standby and the active master: no takeover
+            link = self._masters[old]
+            link.hold()
+            await tube.more(20, old.broker_id, new.broker_id)
+            link.cut()
+            link.release()
             return
         if fault in STEPS_S:
             self._machines[new].set_clock(0)
@@ -83,6 +111,7 @@ class Pair:
             for link in self._links[old]:
                 link.hold()
         await new.until_active()
+        await tube.more(5, new.broker_id)  # records flow with one broker
         self.clients.lead_to(("127.0.0.1", new.mqtt))
         self.clients.cut()
         await load.more(10)
@@ -111,10 +140,15 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
         nodes: list[NodeProcess] = []
         machines: list[Machine] = []
         links: list[list[Proxy]] = []
-        for own in ("one", "other"):
+        peers: list[Proxy] = []
+        for broker, own in enumerate(("one", "other"), 1):
             link = [await stack.enter_async_context(Proxy(address_of(at))) for at in three.endpoints]
             links.append(link)
-            nodes.append(NodeProcess(folder, own, name, Behind(link)))
+            nodes.append(NodeProcess(folder, own, name, Behind(link), broker))
+            master = "127.0.0.1", nodes[-1].tube_master
+            peers.append(await stack.enter_async_context(Proxy(master)))
+            addresses = {"bind": f"127.0.0.1:{master[1]}", "advertise": f"127.0.0.1:{peers[-1].port}"}
+            nodes[-1].more = {"tube_master": addresses}
             (folder / f"{own} machine").mkdir()
             machines.append(Machine(folder / f"{own} machine", cluster=True))
             nodes[-1].program = machines[-1].program
@@ -124,7 +158,9 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
             node.write_config()
             node.start()
             await (node.until_active() if node is nodes[0] else node.until_standby(nodes[0]))
-        yield Pair(nodes, machines, links, clients)
+        await asyncio.to_thread(create_topic, nodes[0])
+        await until_partitions(nodes, 2 * PARTITIONS)
+        yield Pair(nodes, machines, links, clients, peers)
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -136,24 +172,29 @@ def address_of(text: str) -> tuple[str, int]:
 async def test_takeovers(
     tmp_path: Path, three: EtcdCluster, faults: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
-    """The active node is killed, its clock steps by an hour before that, it is paused, or cut off from etcd or from the
-    clients."""
+    """The active node is killed, its clock steps by an hour before that, it is paused, or cut off from etcd, from the
+    clients of MQTT or from the other node."""
     history = tmp_path / "history.jsonl"
     messages = tmp_path / "mqtt"
     messages.mkdir()
-    delivered = ""
-    async with pair(tmp_path, three) as nodes:
+    delivered = read = ""
+    async with pair(tmp_path, three) as nodes, TubeLoad(tmp_path / "tube.jsonl", nodes.masters, "demo") as tube:
+        brokers = nodes.active.broker_id, nodes.standby.broker_id
+        await tube.more(10, *brokers)
 
         async def fault(load: Load) -> None:
             async def apply(number: int) -> None:
-                await nodes.apply(faults[number], load)
+                await nodes.apply(faults[number], load, tube)
                 await load.more(20)
+                await tube.more(10, *brokers)
                 load.change_keys()
 
             nonlocal delivered
             delivered = await record_messages(messages, nodes.clients.port, apply, len(faults), window=1)
 
         recorder = await record(history, f"mqtt://127.0.0.1:{nodes.clients.port}", fault)
+        read = await tube.finish()
     assert recorder.answered > 300
     assert recorder.refused == []
-    request.node.user_properties.append(("summary", f"{check(history, tmp_path)}; MQTT {delivered}"))
+    text = f"{check(history, tmp_path)}; MQTT {delivered}; TubeMQ {read}"
+    request.node.user_properties.append(("summary", text))

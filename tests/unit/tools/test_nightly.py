@@ -82,6 +82,11 @@ def _rounded(result: dict[str, object]) -> dict[str, object]:
     return {**result, "seconds": round(float(str(result["seconds"])), 1)}
 
 
+def test_a_file_that_is_a_part_of_its_own_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(nightly.OWN, "own", "tests/slow/test_slow.py")
+    assert nightly.run_part("slow", root / "cursor.json", 60.0, root) == ([], {})
+
+
 def test_a_part_continues_at_its_summary_in_another_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that failed at another commit run again."""
     tests = [f"tests/a.py::b[{n}]" for n in range(5)]
