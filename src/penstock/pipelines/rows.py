@@ -11,7 +11,13 @@ Names of metadata columns start with ``_``:
     _checks    only after an expect step: names of the expect steps that the row passed and of the expectations that it
                violates (``expectations``)
     _path      only after a concat of branches of one source: the branches that the row passed
-    _redrive   struct: number, step, for a redriven dead letter; null for other rows
+    _part      only after an explode step: index of the array's element of which the row was made; after several steps
+               the indices joined with dots; null if the record left the stream before. With _id it identifies the row
+    _more      only after an explode step: number of rows that the record has in addition to this one, in its first row;
+               0 in others. The sum is the number of rows that explode steps added
+    _redrive   struct: number, step, parts (comma-separated, null for a whole record), for a redriven dead letter; null
+               for other rows
+    _replaced  only in a replay: array of structs (step, part) of the record's parts whose redriven copies are read, too
     _shared    only in a query of several sinks: the columns at the point where their steps separate, and what became
                of the row in the sinks before (``graph.fan_out``)
 
@@ -30,12 +36,13 @@ from pyspark.sql.types import TimestampType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, Source, StateStoreSource, TubeOptions
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, template_parts
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, template_parts
 from penstock.spark.tube.options import HEADER_PREFIX
 
 __all__ = [
     "INTERNAL",
     "MARKS",
+    "added_rows",
     "alive",
     "change_rows",
     "data_columns",
@@ -53,7 +60,10 @@ __all__ = [
     "windows_as_rows",
 ]
 
-INTERNAL = ("_id", "_source", "_dead", "_filtered", "_checks", "_path", "_redrive", "_shared")
+INTERNAL = (
+    *("_id", "_source", "_dead", "_filtered", "_checks", "_path"),
+    *("_part", "_more", "_redrive", "_replaced", "_shared"),
+)
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""
 _FIRST_FIELDS = ("topic", "broker", "partition", "offset", "timestamp")
@@ -74,7 +84,7 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
     place = sf.concat_ws("", *source_prefix, "topic", sf.lit("/"), broker, sf.lit(":"), partition, sf.lit("@"), offset)
     headers = sf.col("headers") if "headers" in source.columns else sf.expr(_NO_HEADERS).alias("headers")
     number, step = header(source, REDRIVE), header(source, REDRIVE_STEP)
-    redrive = sf.struct(number.alias("number"), step.alias("step"))
+    redrive = sf.struct(number.alias("number"), step.alias("step"), header(source, REDRIVE_PARTS).alias("parts"))
     return source.select(
         sf.coalesce(header(source, "id"), place).alias("_id"),
         sf.struct(sf.lit(name).alias("source"), *_FIRST_FIELDS, headers, "key", "value").alias("_source"),
@@ -158,6 +168,11 @@ def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]
     return rows.withColumn("_dead", sf.when(alive(), sf.coalesce(*causes)).otherwise(sf.col("_dead")))
 
 
+def added_rows(rows: DataFrame) -> Column:
+    """Return the number of rows that explode steps added to the record of a row, in one of its rows; 0 in others."""
+    return sf.coalesce(sf.col("_more"), sf.lit(0)) if "_more" in rows.columns else sf.lit(0)
+
+
 def too_large(size: Column, most: int) -> Column:
     """Return the reason for rejecting a value of ``size`` bytes; null if it can be sent."""
     return sf.when(size > most, sf.format_string(f"the value has %d bytes, at most {most} are allowed", size))
@@ -187,7 +202,7 @@ def refuse_internal(name: str, columns: Sequence[str]) -> None:
 
 def header_names(source: Source | TubeOptions) -> tuple[str, ...]:
     """Return the headers that rows of ``source`` need as columns, so that the reader extracts them once."""
-    names = ("id", REDRIVE, REDRIVE_STEP)
+    names = ("id", REDRIVE, REDRIVE_STEP, REDRIVE_PARTS)
     if isinstance(source, StateStoreSource):
         return (*names, "operation", "version", "writer", "expires-at")
     return (*names, "mqtt.topic") if isinstance(source, MqttSource) else names

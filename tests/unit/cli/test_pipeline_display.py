@@ -34,12 +34,25 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
 
 
 def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
-    counts = {"batch": 3, "read": 100, "out": 97, "dead": 1, "filtered": 2, "duplicates": None, "late": 0}
+    counts = {
+        "batch": 3,
+        "read": 100,
+        "exploded": 0,
+        "out": 97,
+        "dead": 1,
+        "filtered": 2,
+        "duplicates": None,
+        "late": 0,
+    }
     expectations = {"q.even": {"rows": 99, "violations": 4}, "q.small": {"rows": 99, "violations": 0}}
     event = {"event": "batch", "sink": "rows", "took_s": 0.84, **counts, "expectations": expectations}
     LineRunDisplay().show_event(event)
     assert capsys.readouterr().out == (
         "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; q.even violated by 4 of 99 rows; took 840 ms\n"
+    )
+    LineRunDisplay().show_event({**event, "exploded": 50, "out": 147, "expectations": {}})
+    assert capsys.readouterr().out == (
+        "rows batch 3: 100 read, 50 added by explode, 147 out, 1 dead, 2 filtered; took 840 ms\n"
     )
 
 

@@ -58,6 +58,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "batch": 1,
             "batches": 2,
             "read": 10,
+            "exploded": 0,
             "out": 7,
             "dead": 2,
             "filtered": 0,

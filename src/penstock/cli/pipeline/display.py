@@ -185,13 +185,14 @@ def _cells(sink: Mapping[str, Any]) -> list[str]:
 
 def _batch(event: Event) -> str:
     left = ", ".join(f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name])
+    exploded = f", {event['exploded']} added by explode" if event["exploded"] else ""
     violated = "".join(
         f"; {name} violated by {counts['violations']} of {counts['rows']} rows"
         for name, counts in event["expectations"].items()
         if counts["violations"]
     )
     return (
-        f"{event['sink']} batch {event['batch']}: {event['read']} read, {event['out']} out"
+        f"{event['sink']} batch {event['batch']}: {event['read']} read{exploded}, {event['out']} out"
         f"{', ' + left if left else ''}{violated}; took {shown_duration(event['took_s'])}"
     )
 

@@ -31,7 +31,7 @@ app = Commands("List, correct, redrive, close and purge dead letters: records th
 _STORE_TIMEOUT_S = 2.0
 """Timeout in seconds of the request to the state store for the lease. It is short, because the ledger is local."""
 _NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes", "state_disk_bytes")
-_SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
+_SUMS = ("batches", "read", "exploded", "out", "dead", "filtered", "duplicates", "late")
 
 
 class PipelineStatus(NamedTuple):
@@ -118,7 +118,7 @@ def _print_status(found: PipelineStatus, state: Path) -> None:
         }
         for row in found.rows
     ]
-    columns = ["sink", "batch", *_SUMS, *(["lag", "rows/s", "batch_time"] if run is not None else [])]
+    columns = ["sink", "batch", *_shown_sums(shown_rows), *(["lag", "rows/s", "batch_time"] if run is not None else [])]
     print_table(shown_rows, columns, as_json=False)
     checked = [
         {"sink": row["sink"], "expectation": name, **counts}
@@ -128,6 +128,11 @@ def _print_status(found: PipelineStatus, state: Path) -> None:
     if checked:
         sys.stdout.write("\n")
         print_table(checked, ["sink", "expectation", "rows", "violations"], as_json=False)
+
+
+def _shown_sums(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the sums to show of ``rows``: that of explode steps only if there are any."""
+    return [name for name in _SUMS if name != "exploded" or any(row[name] for row in rows)]
 
 
 def _end(record: RunRecord) -> str:
@@ -197,7 +202,7 @@ def dead_list(file: File, into: Into = None, every: All = False, as_json: Json =
     counts: dict[tuple[str, str, str], Counter[LetterState]] = {}
     for letter in letters(path):
         group = counts.setdefault((letter.step, letter.code, letter.reason), Counter())
-        group[states.get(letter.coordinates, is_open).state] += 1
+        group[states.get(letter.place, is_open).state] += 1
     shown_counts = {
         group: found for group, found in counts.items() if every or any(not state.is_closed for state in found)
     }
@@ -251,7 +256,7 @@ def dead_show(
     chosen = [
         (letter, status)
         for letter in _chosen(list(letters(path)), pipeline, step, only)
-        for status in [states.get(letter.coordinates, is_open)]
+        for status in [states.get(letter.place, is_open)]
         if every or only or not status.state.is_closed
     ]
     for letter, status in chosen[:limit]:
@@ -259,6 +264,7 @@ def dead_show(
             print_json(
                 {
                     "id": letter.id,
+                    "part": letter.part,
                     "step": letter.step,
                     "code": letter.code,
                     "source": letter.source,
@@ -275,7 +281,8 @@ def dead_show(
             continue
         state = "" if status.state is LetterState.OPEN else f" ({status.state.value})"
         code = f" ({letter.code})" if letter.code else ""
-        sys.stdout.write(f"{letter.id}: {letter.step}: {letter.reason}{code}{state}\n")
+        part = "" if letter.part is None else f", part {letter.part}"
+        sys.stdout.write(f"{letter.id}{part}: {letter.step}: {letter.reason}{code}{state}\n")
         sys.stdout.write(f"  {_place(letter, pipeline)}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
         for name, value in letter.headers:
             sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
@@ -316,9 +323,9 @@ def dead_redrive(
             "correct the sink, and later changes of the window are written"
         )
     sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
-    chosen = [letter for letter in wanted if states.get(letter.coordinates, LetterState.OPEN) in sendable]
+    chosen = [letter for letter in wanted if states.get(letter.place, LetterState.OPEN) in sendable]
     if only and len(chosen) < len(wanted):
-        left_out = {states[letter.coordinates] for letter in wanted if letter not in chosen}
+        left_out = {states[letter.place] for letter in wanted if letter not in chosen}
         count = _letters(len(wanted) - len(chosen))
         if left_out == {LetterState.REDRIVEN}:
             note(f"{count} sent again before: --repeat sends it once more")
@@ -412,7 +419,7 @@ def dead_purge(
     chosen = [
         letter
         for letter in letters(path)
-        if _in_utc(letter.timestamp) < before and (every or states.get(letter.coordinates, is_open).state.is_closed)
+        if _in_utc(letter.timestamp) < before and (every or states.get(letter.place, is_open).state.is_closed)
     ]
     if chosen and not (dry_run or yes or confirmed(f"Delete {_letters(len(chosen))}?")):
         note("nothing was deleted")
@@ -449,7 +456,7 @@ def _change_state(
     states, is_open = letter_states(path), LetterStatus(LetterState.OPEN)
     chosen = []
     for letter in _chosen(list(letters(path)), pipeline, step, only):
-        now = states.get(letter.coordinates, is_open).state
+        now = states.get(letter.place, is_open).state
         changes = now is not LetterState.OPEN if state is LetterState.OPEN else not now.is_closed
         if changes and now is not LetterState.REDRIVEN:
             chosen.append(letter)

@@ -33,7 +33,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 if TYPE_CHECKING:
     from penstock.pipelines.run.run import RunOptions
     from penstock.pipelines.spec.pipeline import Pipeline
-    from penstock.pipelines.state_dir.replay import Coordinates, Replay
+    from penstock.pipelines.state_dir.replay import Copies, Replay
 
 __all__ = ["run", "stop"]
 
@@ -264,7 +264,7 @@ def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
     return () if warning is None else (warning,)
 
 
-def _redriven(pipeline: Pipeline) -> dict[Coordinates, Coordinates]:
+def _redriven(pipeline: Pipeline) -> Copies:
     """Return the redriven dead letters of ``pipeline`` and their copies."""
     from penstock.pipelines.ledger.dead_letters import redriven_copies
 

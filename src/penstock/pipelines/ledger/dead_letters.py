@@ -1,11 +1,13 @@
 """Read the dead letters in the table of a pipeline, and redrive them to their sources.
 
 A dead letter stores the unchanged record: value, key and headers. A redriven record has the same id, and a header with
-the number of redrives, so that a dedupe accepts it. A TubeMQ record is sent to its topic; a record of a file is written
-to a file in the source's inbox, which is read like the others. Redriven records are listed in files next to the table
-after TubeMQ or the disk has acknowledged them: a crash in between may redrive a record twice, but never loses it.
+the number of redrives, so that a dedupe accepts it. If only parts of a record (rows of an explode step) are dead
+letters, another header names them, and the redriven record makes only these rows. A TubeMQ record is sent to its topic;
+a record of a file is written to a file in the source's inbox, which is read like the others. Redriven records are
+listed in files next to the table after TubeMQ or the disk has acknowledged them: a crash in between may redrive a
+record twice, but never loses it.
 
-    <table>/_redriven/<time>.json   coordinates of redriven records, and of their copies
+    <table>/_redriven/<time>.json   coordinates of redriven records, with their parts, and of their copies
     <table>/_states/<time>.json     other changes of state: corrected, resolved, discarded, reopened
 """
 
@@ -25,10 +27,10 @@ from typing import Any, NamedTuple
 from penstock.errors import ConfigError
 from penstock.pipelines.sinks.table import delete_rows, files
 from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSource, TubeOptions
-from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_STEP, names_setting
+from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import listed, read_json, sync_directory, write_json
-from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
+from penstock.pipelines.state_dir.replay import Coordinates, RecordPart, RedrivenCopy, ReplayRange
 from penstock.spark.tube.arrow import record_of
 from penstock.spark.tube.offsets import OffsetSpec, TimeSpec
 from penstock.spark.tube.options import SourceOptions
@@ -81,7 +83,7 @@ class DeadLetter(NamedTuple):
     """One record that a step could not process.
 
     ``code`` is the kind of failure (``parse.not_json``), ``source`` the name of the source; both are empty in dead
-    letters of older versions.
+    letters of older versions. ``part``: the part of the record that failed after an explode step, otherwise None.
     """
 
     step: str
@@ -97,11 +99,17 @@ class DeadLetter(NamedTuple):
     key: bytes | None
     headers: list[tuple[str, bytes]]
     value: bytes
+    part: str | None = None
 
     @property
     def coordinates(self) -> Coordinates:
         """Topic, broker, partition and offset of the record."""
         return self.topic, self.broker, self.partition, self.offset
+
+    @property
+    def place(self) -> RecordPart:
+        """The record and the part of it, which have one state."""
+        return RecordPart(self.coordinates, self.part)
 
 
 def letters(path: Path) -> Iterator[DeadLetter]:
@@ -129,17 +137,17 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
     return DeadLetter(**values | {name: values[name] or "" for name in ("code", "source")})
 
 
-def letter_states(path: Path) -> dict[Coordinates, LetterStatus]:
+def letter_states(path: Path) -> dict[RecordPart, LetterStatus]:
     """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected."""
     notes = [(int(match[0].removesuffix(".json")), _REDRIVEN, match[0]) for match in listed(path / _REDRIVEN, _NOTE)]
     notes += [(int(match[0].removesuffix(".json")), _STATES, match[0]) for match in listed(path / _STATES, _NOTE)]
-    found: dict[Coordinates, LetterStatus] = {}
+    found: dict[RecordPart, LetterStatus] = {}
     # File names are the times of the changes: the last one is valid.
     for _, directory, name in sorted(notes):
         note = read_json(path / directory / name)
         state = LetterState(note.get("state", LetterState.REDRIVEN))
         value = None if note.get("value") is None else base64.b64decode(note["value"])
-        for place in map(_coordinates, note["places"]):
+        for place in map(_place, note["places"]):
             before = found.get(place)
             # A corrected letter that was redriven is redriven again with the same payload.
             kept = before.value if before is not None and state is LetterState.REDRIVEN else None
@@ -151,7 +159,7 @@ def set_state(path: Path, chosen: Sequence[DeadLetter], state: LetterState, valu
     """Store that the letters ``chosen`` have ``state``; ``value`` is the payload of a corrected letter."""
     if not chosen:
         return
-    note: dict[str, Any] = {"state": state, "places": [letter.coordinates for letter in chosen]}
+    note: dict[str, Any] = {"state": state, "places": [_as_json(letter.place) for letter in chosen]}
     if value is not None:
         note["value"] = base64.b64encode(value).decode()
     write_json(path / _STATES / f"{time.time_ns()}.json", note)
@@ -159,30 +167,36 @@ def set_state(path: Path, chosen: Sequence[DeadLetter], state: LetterState, valu
 
 def redriven(path: Path) -> set[Coordinates]:
     """Return the coordinates of the redriven records."""
-    return {coordinates for coordinates, _, _ in _redrives(path)}
+    return {place.record for place, _, _ in _redrives(path)}
 
 
-def redriven_copies(path: Path) -> dict[Coordinates, Coordinates]:
-    """Map the coordinates of redriven records to those of their newest copies, if known."""
-    return {coordinates: copy for coordinates, _, copy in _redrives(path) if copy is not None}
+def redriven_copies(path: Path) -> dict[RecordPart, RedrivenCopy]:
+    """Map redriven records and parts to their newest copies, if their coordinates are known."""
+    return {place: copy for place, _, copy in _redrives(path) if copy is not None}
 
 
-def _redrives(path: Path) -> Iterator[tuple[Coordinates, int, Coordinates | None]]:
-    """Yield the coordinates of redriven records, the time (ms since 1970) after which the source has a copy, and the
-    coordinates of the copy, in the order of the redrives."""
+def _redrives(path: Path) -> Iterator[tuple[RecordPart, int, RedrivenCopy | None]]:
+    """Yield redriven records and parts, the time (ms since 1970) after which the source has a copy, and the copy, in
+    the order of the redrives."""
     for name in sorted((match[0] for match in listed(path / _REDRIVEN, _NOTE)), key=lambda name: (len(name), name)):
         note = read_json(path / _REDRIVEN / name)
         # Notes of older versions lack the time; their file name is the time at which all copies were acknowledged.
         since_ms = int(note.get("since_ms", int(name.removesuffix(".json")) // 1_000_000))
         # They also lack the copies, like redrives of files.
         copies = note.get("copies") or [None] * len(note["places"])
-        for place, copy in zip(note["places"], copies, strict=True):
-            yield _coordinates(place), since_ms, None if copy is None else _coordinates(copy)
+        # Notes of older versions lack the steps, which only parts of records need.
+        steps = note.get("steps") or [""] * len(note["places"])
+        for place, copy, step in zip(note["places"], copies, steps, strict=True):
+            yield _place(place), since_ms, None if copy is None else RedrivenCopy(_place(copy).record, step)
 
 
-def _coordinates(place: Sequence[Any]) -> Coordinates:
-    topic, broker, partition, offset = place
-    return str(topic), int(broker), int(partition), int(offset)
+def _place(place: Sequence[Any]) -> RecordPart:
+    topic, broker, partition, offset, *part = place
+    return RecordPart((str(topic), int(broker), int(partition), int(offset)), *part)
+
+
+def _as_json(place: RecordPart) -> list[Any]:
+    return [*place.record, *([] if place.part is None else [place.part])]
 
 
 def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: ReplayRange) -> str | None:
@@ -193,22 +207,20 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: ReplayRang
     unknown if an older version or an Apache broker stored them: the replay then writes two rows, because a dedupe
     deliberately accepts the copy. Dead letters of files have no copies in a replay, which has its own inbox.
     """
-    since: dict[Coordinates, int] = {}
-    for coordinates, since_ms, copy in _redrives(path):
+    since: dict[RecordPart, int] = {}
+    for place, since_ms, copy in _redrives(path):
         if copy is None:
-            since.setdefault(coordinates, since_ms)
+            since.setdefault(place, since_ms)
     if not since:
         return None
     repeated = [
-        since[letter.coordinates]
+        since[letter.place]
         for letter in letters(path)
-        if letter.coordinates in since
+        if letter.place in since
         and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions)
         and not _is_before(letter, span.begin)
         and (span.end == "latest" or _is_before(letter, span.end))
-        and not (
-            isinstance(span.end, TimeSpec) and isinstance(span.end.at, int) and span.end.at <= since[letter.coordinates]
-        )
+        and not (isinstance(span.end, TimeSpec) and isinstance(span.end.at, int) and span.end.at <= since[letter.place])
     ]
     if not repeated:
         return None
@@ -226,8 +238,8 @@ def purge(path: Path, chosen: Sequence[DeadLetter]) -> int:
     The coordinates of redriven letters are not deleted, because replays need them. A run may write to the table at the
     same time.
     """
-    gone = {(letter.coordinates, letter.step) for letter in chosen}
-    return delete_rows(path, lambda row: (_letter(row).coordinates, str(row["step"])) in gone)
+    gone = {(letter.place, letter.step) for letter in chosen}
+    return delete_rows(path, lambda row: (_letter(row).place, str(row["step"])) in gone)
 
 
 def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
@@ -259,25 +271,67 @@ async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str,
         _check_writable(name, inputs)
     since_ms = time.time_ns() // 1_000_000
     states = letter_states(path)
-    by_source = {name: [_corrected(letter, states) for letter in mine] for name, mine in by_source.items()}
-    copies: dict[Coordinates, Coordinates] = {}
-    for name, mine in by_source.items():
+    copies: dict[RecordPart, Coordinates] = {}
+    for name, found in by_source.items():
         source = inputs[name]
+        mine = _records([_corrected(letter, states) for letter in found])
         if isinstance(source, TubeOptions):
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
                 copies |= await _into_topics(source, mine)
         else:
             _into_inbox(layout.inbox(state, name), mine)
-    places = [letter.coordinates for letter in chosen]
-    note = {"places": places, "copies": [copies.get(place) for place in places], "since_ms": since_ms}
+    note = {
+        "places": [_as_json(letter.place) for letter in chosen],
+        "copies": [copies.get(letter.place) for letter in chosen],
+        "steps": [letter.step for letter in chosen],
+        "since_ms": since_ms,
+    }
     write_json(path / _REDRIVEN / f"{time.time_ns()}.json", note)
     return len(chosen)
 
 
-def _corrected(letter: DeadLetter, states: Mapping[Coordinates, LetterStatus]) -> DeadLetter:
+def _corrected(letter: DeadLetter, states: Mapping[RecordPart, LetterStatus]) -> DeadLetter:
     """Return ``letter`` with its corrected payload, if it has one."""
-    status = states.get(letter.coordinates)
+    status = states.get(letter.place)
     return letter if status is None or status.value is None else letter._replace(value=status.value)
+
+
+class _RedrivenRecord(NamedTuple):
+    """A record to send: that of ``letter``, and the letters that it stands for, more than one for several parts."""
+
+    letter: DeadLetter
+    places: tuple[RecordPart, ...]
+
+    @property
+    def headers(self) -> list[tuple[str, bytes]]:
+        """The headers of the record, with the number of redrives, the step that rejected it, and its parts."""
+        letter = self.letter
+        times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
+        kept = [(name, value) for name, value in letter.headers if name not in _REDRIVE_HEADERS]
+        marks = [(REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
+        parts = [place.part for place in self.places if place.part is not None]
+        return [*kept, *marks, *([(REDRIVE_PARTS, ",".join(parts).encode())] if parts else [])]
+
+    def as_record(self) -> Record:
+        """Return the record as a producer sends it."""
+        record = record_of(self.letter.value, self.letter.key, self.headers)
+        record.id = self.letter.id
+        return record
+
+
+_REDRIVE_HEADERS = frozenset({REDRIVE, REDRIVE_STEP, REDRIVE_PARTS})
+
+
+def _records(letters: Sequence[DeadLetter]) -> list[_RedrivenRecord]:
+    """Return the records to send for ``letters``: one for all parts of a record that one step rejected.
+
+    With one for each part, a dedupe would drop all but the first: they have the same id.
+    """
+    found: dict[object, list[DeadLetter]] = {}
+    for letter in letters:
+        key = (letter.coordinates, letter.part is None, letter.step, letter.value)
+        found.setdefault(key, []).append(letter)
+    return [_RedrivenRecord(mine[0], tuple(dict.fromkeys(each.place for each in mine))) for mine in found.values()]
 
 
 def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
@@ -297,50 +351,38 @@ def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
         raise ConfigError(f"records cannot be redriven to the source {name!r}: its format is {source.format}")
 
 
-async def _into_topics(source: TubeOptions, letters: Sequence[DeadLetter]) -> dict[Coordinates, Coordinates]:
-    """Send ``letters`` to their topics; return the coordinates of the copies that the brokers reported."""
+async def _into_topics(source: TubeOptions, records: Sequence[_RedrivenRecord]) -> dict[RecordPart, Coordinates]:
+    """Send ``records`` to their topics; return the coordinates of the copies that the brokers reported."""
     login = SourceOptions.parse(source.all_options()).login
-    copies: dict[Coordinates, Coordinates] = {}
+    copies: dict[RecordPart, Coordinates] = {}
     async with Producer(source.master, **login.client()) as producer:
-        by_topic: dict[str, list[DeadLetter]] = {}
-        for letter in letters:
-            by_topic.setdefault(letter.topic, []).append(letter)
+        by_topic: dict[str, list[_RedrivenRecord]] = {}
+        for record in records:
+            by_topic.setdefault(record.letter.topic, []).append(record)
         for topic, mine in by_topic.items():
-            results = await producer.send_all(topic, map(_redriven_record, mine))
-            for letter, result in zip(mine, results, strict=True):
+            results = await producer.send_all(topic, [record.as_record() for record in mine])
+            for record, result in zip(mine, results, strict=True):
                 if result.append_offset >= 0:
-                    copies[letter.coordinates] = (topic, result.broker_id, result.partition, result.append_offset)
+                    copy = (topic, result.broker_id, result.partition, result.append_offset)
+                    copies |= dict.fromkeys(record.places, copy)
     return copies
 
 
-def _into_inbox(directory: Path, letters: Sequence[DeadLetter]) -> None:
+def _into_inbox(directory: Path, records: Sequence[_RedrivenRecord]) -> None:
     """Write one file of JSON lines and rename it when it is complete, because the source reads every file with this
     suffix."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns()}.jsonl"
     temporary = directory / f".{name}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
-        for letter in letters:
-            headers = [("id", letter.id.encode()), *((n, v) for n, v in _marked(letter) if n != "id")]
+        for record in records:
+            headers = [("id", record.letter.id.encode()), *((n, v) for n, v in record.headers if n != "id")]
             line = {
                 "headers": [(header, base64.b64encode(value).decode()) for header, value in headers],
-                "value": base64.b64encode(letter.value).decode(),
+                "value": base64.b64encode(record.letter.value).decode(),
             }
             file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(directory / name)
     sync_directory(directory)
-
-
-def _marked(letter: DeadLetter) -> list[tuple[str, bytes]]:
-    """Return the headers of ``letter``, with the number of redrives and the step that rejected it."""
-    times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
-    kept = [(name, value) for name, value in letter.headers if name not in (REDRIVE, REDRIVE_STEP)]
-    return [*kept, (REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
-
-
-def _redriven_record(letter: DeadLetter) -> Record:
-    record = record_of(letter.value, letter.key, _marked(letter))
-    record.id = letter.id
-    return record

@@ -4,7 +4,7 @@ the sink.
     <state>/ledger/<sink>/<batch>.json
 
 A repeated batch replaces its file, so sums over the files count each batch once. For a query of single rows,
-``read = out + dead + filtered + duplicates``; a query of windows counts the rows that were added to windows.
+``read + exploded = out + dead + filtered + duplicates``; a query of windows counts the rows that were added to windows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _NONE = ExpectationCounts()
 class LedgerEntry:
     """One batch of one query.
 
-    Counts are records of the source, except ``out`` of windows: requests to the store, messages, or rows.
+    Counts are records of the source, after an explode step rows, except ``out`` of windows: requests to the store,
+    messages, or rows.
     """
 
     sink: str
@@ -58,6 +59,8 @@ class LedgerEntry:
     """Path of the dead letter table at the time."""
     expectations: Mapping[str, ExpectationCounts] = field(default_factory=dict)
     """Counts of each expectation, by ``<step>.<name>``."""
+    exploded: int = 0
+    """Rows that explode steps added: a record with five elements has four rows more than it would have otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class Counts:
     filtered: int = 0
     duplicates: int = 0
     late: int = 0
+    exploded: int = 0
     expectations: Mapping[str, ExpectationCounts] = field(default_factory=dict)
 
     def plus(self, entry: LedgerEntry) -> Self:
@@ -84,6 +88,7 @@ class Counts:
             filtered=self.filtered + entry.filtered,
             duplicates=self.duplicates + (entry.duplicates or 0),
             late=self.late + entry.late,
+            exploded=self.exploded + entry.exploded,
             expectations={
                 name: self.expectations.get(name, _NONE).plus(entry.expectations.get(name, _NONE))
                 for name in {**self.expectations, **entry.expectations}
@@ -138,7 +143,7 @@ class Ledger:
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(each.name for each in fields(LedgerEntry))
-_NEWER = frozenset({"letters", "table", "letters_table", "expectations"})
+_NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded"})
 
 
 def _entry(path: Path) -> LedgerEntry:

@@ -89,14 +89,15 @@ def _chain(entries: list[LedgerEntry]) -> Iterator[str]:
 
 
 def _balance(sink_plan: SinkPlan, entries: list[LedgerEntry]) -> Iterator[str]:
-    """Check that every record read has an outcome."""
+    """Check that every record read, and every row that explode steps made of it, has an outcome."""
     if sink_plan.windowed:
         return
     for entry in entries:
         accounted = entry.out + entry.dead + entry.filtered + (entry.duplicates or 0)
-        if accounted != entry.read or (entry.duplicates or 0) < 0:
+        if accounted != entry.read + entry.exploded or (entry.duplicates or 0) < 0:
+            exploded = f" and {entry.exploded} rows added by explode" if entry.exploded else ""
             yield (
-                f"batch {entry.batch}: {entry.read} read, but {entry.out} out, {entry.dead} dead, "
+                f"batch {entry.batch}: {entry.read} read{exploded}, but {entry.out} out, {entry.dead} dead, "
                 f"{entry.filtered} filtered, {entry.duplicates} duplicates"
             )
 

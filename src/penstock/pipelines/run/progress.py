@@ -82,6 +82,7 @@ MEANINGS: Final = {
     "filtered": "Records that a filter, a source or the sink's condition excluded.",
     "duplicates": "Duplicates that a dedupe dropped; 0 if they are unknown because of windows.",
     "late": "Events that were too late for the window.",
+    "exploded": "Rows that explode steps added to those of the records.",
     "restarts": "Restarts of the sink's query after an error.",
     "failing_seconds": "Time since the first failure after the last completed batch; 0 without a failure.",
     "batch": "Number of the last completed batch.",

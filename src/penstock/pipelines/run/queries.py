@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import DataLossError
 from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
-from penstock.pipelines.rows import MARKS, alive, windows_as_rows
+from penstock.pipelines.rows import MARKS, added_rows, alive, windows_as_rows
 from penstock.pipelines.run.progress import RunningBatch
 from penstock.pipelines.sinks.delivery import (
     SinkBatch,
@@ -128,11 +128,16 @@ class RunContext:
 
 
 class BatchCounts(NamedTuple):
-    """Number of rows of a batch in each state."""
+    """Number of rows of a batch in each state; ``exploded``: how many of them explode steps added."""
 
     out: int
     dead: int
     filtered: int
+    exploded: int = 0
+
+    def duplicates(self, read: int) -> int:
+        """Return how many of the ``read`` records have no row."""
+        return read + self.exploded - self.out - self.dead - self.filtered
 
 
 class FinishedBatch(NamedTuple):
@@ -198,26 +203,22 @@ class SinkBatches:
         finally:
             rows.unpersist()
         read = self._read(start, end)
-        duplicates = read - counts.out - counts.dead - counts.filtered
-        return self._entry(
-            batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters, checks=checks
-        )
+        return self._entry(batch, start, end, read, counts, out=out, letters=letters, checks=checks)
 
     def _counted(self, rows: DataFrame) -> tuple[BatchCounts, dict[str, int]]:
         """Count ``rows`` by state, and by name in ``_checks``."""
         aggregates = check_counts(rows, self.plan)
-        found = rows.agg(*_states(), *aggregates).first()
+        found = rows.agg(*_states(rows), *aggregates).first()
         assert found is not None
         return _counted(found), checks_of(found)
 
     def _rows_in_one_pass(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         read = self._read(start, end)
-        if read <= ONE_FILE and not any(step.dedupe is not None for step in self.plan.steps):
+        if read <= ONE_FILE and not self.plan.has_dedupe:
             # One file and one task: more would not make a small batch faster.
             rows = rows.coalesce(1)
         found = self._writer.write_once(rows, batch)
-        counts = BatchCounts(found.out, found.dead, found.filtered)
-        duplicates = read - counts.out - counts.dead - counts.filtered
+        counts = BatchCounts(found.out, found.dead, found.filtered, found.exploded)
         return self._entry(
             batch,
             start,
@@ -225,7 +226,6 @@ class SinkBatches:
             read,
             counts,
             out=found.written,
-            duplicates=duplicates,
             letters=found.letters,
             checks=found.checks,
         )
@@ -246,9 +246,7 @@ class SinkBatches:
         finally:
             windows.unpersist()
         counts = counts._replace(dead=counts.dead + found.dead)
-        return self._entry(
-            batch, start, end, read, counts, out=written, duplicates=None, late=late, letters=letters, checks=checks
-        )
+        return self._entry(batch, start, end, read, counts, out=written, late=late, letters=letters, checks=checks)
 
     def _check_limits_of_records(self, spark: SparkSession, batch: int, start: Offsets, end: Offsets) -> None:
         """Check the limits of expectations before the windows of a batch are written."""
@@ -276,14 +274,14 @@ class SinkBatches:
         records = window_input(streams, plan.nodes, self._context.with_lookup)
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late duplicates of an event count once; `<=`, since an event at the watermark is dropped too.
-        place = late_from_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
+        place = late_from_ms(window, deduped=plan.has_dedupe)
         is_late = alive() & (place <= sf.lit(watermark)) if watermark else sf.expr("false")
         late = sf.count_distinct(sf.when(is_late, sf.struct(*record_identity(records)))).alias("late")
         if plan.late_sinks or plan.dead_letters_of:
             records = records.persist()
         late_rows: list[DataFrame] = []
         try:
-            row = records.agg(*_states(), late, *check_counts(records, plan)).first()
+            row = records.agg(*_states(records), late, *check_counts(records, plan)).first()
             assert row is not None
             counts, checks = _counted(row), checks_of(row)
             if plan.late_sinks:
@@ -314,12 +312,15 @@ def ledger_entry(
     counts: BatchCounts,
     *,
     out: int,
-    duplicates: int | None,
     late: int = 0,
     letters: int = 0,
     checks: Mapping[str, int],
 ) -> LedgerEntry:
-    """Return the ledger entry of a batch of the sink of ``plan``; ``checks``: rows by name in ``_checks``."""
+    """Return the ledger entry of a batch of the sink of ``plan``; ``checks``: rows by name in ``_checks``.
+
+    Records without a row are duplicates only if the plan has a dedupe; otherwise ``reconcile`` reports them.
+    """
+    duplicates = counts.duplicates(read) if plan.has_dedupe else 0
     return LedgerEntry(
         sink=plan.sink.name,
         batch=batch,
@@ -329,7 +330,8 @@ def ledger_entry(
         out=out,
         dead=counts.dead,
         filtered=counts.filtered,
-        duplicates=duplicates,
+        exploded=counts.exploded,
+        duplicates=None if plan.windowed else duplicates,
         late=late,
         late_watermark_ms=checkpoint.late_watermark_ms(batch),
         watermark_ms=checkpoint.planned(batch).watermark_ms,
@@ -341,22 +343,23 @@ def ledger_entry(
     )
 
 
-def _states() -> list[Column]:
+def _states(rows: DataFrame) -> list[Column]:
     return [
         sf.count_if(alive()).alias("out"),
         sf.count_if(sf.col("_dead").isNotNull()).alias("dead"),
         sf.count_if(sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
+        sf.coalesce(sf.sum(added_rows(rows)), sf.lit(0)).alias("exploded"),
     ]
 
 
 def _count(rows: DataFrame) -> BatchCounts:
-    found = rows.agg(*_states()).first()
+    found = rows.agg(*_states(rows)).first()
     assert found is not None
     return _counted(found)
 
 
 def _counted(found: Row) -> BatchCounts:
-    return BatchCounts(found["out"], found["dead"], found["filtered"])
+    return BatchCounts(found["out"], found["dead"], found["filtered"], found["exploded"])
 
 
 ONE_FILE = 10_000

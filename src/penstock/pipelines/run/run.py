@@ -56,7 +56,7 @@ from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, dur
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Offsets, check_shapes
 from penstock.pipelines.state_dir.layout import claim, ready_directory
-from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
+from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.spark.session import check_master, refuse_connect
@@ -106,7 +106,7 @@ class RunOptions:
     lease: str | None = None
     warnings: Sequence[str] = ()
     """Warnings that the run reports for its caller."""
-    redriven: Mapping[Coordinates, Coordinates] = field(default_factory=dict)
+    redriven: Copies = field(default_factory=dict)
     """In a replay: coordinates of redriven dead letters, and of their copies, which replace them."""
     debug: bool = False
     """Report the Java stack of each failure of a query as an event ``stack``."""

@@ -306,7 +306,7 @@ class SharedBatches:
     def _entry(
         self, member: _Member, number: int, span: tuple[Offsets, Offsets], read: int, found: OnePassCounts
     ) -> LedgerEntry:
-        counts = BatchCounts(found.out, found.dead, found.filtered)
+        counts = BatchCounts(found.out, found.dead, found.filtered, found.exploded)
         return ledger_entry(
             member.plan,
             member.checkpoint,
@@ -316,7 +316,6 @@ class SharedBatches:
             read,
             counts,
             out=found.written,
-            duplicates=read - sum(counts),
             letters=found.letters,
             checks=found.checks,
         )

@@ -30,7 +30,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
-from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
+from penstock.pipelines.rows import added_rows, data_columns, key_column, mark_dead, too_large
 from penstock.pipelines.sinks.delta import DeltaWriter
 from penstock.pipelines.sinks.one_pass import (
     SHARED,
@@ -167,8 +167,9 @@ def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int |
 
 
 def record_identity(rows: DataFrame) -> list[str]:
-    """Return the columns that identify a row: its id, and its path if a record may arrive on several paths."""
-    return ["_id", *(["_path"] if "_path" in rows.columns else [])]
+    """Return the columns that identify a row: its id, its path if a record may arrive on several paths, and its part if
+    a record may have several rows."""
+    return ["_id", *(column for column in ("_path", "_part") if column in rows.columns)]
 
 
 def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
@@ -227,7 +228,7 @@ def last_of_each_key(rows: DataFrame, sink: TableSink, writer: str) -> DataFrame
     """
     keys = sink.keys
     if sink.order_by is not None:
-        order = Window.partitionBy(*keys).orderBy(sf.col(sink.order_by).desc_nulls_last(), sf.col("_id"))
+        order = Window.partitionBy(*keys).orderBy(sf.col(sink.order_by).desc_nulls_last(), *_row_id(rows))
         return rows.withColumn("_place", sf.row_number().over(order)).where("_place = 1").drop("_place")
     twice = rows.groupBy(*keys).count().where("count > 1").first()
     if twice is not None:
@@ -332,7 +333,7 @@ class SinkBatch:
 class OnePassCounts(NamedTuple):
     """Counts of a batch by state, and the numbers of rows in the table and of dead letters that the batch wrote.
 
-    ``checks``: number of rows for each name in the column ``_checks``.
+    ``checks``: number of rows for each name in the column ``_checks``; ``exploded``: rows that explode steps added.
     """
 
     out: int
@@ -341,6 +342,7 @@ class OnePassCounts(NamedTuple):
     written: int
     letters: int
     checks: Mapping[str, int]
+    exploded: int
 
 
 class SinkWriter:
@@ -379,13 +381,19 @@ class SinkWriter:
         if self._plan.sink.table is None:
             return found | {name: (sf.col(name), name) for name in record_identity(rows)}
         coordinates = {f"_{name}": (sf.col(f"_source.{name}"), "_source") for name in COORDINATES}
-        return {**found, "_id": (sf.col("_id"), "_id"), **coordinates}
+        return {**found, **{name: (sf.col(name), name) for name in _row_id(rows)}, **coordinates}
 
     def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
         """Return what becomes of each of ``rows`` in the sink, for ``write_in_one_pass``; ``own``: its own columns."""
         columns = self.columns(rows)
-        checks = sf.col(CHECKS) if CHECKS in rows.columns else None
-        return outcome([columns[name][0].alias(name) for name in own], _letter_columns(rows), self._is_letter(), checks)
+        counted = {}
+        if CHECKS in rows.columns:
+            counted["checks"] = sf.col(CHECKS)
+        if "_more" in rows.columns:
+            counted["more"] = added_rows(rows)
+        return outcome(
+            [columns[name][0].alias(name) for name in own], _letter_columns(rows), self._is_letter(), counted
+        )
 
     def outcomes(self, batch: int, column: str, names: tuple[str, ...]) -> Outcomes:
         """Return the outcomes in ``column`` with new directories for an attempt to write ``batch``."""
@@ -416,7 +424,7 @@ class SinkWriter:
             finally:
                 shutil.rmtree(found.rows.attempt, ignore_errors=True)
         written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
-        return OnePassCounts(found.out, found.dead, found.filtered, out, written, found.checks)
+        return OnePassCounts(found.out, found.dead, found.filtered, out, written, found.checks, found.exploded)
 
     def _write_staged(self, spark: SparkSession, sink: Sink, batch: int, staged: WrittenFiles) -> int:
         if not staged.rows:
@@ -503,13 +511,20 @@ def _letter_columns(rows: DataFrame) -> list[Column]:
     source = rows.schema["_source"].dataType
     assert isinstance(source, StructType)
     reported = [sf.col(f"_dead.{name}").alias(name) for name in ("step", "code", "reason")]
-    return [*reported, sf.col("_id").alias("id"), *(sf.col(f"_source.{name}").alias(name) for name in source.names)]
+    part = sf.col("_part") if "_part" in rows.columns else sf.lit(None).cast("string")
+    coordinates = (sf.col(f"_source.{name}").alias(name) for name in source.names)
+    return [*reported, sf.col("_id").alias("id"), part.alias("part"), *coordinates]
 
 
 def _table_columns(rows: DataFrame) -> list[Column]:
     """Return the columns of a table for ``rows`` of records."""
     coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
-    return [*(quoted_column(name) for name in data_columns(rows)), sf.col("_id"), *coordinates]
+    return [*(quoted_column(name) for name in data_columns(rows)), *map(sf.col, _row_id(rows)), *coordinates]
+
+
+def _row_id(rows: DataFrame) -> list[str]:
+    """Return the columns of a table that identify a row: the id of its record, and its part after an explode step."""
+    return ["_id", *(["_part"] if "_part" in rows.columns else [])]
 
 
 def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pyspark.sql import Column, DataFrame, Row
@@ -56,7 +57,8 @@ __all__ = [
 
 _SIMPLE = (BinaryType, BooleanType, DateType, NumericType, DecimalType, TimestampNTZType, TimestampType)
 _RESULT = (
-    "sink LONG, out LONG, dead LONG, filtered LONG, letters LONG, rows_file STRING, letters_file STRING, checks STRING"
+    "sink LONG, out LONG, dead LONG, filtered LONG, exploded LONG, letters LONG, rows_file STRING, "
+    "letters_file STRING, checks STRING"
 )
 
 
@@ -71,12 +73,13 @@ class WrittenFiles(NamedTuple):
 class PassResult(NamedTuple):
     """Counts of a batch by state, and the files of its rows and of its dead letters; None without a directory.
 
-    ``checks``: number of rows for each name in the column ``_checks``.
+    ``checks``: number of rows for each name in the column ``_checks``; ``exploded``: rows that explode steps added.
     """
 
     out: int
     dead: int
     filtered: int
+    exploded: int
     rows: WrittenFiles
     letters: WrittenFiles | None
     checks: Mapping[str, int]
@@ -98,12 +101,14 @@ SHARED = "column:"
 """Prefix of the columns of a batch that several sinks write unchanged, before their names."""
 
 
-def outcome(own: list[Column], letter: list[Column], is_letter: Column, checks: Column | None = None) -> Column:
+def outcome(
+    own: list[Column], letter: list[Column], is_letter: Column, counted: Mapping[str, Column] = MappingProxyType({})
+) -> Column:
     """Return what becomes of a row in a sink, as a struct: ``alive``, ``dead``, ``filtered``, ``letter`` and ``row``.
 
     ``row`` has the columns ``own`` that only this sink writes, and does not exist if there are none. ``letter`` has the
-    columns of a row for which ``is_letter``, and is null for others. ``checks`` is the row's column ``_checks``, and
-    does not exist without it.
+    columns of a row for which ``is_letter``, and is null for others. ``counted`` are further fields, which only exist
+    if a step makes them: ``checks``, the row's column ``_checks``, and ``more``, the rows that explode steps added.
     """
     fields = [
         alive().alias("alive"),
@@ -111,8 +116,7 @@ def outcome(own: list[Column], letter: list[Column], is_letter: Column, checks: 
         (sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
         sf.when(is_letter, sf.struct(*letter)).alias("letter"),
     ]
-    if checks is not None:
-        fields.append(checks.alias("checks"))
+    fields += [column.alias(name) for name, column in counted.items()]
     return sf.struct(*fields, *([sf.when(alive(), sf.struct(*own)).alias("row")] if own else []))
 
 
@@ -159,7 +163,8 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
     for n, sink in enumerate(sinks):
         # Fields of structs, not columns of a struct, and only those in use: Spark would fill the others for each row.
         fields = ["alive", "dead", "filtered", *(["row"] if own[n] else []), *(["letter"] if sink.letters else [])]
-        fields += ["checks"] if "checks" in _outcome_fields(batch.schema, sink.column).names else []
+        existing = _outcome_fields(batch.schema, sink.column).names
+        fields += [name for name in ("checks", "more") if name in existing]
         columns += [sf.col(f"{sink.column}.{field}").alias(f"{field}{n}") for field in fields]
     marked = batch.select(*columns)
     version = batch.sparkSession.version
@@ -179,11 +184,14 @@ def _result(sink: Outcomes, results: list[Row]) -> PassResult:
     checks: Counter[str] = Counter()
     for result in results:
         checks.update(json.loads(result["checks"]))
-    out, dead, filtered = (sum(int(result[name]) for result in results) for name in ("out", "dead", "filtered"))
+    out, dead, filtered, exploded = (
+        sum(int(result[name]) for result in results) for name in ("out", "dead", "filtered", "exploded")
+    )
     return PassResult(
         out,
         dead,
         filtered,
+        exploded,
         _files(sink.rows, results, "rows_file", "out"),
         None if sink.letters is None else _files(sink.letters, results, "letters_file", "letters"),
         checks,
@@ -239,7 +247,7 @@ class _SinkFiles:
     """The files of one sink in one task, and its counts."""
 
     def __init__(self, targets: _SinkTargets) -> None:
-        self._dead = self._filtered = 0
+        self._dead = self._filtered = self._exploded = 0
         self._checks: Counter[str] = Counter()
         self._columns = targets.columns
         self._rows = _FileWriter(targets.rows)
@@ -252,6 +260,8 @@ class _SinkFiles:
 
         self._dead += cast("pa.BooleanArray", batch.column(f"dead{n}")).true_count
         self._filtered += cast("pa.BooleanArray", batch.column(f"filtered{n}")).true_count
+        if f"more{n}" in batch.schema.names:
+            self._exploded += int(pc.sum(batch.column(f"more{n}")).as_py() or 0)
         if f"checks{n}" in batch.schema.names:
             names = cast("pa.ListArray[pa.StringScalar]", batch.column(f"checks{n}")).flatten()
             found = pc.value_counts(names)
@@ -294,6 +304,7 @@ class _SinkFiles:
             "out": rows.count,
             "dead": self._dead,
             "filtered": self._filtered,
+            "exploded": self._exploded,
             "letters": 0 if letters is None else letters.count,
             "rows_file": rows.name,
             "letters_file": None if letters is None else letters.name,

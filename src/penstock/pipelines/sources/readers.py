@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
-import operator
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, reduce
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError, PenstockError, StorageError
@@ -29,7 +28,7 @@ from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOption
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
-from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
+from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
 from penstock.spark.files.delta_log import DeltaLog
@@ -259,8 +258,9 @@ class TubeSourceReader:
     """Reads TubeMQ topics as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``.
 
     Without a ``span``, offsets are published for a group with the prefix ``group`` (unless the source sets a group) and
-    the names of query and source. ``headers``: True if rows contain all headers of a record. ``redriven``: coordinates
-    of records and of their copies; a record whose copy is in the span as well is marked as filtered.
+    the names of query and source. ``headers``: True if rows contain all headers of a record. ``redriven``: records
+    and their copies; a record whose copy is in the span as well is marked as filtered, and of a record with copies of
+    single parts, these are left out by the explode step.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class TubeSourceReader:
         *,
         group: str = "",
         headers: bool = True,
-        redriven: Mapping[Coordinates, Coordinates] = MappingProxyType({}),
+        redriven: Copies = MappingProxyType({}),
     ) -> None:
         self._columns = (*COLUMNS, *((HEADERS,) if headers else ()), *(f"header.{n}" for n in header_names(source)))
         self.options = canonical_names(source.all_options() | {"columns": ",".join(self._columns)})
@@ -418,26 +418,13 @@ class TubeSourceReader:
 
     def _rows(self, records: DataFrame) -> DataFrame:
         rows = source_rows(self._name, self._source, records)
-        repeated = self._copied_in_span()
-        if not repeated:
-            return rows
-        is_repeated = reduce(
-            operator.or_,
-            (
-                (sf.col("_source.topic") == partition.topic)
-                & (sf.col("_source.broker") == partition.broker_id)
-                & (sf.col("_source.partition") == partition.partition)
-                & sf.col("_source.offset").isin(offsets)
-                for partition, offsets in repeated.items()
-            ),
-        )
-        # With another id, because a dedupe would mistake the copy for a duplicate of the record.
-        replaced = sf.when(is_repeated, sf.concat("_id", sf.lit("/replaced"))).otherwise(sf.col("_id"))
-        is_filtered = sf.coalesce("_filtered", sf.when(is_repeated, sf.lit(self._name)))
-        return rows.withColumns({"_id": replaced, "_filtered": is_filtered})
+        for partition, repeated in self._copied_in_span().items():
+            rows = _without_replaced(rows, partition, repeated)
+        return rows
 
-    def _copied_in_span(self) -> dict[TopicPartition, list[int]]:
-        """Return the offsets of redriven records whose copies are before the end of the span.
+    def _copied_in_span(self) -> dict[TopicPartition, dict[int, list[tuple[str, str | None]]]]:
+        """Return redriven records by partition and offset, with the steps and parts of copies before the end of the
+        span.
 
         Copies are appended after their records, so they are in the span if the records are, except after its end.
         """
@@ -445,11 +432,48 @@ class TubeSourceReader:
         if end is None:
             return {}
         ends = from_json(end)
-        found: dict[TopicPartition, list[int]] = {}
-        for (topic, broker, partition, offset), copy in self._redriven.items():
+        found: dict[TopicPartition, dict[int, list[tuple[str, str | None]]]] = {}
+        for ((topic, broker, partition, offset), part), (copy, step) in self._redriven.items():
             if copy[3] < ends.get(TopicPartition(copy[0], copy[1], copy[2]), 0):
-                found.setdefault(TopicPartition(topic, broker, partition), []).append(offset)
+                by_offset = found.setdefault(TopicPartition(topic, broker, partition), {})
+                by_offset.setdefault(offset, []).append((step, part))
         return found
+
+
+def _without_replaced(
+    rows: DataFrame, partition: TopicPartition, repeated: Mapping[int, list[tuple[str, str | None]]]
+) -> DataFrame:
+    """Mark ``rows`` of ``partition`` that redriven copies replace: as filtered, or in the column ``_replaced``.
+
+    ``repeated`` has the steps and parts of the copies, by the offset of the record.
+    """
+    is_here = (
+        (sf.col("_source.topic") == partition.topic)
+        & (sf.col("_source.broker") == partition.broker_id)
+        & (sf.col("_source.partition") == partition.partition)
+    )
+    whole = [offset for offset, copies in repeated.items() if any(part is None for _, part in copies)]
+    if whole:
+        is_repeated = is_here & sf.col("_source.offset").isin(whole)
+        # With another id, because a dedupe would mistake the copy for a duplicate of the record.
+        replaced = sf.when(is_repeated, sf.concat("_id", sf.lit("/replaced"))).otherwise(sf.col("_id"))
+        is_filtered = sf.coalesce("_filtered", sf.when(is_repeated, sf.col("_source.source")))
+        rows = rows.withColumns({"_id": replaced, "_filtered": is_filtered})
+    parts = [
+        part
+        for offset, copies in repeated.items()
+        if offset not in whole
+        for part in (sf.lit(offset), sf.array(*(_step_and_part(step, part or "") for step, part in copies)))
+    ]
+    if parts:
+        before = sf.col("_replaced") if "_replaced" in rows.columns else sf.lit(None)
+        replaced = sf.when(is_here, sf.try_element_at(sf.create_map(*parts), sf.col("_source.offset")))
+        rows = rows.withColumn("_replaced", sf.coalesce(replaced, before))
+    return rows
+
+
+def _step_and_part(step: str, part: str) -> Column:
+    return sf.struct(sf.lit(step).alias("step"), sf.lit(part).alias("part"))
 
 
 class FilesSourceReader:

@@ -29,7 +29,7 @@ from penstock.pipelines.spec.sources import SOURCE, FilesSource, RateSource, Sou
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
-from penstock.pipelines.state_dir.replay import Coordinates, ReplayRange
+from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 
 __all__ = ["Sources", "reader_of"]
 
@@ -42,7 +42,7 @@ def reader_of(
     *,
     group: str = "",
     headers: bool = True,
-    redriven: Mapping[Coordinates, Coordinates] = MappingProxyType({}),
+    redriven: Copies = MappingProxyType({}),
 ) -> SourceReader:
     """Create the reader of one source; a replay reads a ``span``. ``group``: prefix of groups that show its progress.
 
@@ -68,7 +68,7 @@ class Sources:
         pipeline: Pipeline,
         state: Path,
         span: ReplayRange | None = None,
-        redriven: Mapping[Coordinates, Coordinates] = MappingProxyType({}),
+        redriven: Copies = MappingProxyType({}),
     ) -> None:
         self._readers = {
             name: reader_of(

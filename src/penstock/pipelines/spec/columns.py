@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
-from penstock.pipelines.spec.steps import Map, Parse, Step, Window
+from penstock.pipelines.spec.steps import Explode, Flatten, Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, template_parts
 from penstock.runtime.config.values import nearest
 
@@ -25,6 +25,8 @@ __all__ = [
     "KnownColumn",
     "Problem",
     "column_names",
+    "element_of",
+    "fields_of",
     "parse_ddl",
     "sink_types",
 ]
@@ -88,6 +90,23 @@ def parse_ddl(text: str) -> list[Column]:
     return found
 
 
+def _quoted(name: str) -> str:
+    """Return ``name`` as it is written in DDL."""
+    return name if re.fullmatch("[A-Za-z_0-9]+", name) else "`" + name.replace("`", "``") + "`"
+
+
+def fields_of(kind: str) -> list[Column] | None:
+    """Return the fields of the type ``kind`` (see :class:`Column`) if it is a struct, otherwise None."""
+    if not kind.startswith("STRUCT<"):
+        return None
+    return [] if kind == "STRUCT<>" else _Reader(kind.removeprefix("STRUCT<")).fields(">", 0)
+
+
+def element_of(kind: str) -> str | None:
+    """Return the type of the elements if ``kind`` is an array, otherwise None."""
+    return kind[len("ARRAY<") : -1] if kind.startswith("ARRAY<") else None
+
+
 def _tokens(text: str) -> Iterator[_Token]:
     for match in _TOKEN.finditer(text):
         assert match.lastgroup is not None
@@ -149,7 +168,7 @@ class _Reader:
         self._expect("<")
         if kind == "STRUCT":
             inside = [] if self._peek().text == ">" else self.fields(">", depth + 1)
-            made = ", ".join(f"{column.name}: {column.type}" for column in inside)
+            made = ", ".join(f"{_quoted(column.name)}: {column.type}" for column in inside)
         else:
             made = self._type(depth + 1)
             if kind == "MAP":
@@ -245,6 +264,10 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _map_problems(step.map, before, reads[0], where)
         elif step.sql is not None:
             yield from _statement_problems(step.sql, before, reads[0], where)
+        elif step.explode is not None:
+            yield from _explode_problems(step.explode, before, reads[0], where)
+        elif step.flatten is not None:
+            yield from _flatten_problems(step.flatten, before, reads[0], where)
         else:
             yield from _missing(_named_by(step), before, reads[0], where)
             yield from _wrong_expressions(_expressions_of(step), before, reads[0], where)
@@ -453,12 +476,95 @@ def _map_problems(given: Map, columns: Columns, stream: str, where: Location) ->
     yield from _missing(_listed(("drop",), given.drop), _computed(given, columns), stream, where)
 
 
+def _explode_problems(given: Explode, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
+    problem = _look_for(_whole(given.column), columns, stream, (*where, "column"))
+    if problem is not None:
+        yield problem._replace(value=given.column)
+    if columns is None or (found := columns.get(given.column.lower())) is None:
+        return
+    if found.type is not None and element_of(found.type) is None:
+        yield Problem((*where, "column"), given.column, f"expected an array column; {found.name!r} is {found.type}")
+    others = columns.keys() - {given.column.lower()}
+    for option, name in (("as", given.into), ("position", given.position)):
+        if name is not None and (name.lower() in others or (option, name) == ("position", given.element)):
+            yield Problem((*where, option), name, "expected the name of a new column")
+
+
+def _whole(column: str) -> str:
+    """Return ``column``, quoted if it contains a dot, because it is not a field."""
+    return f"`{column}`" if "." in column else column
+
+
+def _flatten_problems(given: Flatten, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
+    if columns is None:
+        return
+    for number, name in enumerate(given.columns or ()):
+        problem = _look_for(_whole(name), columns, stream, (*where, "columns", number))
+        found = columns.get(name.lower())
+        if problem is not None:
+            yield problem._replace(value=name)
+        elif found is not None and found.type is not None and fields_of(found.type) is None:
+            expected = f"expected a struct column; {found.name!r} is {found.type}"
+            yield Problem((*where, "columns", number), name, expected)
+    names = [column.name for column in _flat(given, columns)]
+    lower = [name.lower() for name in names]
+    twice = next((name for name in names if lower.count(name.lower()) > 1), None)
+    if twice is not None:
+        yield Problem(where, twice, f"expected different names of columns; two would be {twice!r}")
+    reserved = next((name for name in names if name.startswith(RESERVED)), None)
+    if reserved is not None:
+        yield Problem(where, reserved, "expected names of columns that do not start with '_'")
+
+
+def _flat(given: Flatten, columns: dict[str, KnownColumn]) -> Iterator[KnownColumn]:
+    """Yield the columns after a flatten step; a column of unknown type is yielded as it is."""
+    chosen = None if given.columns is None else {name.lower() for name in given.columns}
+    for key, column in columns.items():
+        fields = fields_of(column.type) if column.type is not None and (chosen is None or key in chosen) else None
+        if fields is None:
+            yield column
+        else:
+            prefix = column.name + given.separator if given.prefix else ""
+            yield from _flat_fields(fields, prefix, given.separator)
+
+
+def _flat_fields(fields: Iterable[Column], prefix: str, separator: str) -> Iterator[KnownColumn]:
+    for field in fields:
+        inner = fields_of(field.type)
+        if inner is None:
+            yield KnownColumn(prefix + field.name, field.type)
+        else:
+            yield from _flat_fields(inner, prefix + field.name + separator, separator)
+
+
+def _flattened(given: Flatten, columns: dict[str, KnownColumn]) -> Columns:
+    """Return the columns after a flatten step; None if the type of a column that it may replace is unknown."""
+    chosen = columns.keys() if given.columns is None else {name.lower() for name in given.columns}
+    if any(key in chosen and column.type is None for key, column in columns.items()):
+        return None
+    return {column.name.lower(): column for column in _flat(given, columns)}
+
+
+def _exploded(given: Explode, columns: dict[str, KnownColumn]) -> Columns:
+    found = columns.get(given.column.lower(), KnownColumn(given.column))
+    element = KnownColumn(given.into or found.name, None if found.type is None else element_of(found.type))
+    made = {key: column for key, column in columns.items() if key != given.column.lower()}
+    made[element.name.lower()] = element
+    if given.position is not None:
+        made[given.position.lower()] = KnownColumn(given.position, "INT")
+    return made
+
+
 def _after(step: Step, before: Columns) -> Columns:
     """Return the columns after ``step`` if its input has the columns ``before``."""
     if step.parse is not None:
         return _parsed(step.parse, before)
     if before is None:
         return None
+    if step.explode is not None:
+        return _exploded(step.explode, before)
+    if step.flatten is not None:
+        return _flattened(step.flatten, before)
     if step.sql is not None:
         return _selected(step.sql, before)
     if step.map is not None:
@@ -476,8 +582,18 @@ def _after(step: Step, before: Columns) -> Columns:
             if name not in gone
         }
     if step.enrich is not None:
-        return before | _made([step.enrich.into])
+        return before | {step.enrich.into.lower(): KnownColumn(step.enrich.into, _struct_of(step.enrich.columns))}
     return before if step.window is None else _of_windows(step.window, before)
+
+
+def _struct_of(ddl: str) -> str | None:
+    """Return the type of a struct with the columns ``ddl`` as fields; None if they cannot be parsed."""
+    try:
+        fields = parse_ddl(ddl)
+    except ValueError:
+        # Reported by the check of schemas.
+        return None
+    return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {field.type}' for field in fields)}>"
 
 
 def _parsed(parse: Parse, before: Columns) -> Columns:

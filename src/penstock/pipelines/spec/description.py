@@ -141,6 +141,14 @@ def _does(step: Step) -> str:
     if step.parse is not None:
         where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""
         return f"{step.parse.format}{where}: {step.parse.ddl}"
+    if step.explode is not None:
+        into = f" as {step.explode.into}" if step.explode.into else ""
+        position = f", index in {step.explode.position}" if step.explode.position else ""
+        return f"a row for each element of {step.explode.column}{into}{position}"
+    if step.flatten is not None:
+        given = step.flatten
+        what = "all struct columns" if given.columns is None else ", ".join(given.columns)
+        return f"the fields of {what} as columns, names {'with' if given.prefix else 'without'} that of the column"
     if step.enrich is not None:
         policies = {"pass": "null", "fail": "an error of the run", "dead_letter": "a dead letter"}
         match = " and ".join(f"{field} = {column}" for field, column in step.enrich.match.items())
@@ -212,8 +220,13 @@ def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
         found |= {"the other records": "counted as filtered"} if makes_letters else {"the other windows": "left out"}
     if any(each.on_violation == "drop" for each in step.expect or ()):
         found["rows that violate an expectation with drop"] = "counted as filtered"
+    if step.explode is not None and step.explode.empty == "drop":
+        found["records without elements"] = "counted as filtered"
     if makes_letters:
         what = {
+            "explode": "records without elements"
+            if step.explode is not None and step.explode.empty == "dead_letter"
+            else "redriven records without the element that failed",
             "expect": "rows that violate an expectation with dead_letter",
             "parse": "invalid records",
             "enrich": "invalid records",

@@ -153,7 +153,7 @@ _SET_BY_THE_PIPELINE = {
     "columns": "it to be omitted: a pipeline reads whole records, for its dead letters",
 }
 """Options of the source, in lower case, that other parts of the file set."""
-_AFTER_WINDOWS = ("sql", "map", "filter")
+_AFTER_WINDOWS = ("flatten", "sql", "map", "filter")
 _FIELDS = {"tubemq.master": "master", "subscribe": "topics"}
 
 
@@ -304,6 +304,8 @@ def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
             if deduped is not None:
                 yield step, "expected one dedupe between the sources and a sink"
             deduped = step.dedupe.on
+            if deduped == "arrival" and "explode" in before:
+                yield step, "expected it before the explode: it drops records, and a row of an explode is none"
             if deduped == "event" and not windowed:
                 yield step, "expected a window after it, whose time it uses; `on: arrival` needs none"
         if step.window is not None and deduped == "arrival":
@@ -419,6 +421,8 @@ def _where_from(part: Parse | Enrich) -> tuple[str, str]:
 
 
 def _made_by(step: Step) -> list[str]:
+    if step.explode is not None:
+        return [name for name in (step.explode.into, step.explode.position) if name is not None]
     if step.enrich is not None:
         return [step.enrich.into]
     if step.map is not None:

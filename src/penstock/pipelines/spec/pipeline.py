@@ -95,11 +95,14 @@ class Pipeline(Part):
         return self
 
 
-MAKES_DEAD_LETTERS = frozenset({"parse", "enrich", "sql", "map", "filter", "window"})
+MAKES_DEAD_LETTERS = frozenset({"parse", "explode", "enrich", "sql", "map", "filter", "window"})
 
 
 def _makes_dead_letters(step: Step) -> bool:
     return step.kind in MAKES_DEAD_LETTERS or any(each.on_violation == "dead_letter" for each in step.expect or ())
+
+
+_MAKES_ROWS = frozenset({"concat", "explode"})
 
 
 class PlanNode(NamedTuple):
@@ -158,6 +161,11 @@ class SinkPlan(NamedTuple):
         return {f"{step.name}.{each.name}": each for step in self.steps for each in step.expect or ()}
 
     @property
+    def has_dedupe(self) -> bool:
+        """True if one of its steps drops duplicates."""
+        return any(step.dedupe is not None for step in self.steps)
+
+    @property
     def windowed(self) -> bool:
         """True if rows are windows, so that single records never reach the sink."""
         return self.window is not None
@@ -171,7 +179,8 @@ class SinkPlan(NamedTuple):
 def query_groups(pipeline: Pipeline) -> list[tuple[SinkPlan, ...]]:
     """Return the plans of the sinks by query, in file order: plans without state that read the same source share one.
 
-    Each record has one row in a shared query: sinks behind a concat share it only with sinks behind the same concat.
+    A row of a shared query is one row for all its sinks: sinks behind a concat or an explode share it only with sinks
+    behind the same one.
     Sources of files and generated records have offsets of their own for each sink, and are not shared.
     """
     groups: dict[object, list[SinkPlan]] = {}
@@ -179,15 +188,15 @@ def query_groups(pipeline: Pipeline) -> list[tuple[SinkPlan, ...]]:
         is_shared = sink_plan.is_stateless and all(
             isinstance(pipeline.inputs[name], TubeOptions) for name in sink_plan.inputs
         )
-        key: object = (sink_plan.inputs, _up_to_concat(sink_plan)) if is_shared else sink_plan.sink.name
+        key: object = (sink_plan.inputs, _up_to_new_rows(sink_plan)) if is_shared else sink_plan.sink.name
         groups.setdefault(key, []).append(sink_plan)
     return [tuple(group) for group in groups.values()]
 
 
-def _up_to_concat(sink_plan: SinkPlan) -> tuple[str, ...]:
-    """Return the names of the steps up to the last concat; empty without one."""
+def _up_to_new_rows(sink_plan: SinkPlan) -> tuple[str, ...]:
+    """Return the names of the steps up to the last one that makes rows, a concat or an explode; empty without one."""
     names = [step.name for step in sink_plan.steps]
-    last = max((place for place, step in enumerate(sink_plan.steps, 1) if step.concat is not None), default=0)
+    last = max((place for place, step in enumerate(sink_plan.steps, 1) if step.kind in _MAKES_ROWS), default=0)
     return tuple(names[:last])
 
 

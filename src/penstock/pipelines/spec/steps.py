@@ -19,7 +19,18 @@ from penstock.pipelines.spec.values import (
     duration_ms,
 )
 
-__all__ = ["STEP_KINDS", "Dedupe", "Enrich", "Expectation", "Map", "Parse", "Step", "Window"]
+__all__ = [
+    "STEP_KINDS",
+    "Dedupe",
+    "Enrich",
+    "Expectation",
+    "Explode",
+    "Flatten",
+    "Map",
+    "Parse",
+    "Step",
+    "Window",
+]
 
 
 class Parse(Part):
@@ -184,6 +195,48 @@ class Map(Part):
         return self
 
 
+class Explode(Part):
+    """Make a row for each element of an array; the element takes the place of the array, other columns are repeated.
+
+    Rows of one record have the same id and different parts: `_part` is the index of the element, after several explode
+    steps the indices joined with dots. Dead letters have the part, and a redrive of a part makes only its row.
+    """
+
+    column: Column = Field(description="array column")
+    into: Annotated[
+        NewColumn | None,
+        Field(alias="as", description="name of the column with the element; default: that of the array"),
+    ] = None
+    position: NewColumn | None = Field(default=None, description="new column with the index of the element, from 0")
+    empty: Literal["drop", "keep", "dead_letter"] = Field(
+        default="drop",
+        description="action if the array is empty or null: count the record as filtered, keep one row with a null "
+        "element, or a dead letter",
+    )
+
+    @property
+    def element(self) -> str:
+        """Name of the column with the element."""
+        return self.into or self.column
+
+
+class Flatten(Part):
+    """Replace struct columns by a column for each of their fields, at all levels; arrays and maps do not change.
+
+    The field `c` in the field `b` of the column `a` becomes the column `a_b_c`; fields of a null struct are null.
+    """
+
+    columns: list[Column] | None = Field(
+        default=None, min_length=1, description="struct columns to replace; default: all"
+    )
+    separator: Annotated[str, Field(pattern="^[A-Za-z0-9_]*$")] = Field(
+        default="_", description="text between the names in a new name"
+    )
+    prefix: bool = Field(
+        default=True, description="begin new names with that of the column; `false`: `b_c` instead of `a_b_c`"
+    )
+
+
 class Expectation(Part):
     """A SQL condition that rows should meet. Rows for which it is false, null, or fails are counted as violations.
 
@@ -211,12 +264,12 @@ class Expectation(Part):
         return 0.0 if self.threshold is None and self.on_violation == "fail" else self.threshold
 
 
-STEP_KINDS = ("parse", "sql", "map", "filter", "expect", "enrich", "dedupe", "window", "concat")
+STEP_KINDS = ("parse", "explode", "flatten", "sql", "map", "filter", "expect", "enrich", "dedupe", "window", "concat")
 
 
 class Step(Part):
-    """One step: a name, its input, and exactly one of ``parse``, ``sql``, ``map``, ``filter``, ``expect``, ``enrich``,
-    ``dedupe``, ``window`` and ``concat``.
+    """One step: a name, its input, and exactly one of ``parse``, ``explode``, ``flatten``, ``sql``, ``map``,
+    ``filter``, ``expect``, ``enrich``, ``dedupe``, ``window`` and ``concat``.
     """
 
     name: Name = Field(description="name of the step and of its stream")
@@ -224,6 +277,8 @@ class Step(Part):
         default=None, description="step or source to read; default: the step before it"
     )
     parse: Parse | None = Field(default=None, description="parse the payload into columns")
+    explode: Explode | None = Field(default=None, description="make a row for each element of an array")
+    flatten: Flatten | None = Field(default=None, description="replace struct columns by their fields")
     sql: Expression | None = Field(default=None, description="`SELECT ... FROM <name of the input>`")
     map: Map | None = Field(default=None, description="rename, compute and drop columns")
     filter: Expression | None = Field(default=None, description="SQL condition; other rows are counted as filtered")

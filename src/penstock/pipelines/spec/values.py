@@ -20,6 +20,7 @@ __all__ = [
     "BROKER_VARIABLE",
     "MASTER_VARIABLE",
     "REDRIVE",
+    "REDRIVE_PARTS",
     "REDRIVE_STEP",
     "BrokerUrl",
     "Column",
@@ -63,6 +64,8 @@ REDRIVE = "penstock.redrive"
 """Header of a redriven dead letter: number of redrives."""
 REDRIVE_STEP = "penstock.redrive.step"
 """Header of a redriven dead letter: step or sink that could not process it."""
+REDRIVE_PARTS = "penstock.redrive.parts"
+"""Header of a redriven dead letter of parts of a record: the parts, comma-separated."""
 _LATE = "late"
 MAX_KEY_TEMPLATE = 1_024
 """Maximum length of a key template; the state store itself accepts longer keys."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,9 @@ from penstock.spark.tube.offsets import OffsetSpec, TimeSpec, parse_offset_spec
 
 __all__ = [
     "Coordinates",
+    "Copies",
+    "RecordPart",
+    "RedrivenCopy",
     "Replay",
     "ReplayRange",
     "RunLocation",
@@ -38,6 +42,23 @@ __all__ = [
 
 Coordinates = tuple[str, int, int, int]
 """Topic, broker, partition and offset of a record."""
+
+
+class RecordPart(NamedTuple):
+    """A record, or the part of it that an explode step made; None: the whole record."""
+
+    record: Coordinates
+    part: str | None = None
+
+
+class RedrivenCopy(NamedTuple):
+    """Coordinates of the newest copy of a redriven dead letter, and the letter's step (empty if unknown)."""
+
+    record: Coordinates
+    step: str = ""
+
+
+Copies = Mapping[RecordPart, RedrivenCopy]
 
 
 class ReplayRange(NamedTuple):

@@ -19,6 +19,7 @@ from penstock.pipelines.spec.values import sink_letter
 from penstock.pipelines.steps.expectations import expect_step
 from penstock.pipelines.steps.expressions import filter_step, map_step, quoted, quoted_column, shortened, sql_step
 from penstock.pipelines.steps.lookups import WithLookup, enrich_step
+from penstock.pipelines.steps.nested import explode_step, flatten_step
 from penstock.pipelines.steps.parsing import parse_step
 from penstock.pipelines.steps.windows import dedupe_step, mark_invalid_records, window_step
 
@@ -181,6 +182,10 @@ class _StreamBuilder:
         step, rows = node.step, inputs[0]
         if step.parse is not None:
             return parse_step(rows, step.name, step.parse)
+        if step.explode is not None:
+            return explode_step(rows, step.name, step.explode, self._after_dedupe())
+        if step.flatten is not None:
+            return flatten_step(rows, step.name, step.flatten)
         if step.sql is not None:
             return sql_step(rows, step.name, step.sql, node.reads[0])
         if step.map is not None:
@@ -217,6 +222,11 @@ class _StreamBuilder:
             made = tagged if made is None else made.unionByName(tagged, allowMissingColumns=True)
         assert made is not None
         return made
+
+    def _after_dedupe(self) -> list[str] | None:
+        """Return the step names of dead letters that occur after the dedupe of this query; None without a dedupe."""
+        dedupes = [name for name, node in self._nodes.items() if node.step.dedupe is not None]
+        return [found for name in dedupes for found in self._after(name)] if dedupes else None
 
     def _after(self, name: str) -> list[str]:
         """Return the step names of dead letters of this query that occur after the step ``name``."""

@@ -60,18 +60,23 @@ def mark_invalid_records(rows: DataFrame, name: str, window: Window) -> DataFram
 
 def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Sequence[str]) -> DataFrame:
     """Drop duplicates; ``window`` is the window step that follows; ``after``: later steps, whose dead letters pass."""
+    # After an explode, the parts of a record have the same id.
+    parts = ["_part"] if "_part" in rows.columns else []
+    row_id = sf.concat_ws("#", "_id", *parts) if parts else sf.col("_id")
     # A redriven dead letter has the id of its record, but is not a duplicate of it.
-    again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_id"))
+    again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_redrive.parts"), row_id)
     # The same for a record that passed this step and was rejected by a later one: the state contains its id.
     first = ~sf.coalesce(sf.col("_redrive.step").isin(*after), sf.lit(False))
-    own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
+    own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), row_id)).otherwise(again)
     if dedupe.key != "id":
         # A row without the key, such as a dead row, is compared by its id.
         key = sf.col(dedupe.key).cast("string")
         own = sf.when(alive() & first & key.isNotNull(), sf.concat(sf.lit("key:"), key)).otherwise(own)
     if "_path" in rows.columns:
         # A record that was filtered on one path is not a duplicate of itself on another.
-        own = sf.when(sf.col("_filtered").isNotNull(), sf.concat_ws(":", sf.lit("left"), "_path", "_id")).otherwise(own)
+        own = sf.when(
+            sf.col("_filtered").isNotNull(), sf.concat_ws(":", sf.lit("left"), sf.col("_path"), row_id)
+        ).otherwise(own)
     keyed = rows.withColumn("_copy_of", own)
     if dedupe.on == "arrival":
         assert dedupe.within is not None

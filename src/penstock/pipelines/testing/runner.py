@@ -176,7 +176,8 @@ def _checks(rows: DataFrame, sink_plan: SinkPlan) -> dict[str, int]:
 def _dead(rows: DataFrame, sink_plan: SinkPlan) -> Rows:
     mine = rows.where(sf.col("_dead.step").isin(*sorted(sink_plan.dead_letters_of)) & ~sf.col("_dead.again"))
     value = sf.col("_source.value").alias("value")
-    chosen = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), value)
+    part = [sf.col("_part").alias("part")] if "_part" in rows.columns else []
+    chosen = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), *part, value)
     return [{**row.asDict(), "value": _plain(row["value"])} for row in chosen.collect()]
 
 

@@ -8,7 +8,7 @@ from penstock.pipelines.ledger.dead_letters import (
     LetterState,
     LetterStatus,
     _corrected,
-    _redriven_record,
+    _records,
     letter_states,
     letters,
     purge,
@@ -19,9 +19,9 @@ from penstock.pipelines.ledger.dead_letters import (
 )
 from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
-from penstock.pipelines.state_dir.replay import ReplayRange, parse_point
+from penstock.pipelines.state_dir.replay import RecordPart, RedrivenCopy, ReplayRange, parse_point
 from penstock.tube.record import Record
 from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
@@ -50,8 +50,9 @@ def test_a_letter_sent_again_keeps_its_id_and_counts(tmp_path: Path) -> None:
     run.commit("dead", 2, [letter(7, headers=twice)])
     first, _, last = letters(tmp_path / "dead")
     step = (REDRIVE_STEP, b"parsed")
-    assert _redriven_record(first) == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
-    assert _redriven_record(last) == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
+    sent = [each.as_record() for each in _records([first, last])]
+    assert sent[0] == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
+    assert sent[1] == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
 
 
 def test_redriven_dead_letters_are_recorded(tmp_path: Path) -> None:
@@ -98,16 +99,16 @@ def test_the_last_change_of_a_letter_is_its_state(tmp_path: Path) -> None:
     set_state(dead, [first, second], LetterState.DISCARDED)
     set_state(dead, [first], LetterState.CORRECTED, b'{"x": 2}')
     assert letter_states(dead) == {
-        first.coordinates: LetterStatus(LetterState.CORRECTED, b'{"x": 2}'),
-        second.coordinates: LetterStatus(LetterState.DISCARDED),
+        first.place: LetterStatus(LetterState.CORRECTED, b'{"x": 2}'),
+        second.place: LetterStatus(LetterState.DISCARDED),
     }
     assert _corrected(first, letter_states(dead)).value == b'{"x": 2}'
     set_state(dead, [second], LetterState.OPEN)
-    assert second.coordinates not in letter_states(dead)
+    assert second.place not in letter_states(dead)
     # Redriven with the corrected payload, with which it would be redriven again.
     write_json(dead / "_redriven" / f"{10**20}.json", {"places": [first.coordinates], "copies": [["t", 1, 0, 560]]})
-    assert letter_states(dead) == {first.coordinates: LetterStatus(LetterState.REDRIVEN, b'{"x": 2}')}
-    assert redriven_copies(dead) == {first.coordinates: ("t", 1, 0, 560)}
+    assert letter_states(dead) == {first.place: LetterStatus(LetterState.REDRIVEN, b'{"x": 2}')}
+    assert redriven_copies(dead) == {first.place: RedrivenCopy(("t", 1, 0, 560))}
 
 
 def test_copies_that_a_replay_can_tell_are_not_warned_of(tmp_path: Path) -> None:
@@ -133,3 +134,35 @@ def test_purged_letters_are_gone_and_accounted_for(tmp_path: Path) -> None:
     assert purge(tmp_path / "dead", [first, second]) == 0
     (account,) = reconcile(run.pipeline, run.state, lambda *_: 0)
     assert not [text for text in account.off if "dead letters" in text or "were committed" in text]
+
+
+def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    dead = tmp_path / "dead"
+    again = [{"key": REDRIVE_PARTS, "value": b"0"}, {"key": REDRIVE, "value": b"1"}]
+    parts = [("1", "judged"), ("2.0", "judged"), ("3", "sink:rows")]
+    run.commit(
+        "dead", 2, [letter(7, headers=again) | {"part": part, "step": step, "key": b"k"} for part, step in parts]
+    )
+    *_, first, second, third = letters(dead)
+    assert first.place == RecordPart(("t", 1, 0, 7 * 28), "1")
+    sent = _records([first, second, third])
+    # One record for both parts of one step: a dedupe would drop the second of two with one id.
+    assert [dict(each.headers) for each in sent] == [
+        {REDRIVE: b"2", REDRIVE_STEP: b"judged", REDRIVE_PARTS: b"1,2.0"},
+        {REDRIVE: b"2", REDRIVE_STEP: b"sink:rows", REDRIVE_PARTS: b"3"},
+    ]
+    assert [each.places for each in sent] == [(first.place, second.place), (third.place,)]
+    set_state(dead, [second], LetterState.CORRECTED, b"{}")
+    assert letter_states(dead) == {second.place: LetterStatus(LetterState.CORRECTED, b"{}")}
+    corrected = [_corrected(each, letter_states(dead)) for each in (first, second)]
+    assert [each.letter.value for each in _records(corrected)] == [first.value, b"{}"]
+    places = [["t", 1, 0, 7 * 28, "1"], ["t", 1, 0, 7 * 28, "2.0"]]
+    note = {"places": places, "copies": [["t", 1, 0, 560]] * 2, "steps": ["judged"] * 2}
+    write_json(dead / "_redriven" / f"{10**20}.json", note)
+    copy = RedrivenCopy(("t", 1, 0, 560), "judged")
+    assert redriven_copies(dead) == {first.place: copy, second.place: copy}
+    assert redriven(dead) == {first.coordinates}
+    assert letter_states(dead).keys() == {first.place, second.place}
+    assert purge(dead, [first]) == 1
+    assert [each.part for each in letters(dead)] == [None, None, "2.0", "3"]

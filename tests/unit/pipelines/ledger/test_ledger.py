@@ -57,12 +57,19 @@ def test_counts_of_expectations_are_added(tmp_path: Path) -> None:
     assert sums == {"q.even": ExpectationCounts(rows=18, violations=8), "q.small": small}
 
 
+def test_added_rows_are_summed(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.write(replace(entry(0), exploded=7))
+    ledger.write(replace(entry(1), exploded=2))
+    assert ledger.counts("rows").exploded == 9
+
+
 def test_an_entry_of_an_older_version_has_no_expectations(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.write(entry(0))
     path = tmp_path / "rows" / "0.json"
     value = read_json(path)
-    del value["expectations"]
+    del value["expectations"], value["exploded"]
     write_json(path, value)
     assert ledger.entries("rows") == [entry(0)]
 

@@ -6,7 +6,9 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.pipelines.run.queries import RunningQuery, check_nothing_dropped
+from penstock.pipelines.run.queries import BatchCounts, RunningQuery, check_nothing_dropped, ledger_entry
+from penstock.pipelines.spec.pipeline import plan
+from tests.unit.pipelines.files import FILE, parse
 
 
 def running(*dropped: int, windowed: bool = False) -> RunningQuery:
@@ -35,3 +37,21 @@ def test_a_batch_that_was_finished_ends_the_count_of_failures() -> None:
     fresh = running()
     assert (found.failing_since, found.strange) == (fresh.failing_since, 0)
     assert found.backoff.failed() == fresh.backoff.failed() == 0.25
+
+
+@pytest.mark.parametrize(
+    ("sink", "duplicates"),
+    [("rows", 3), ("alarms", None), ("plain", 0)],
+)
+def test_records_without_a_row_are_duplicates_only_if_there_is_a_dedupe(sink: str, duplicates: int | None) -> None:
+    pipeline = parse(FILE + "  - {name: plain, from: plausible, table: {path: lake/plain}}\n")
+    found = next(each for each in plan(pipeline) if each.sink.name == sink)
+    checkpoint = SimpleNamespace(
+        late_watermark_ms=lambda _: 0, planned=lambda _: SimpleNamespace(watermark_ms=0), query_id=lambda: "q"
+    )
+    targets = SimpleNamespace(store=SimpleNamespace(token="1"), dead_letters=None)
+    counts = BatchCounts(out=12, dead=2, filtered=1, exploded=8)
+    span: tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]] = ({}, {})
+    entry = ledger_entry(found, cast("Any", checkpoint), cast("Any", targets), 4, *span, 10, counts, out=12, checks={})
+    # 10 records became 18 rows, of which 15 have an outcome.
+    assert (entry.read, entry.exploded, entry.duplicates) == (10, 8, duplicates)

@@ -10,7 +10,7 @@ def test_names_types_and_nulls() -> None:
     assert parse_ddl(text + " COMMENT 'its', d varchar(3) /* no */ not null") == [
         Column("a", "STRING", nullable=False),
         Column("b c", "DECIMAL(10, 2)", nullable=True),
-        Column("c", "STRUCT<x: INT, y`z: ARRAY<MAP<STRING, LONG>>>", nullable=True),
+        Column("c", "STRUCT<x: INT, `y``z`: ARRAY<MAP<STRING, LONG>>>", nullable=True),
         Column("d", "VARCHAR(3)", nullable=False),
     ]
 

@@ -67,7 +67,7 @@ def test_mistakes_are_reported_with_their_location(old: str, new: str, message: 
 
 
 def test_windows_are_not_checked() -> None:
-    with pytest.raises(ConfigError, match="expected only sql, map, filter steps after a window"):
+    with pytest.raises(ConfigError, match="expected only flatten, sql, map, filter steps after a window"):
         parse(FILE.replace("sinks:\n", STEP.replace("flow", "n") + "sinks:\n").replace("time >", "window_end >"))
 
 

@@ -161,9 +161,10 @@ def test_parse_reads_the_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"), [("filter: n > 1", None), ("dedupe: {within: 1 day}", "expected only sql, map, filter")]
+    ("more", "message"),
+    [("filter: n > 1", None), ("dedupe: {within: 1 day}", "expected only flatten, sql, map, filter")],
 )
-def test_only_sql_map_and_filter_may_follow_a_window(more: str, message: str | None) -> None:
+def test_only_steps_on_single_rows_may_follow_a_window(more: str, message: str | None) -> None:
     text = FILE.replace("sinks:", f"  - {{name: more, {more}}}\nsinks:")
     if message is None:
         parse(text)

@@ -1,0 +1,164 @@
+"""Arrays to rows and nested objects to columns: marks of rows, accounts of a run, redrives and replays of parts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConfigError
+from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.reconcile import QueryReconciliation, reconcile, source_count
+from penstock.pipelines.run import run as running
+from penstock.pipelines.sinks.table import files
+from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
+from penstock.tube.record import Record
+from tests.spark.pipelines import Setup
+from tests.spark.test_pipeline_steps import apply, no_lookup, rows, steps
+
+PARSE = {
+    "name": "parsed",
+    "parse": {"schema": "d STRING, groups ARRAY<STRUCT<g: STRING, items ARRAY<STRUCT<n: INT, at: STRUCT<x: INT>>>>>"},
+}
+FILE = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+trigger: 20 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - {{name: parsed, parse: {{schema: "d STRING, time TIMESTAMP, readings ARRAY<STRUCT<n: STRING, v: STRING>>"}}}}
+  - {{name: each, explode: {{column: readings, as: reading}}}}
+  - {{name: flat, flatten: {{prefix: false}}}}
+  - {{name: number, map: {{compute: {{v: CAST(v AS INT)}}}}}}
+  - {{name: hours, window: {{time: time, duration: 1 hour, watermark: 1 hour, by: [n], aggregates: {{total: sum(v)}}}}}}
+sinks:
+  - {{name: rows, from: number, table: {{path: "{lake}/rows"}}}}
+  - {{name: copies, from: number, table: {{path: "{lake}/copies", format: parquet}}}}
+  - {{name: sums, from: hours, statestore: {{entries: [{{key: "{name}/{{n}}", value: [total]}}]}}}}
+"""
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_nested_arrays_become_rows_with_parts(spark: SparkSession) -> None:
+    values = [
+        b'{"d":"a","groups":[{"g":"p","items":[{"n":1,"at":{"x":5}},null]},{"g":"q","items":[]},{"g":"r","items":[{"n":3}]}]}',
+        b'{"d":"b","groups":[]}',
+        b'{"d":"c"}',
+        b"{",
+    ]
+    made = steps(
+        PARSE,
+        {"name": "groups", "explode": {"column": "groups", "as": "group"}},
+        {"name": "outer", "flatten": {"prefix": False}},
+        {"name": "items", "explode": {"column": "ITEMS", "as": "item", "position": "nr", "empty": "keep"}},
+        {"name": "inner", "flatten": {}},
+    )
+    found = apply(rows(spark, *values), made, no_lookup).orderBy("_id", "_part").collect()
+    assert [(row["_id"], row["_part"], row["_more"]) for row in found] == [
+        ("i0", "0.0", 3),
+        ("i0", "0.1", 0),
+        ("i0", "1", 0),
+        ("i0", "2.0", 0),
+        *((f"i{n}", None, 0) for n in (1, 2, 3)),
+    ]
+    columns = ["d", "g", "item_n", "item_at_x", "nr"]
+    assert [tuple(row[name] for name in columns) for row in found[:4]] == [
+        ("a", "p", 1, 5, 0),
+        ("a", "p", None, None, 1),
+        ("a", "q", None, None, None),
+        ("a", "r", 3, None, 0),
+    ]
+    assert [name for name in found[0].asDict() if not name.startswith("_")] == columns
+    assert [row["_filtered"] for row in found] == [None] * 4 + ["groups", "groups", None]
+    assert found[6]["_dead"]["step"] == "parsed"
+
+
+def test_records_without_elements_may_be_dead_letters(spark: SparkSession) -> None:
+    made = steps(PARSE, {"name": "groups", "explode": {"column": "groups", "empty": "dead_letter"}})
+    found = apply(rows(spark, b'{"groups":[]}', b'{"groups":[{"g":"x"}]}'), made, no_lookup).orderBy("_id").collect()
+    assert tuple(found[0]["_dead"])[:3] == ("groups", "explode.empty", "column 'groups' has no elements")
+    assert (found[1]["_dead"], found[1]["groups"]["g"]) == (None, "x")
+
+
+def test_columns_of_other_types_are_refused_when_the_query_is_built(spark: SparkSession) -> None:
+    given = rows(spark, b"{}")
+    number = {"name": "n", "sql": "SELECT *, size(groups) AS count FROM parsed"}
+    with pytest.raises(ConfigError, match="column 'count' is int, not an array"):
+        apply(given, steps(PARSE, number, {"name": "e", "explode": {"column": "count"}}), no_lookup)
+    with pytest.raises(ConfigError, match="column 'count' is int, not a struct"):
+        apply(given, steps(PARSE, number, {"name": "f", "flatten": {"columns": ["count"]}}), no_lookup)
+    two = {"name": "two", "sql": "SELECT *, named_struct('d', 1) AS s FROM parsed"}
+    with pytest.raises(ConfigError, match="creates a column 'd' that exists already"):
+        apply(given, steps(PARSE, two, {"name": "f", "flatten": {"prefix": False}}), no_lookup)
+
+
+def device(name: str, *values: str) -> Record:
+    readings = [{"n": f"{name}{at}", "v": value} for at, value in enumerate(values)]
+    return Record(json.dumps({"d": name, "time": "2022-03-20T10:00:00Z", "readings": readings}).encode(), id=name)
+
+
+def parts(path: Path) -> list[str]:
+    found = [row for file in files(path) for row in pq.ParquetFile(file).read().to_pylist()]
+    return sorted(f"{row['_id']}#{row['_part']} {row['n']}={row['v']}" for row in found)
+
+
+def test_a_redriven_part_makes_no_row_twice_in_the_run_and_in_a_replay(
+    setup_of: Callable[..., Setup], tmp_path: Path
+) -> None:
+    setup = setup_of(FILE, 1)
+    setup.send(device("a", "1", "x", "3", "y"), device("b"), device("c", "7"), b"no JSON")
+    setup.run()
+    expected = ["a#0 a0=1", "a#2 a2=3", "c#0 c0=7"]
+    dead = setup.lake / "dead"
+    assert parts(setup.lake / "rows") == parts(setup.lake / "copies") == expected
+    letters = {letter.part: letter for letter in dead_letters.letters(dead)}
+    assert {(letter.id, part, letter.step) for part, letter in letters.items() if part} == {
+        ("a", "1", "number"),
+        ("a", "3", "number"),
+    }
+    for sink in ("rows", "copies"):
+        sums = setup.ledger.counts(sink)
+        assert (sums.read, sums.exploded, sums.out, sums.dead, sums.filtered, sums.duplicates) == (4, 3, 3, 3, 1, 0)
+    assert setup.ledger.counts("sums").exploded == 3
+    assert setup.node.get(f"{setup.topic}/a2") == b'{"total":3}'
+    assert [each.off for each in accounts(setup)] == [(), (), ()]
+
+    fixed = device("a", "1", "2", "3", "4").value
+    chosen = [letters["1"], letters["3"]]
+    dead_letters.set_state(dead, chosen, dead_letters.LetterState.CORRECTED, fixed)
+    assert asyncio.run(dead_letters.redrive(dead, chosen, setup.pipeline.inputs, setup.state)) == 2
+    setup.run()
+    expected = sorted([*expected, "a#1 a1=2", "a#3 a3=4"])
+    assert parts(setup.lake / "rows") == parts(setup.lake / "copies") == expected
+    assert setup.node.get(f"{setup.topic}/a1") == b'{"total":2}'
+    sums = setup.ledger.counts("rows")
+    assert (sums.read, sums.exploded, sums.out, sums.dead, sums.filtered) == (5, 4, 5, 3, 1)
+    assert [each.off for each in accounts(setup)] == [(), (), ()]
+
+    replay = plan_replay(setup.pipeline, tmp_path / "replay", None, None, live=False)
+    options = running.RunOptions(
+        available_now=True, span=replay.span, lease=replay.lease, redriven=dead_letters.redriven_copies(dead)
+    )
+    running.run(replay.pipeline, state=replay.state, options=options, emit=setup.events.append, stop=threading.Event())
+    again, state, _ = existing_replay(setup.pipeline, tmp_path / "replay")
+    assert parts(tmp_path / "replay" / "tables" / "rows") == expected
+    assert [each.off for each in reconcile(again, state, source_count(again, state))] == [(), ()]
+
+    # A correction without the element is a letter again, not a row.
+    dead_letters.set_state(dead, [letters["3"]], dead_letters.LetterState.CORRECTED, device("a", "1").value)
+    asyncio.run(dead_letters.redrive(dead, [letters["3"]], setup.pipeline.inputs, setup.state))
+    setup.run()
+    *_, last = dead_letters.letters(dead)
+    assert (last.step, last.code, last.reason) == ("each", "explode.no_part", "the record has no element 3")
+    assert parts(setup.lake / "rows") == expected
+
+
+def accounts(setup: Setup) -> list[QueryReconciliation]:
+    return reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
