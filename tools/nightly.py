@@ -42,6 +42,10 @@ SUMMARIES = "benchmarks/results/nightly"
 MINUTES = 45.0
 """Maximum duration of a run in minutes."""
 
+TEST_S = 1_200
+"""Timeout of a test without its own in seconds: four times as long as otherwise, since these runs often have the lowest
+priority."""
+
 ENDING_S = 60.0
 """Seconds that an interrupted run has to close its fixtures."""
 
@@ -109,9 +113,9 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
     """
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        # No timeout of pytest, which would end the process without a report. The family xunit2 does not support
+        # No timeout of faulthandler, which would end the process without a report. The family xunit2 does not support
         # properties that a test recorded.
-        options = ["-o", "faulthandler_timeout=0", "-o", "junit_family=xunit1"]
+        options = ["-o", "faulthandler_timeout=0", "-o", "junit_family=xunit1", f"--timeout={TEST_S}"]
         command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", *options, f"--junit-xml={report}", *tests]
         process = subprocess.Popen(command, cwd=root, env={**os.environ, **ENVIRONMENT.get(part, {})})
         try:

@@ -51,8 +51,8 @@ class HttpStep(NamedTuple):
 
 def http_step(random: Random) -> HttpStep:
     """A random request."""
-    kinds = ("livez", "readyz", "metrics", "clients", "disconnect", "topics", "add", "policy", "grow", "cut")
-    kind = random.choices(kinds, (1, 2, 2, 3, 1, 4, 3, 4, 3, 2))[0]
+    kinds = ("livez", "readyz", "metrics", "clients", "disconnect", "topics", "add", "policy", "grow", "cut", "end")
+    kind = random.choices(kinds, (1, 2, 2, 3, 1, 4, 3, 4, 3, 1, 1))[0]
     return HttpStep(kind, random.choice(TOPICS), random.randrange(1, 5), random.choice(POLICIES), random.randrange(6))
 
 
@@ -168,20 +168,24 @@ class _Connection:
         self._http = h11.Connection(h11.CLIENT)
         self._status = 0
         self._body = b""
+        self._has_ended = False
         self.end: NetworkEnd = loop.network.connect(HTTP, self)
 
     def is_ready(self) -> bool:
         """Whether it can be used for another request."""
-        return not self.end.is_closing() and self._http.our_state in {h11.IDLE, h11.DONE}
+        return not (self._has_ended or self.end.is_closing()) and self._http.our_state in {h11.IDLE, h11.DONE}
 
-    def request(self, method: str, target: str) -> None:
-        """Send a request without a body."""
+    def request(self, method: str, target: str, *, is_last: bool) -> None:
+        """Send a request without a body; ``is_last``: and end this direction of the connection."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         self._status, self._body = 0, b""
         headers = [("Host", "node"), ("Authorization", f"Bearer {TOKEN}")]
         data = self._http.send(h11.Request(method=method, target=target, headers=headers)) or b""
         self.end.write(data + (self._http.send(h11.EndOfMessage()) or b""))
+        if is_last:
+            self._has_ended = True
+            self.end.write_eof()
 
     def connection_made(self, _transport: asyncio.BaseTransport) -> None: ...
 
@@ -201,6 +205,8 @@ class _Connection:
         if isinstance(event, h11.EndOfMessage):
             self._client.response(self, self._status, self._body)
 
+    def eof_received(self) -> None: ...
+
     def connection_lost(self, _exc: Exception | None) -> None:
         self._client.connection_lost(self)
 
@@ -216,6 +222,8 @@ class HttpClient:
         self._simulation = simulation
         self._registers = {name: TopicRegister() for name in TOPICS}
         self._connection: _Connection | None = None
+        self._ends = False
+        """Whether the connection's direction ends after the next request."""
         self._done: Done | None = None
         self._sent = 0
         self._counters: dict[str, float] = {}
@@ -260,7 +268,8 @@ class HttpClient:
         self._done = done
         self._sent += 1
         self._simulation.history.note(f"{loop.true_ms()} http {method} {target}")
-        self._connection.request(method, target)
+        is_last, self._ends = self._ends, False
+        self._connection.request(method, target, is_last=is_last)
         loop.call_later(REQUEST_S, self._give_up, self._sent)
 
     def _give_up(self, sent: int) -> None:
@@ -291,6 +300,9 @@ class HttpClient:
         if step.kind == "cut":
             if self._connection is not None:
                 self._connection.end.abort()
+            self._pause()
+        elif step.kind == "end":
+            self._ends = True
             self._pause()
         elif step.kind in {"add", "policy", "grow"}:
             self._change(step)

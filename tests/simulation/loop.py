@@ -146,6 +146,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if isinstance(coroutine, CoroutineType) and coroutine.__name__ == "run_asgi":
                     coroutine.close()  # it answers with an error when it ends, which needs an open loop
         super().close()
+        # The map of stall watches refers to the loop as long as the node exists: the loop must not refer to the node.
+        self.on_turn(lambda: None)
+        self.network = VirtualNetwork(self, self.random)
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There is no input but that of timers."""

@@ -49,8 +49,10 @@ CLIENTS = len(EXPIRY_S)
 FIRST_SHARING = 3
 WINDOW = 8
 """Messages of a client without acknowledgement."""
-FLOOD = 300
-"""Messages of QoS 0 without a receiver, in one write: more than a share of a loop turn."""
+FLOOD = 600
+"""Messages of QoS 0 without a receiver, in one write: more than all shares of a loop turn."""
+CROWD = 40
+"""Clients that connect and end their direction at the same time: more than the share of connections of a turn."""
 PING_S = 30.0
 KEEP_ALIVE_S = 60
 NOTICED_S = 65.0
@@ -84,8 +86,9 @@ class MqttStep(NamedTuple):
 def mqtt_step(random: Random) -> MqttStep:
     """A random operation of a random client."""
     client = random.randrange(CLIENTS)
-    kinds = ("publish", "subscribe", "unsubscribe", "flood", "disconnect", "cut", "silence", "take over")
-    kind = random.choices(kinds, (85, 5, 3, 1, 1.5, 2, 1, 1.5))[0]
+    leaving = ("disconnect", "disconnect and end", "cut", "end", "silence", "take over")
+    kinds = ("publish", "subscribe", "unsubscribe", "flood", "crowd", *leaving)
+    kind = random.choices(kinds, (85, 5, 3, 0.7, 0.3, 0.75, 0.75, 1, 1, 1, 1.5))[0]
     if kind == "publish":
         retain = random.random() < 0.15
         return MqttStep(
@@ -104,7 +107,7 @@ def mqtt_step(random: Random) -> MqttStep:
         if client < FIRST_SHARING and random.random() < 0.4:
             return MqttStep(client, kind, f"$share/g/{topic}", random.choice((1, 2)))
         return MqttStep(client, kind, topic, random.choice((0, 1, 2)))
-    if kind in {"unsubscribe", "flood"}:
+    if kind in {"unsubscribe", "flood", "crowd"}:
         return MqttStep(client, kind)
     clean = (shares or EXPIRY_S[client] < 1000) and random.random() < 0.3
     return MqttStep(client, kind, away_s=random.choice((0.01, 0.5, 3.0, 15.0, 25.0, 90.0)), clean=clean)
@@ -454,7 +457,7 @@ class MqttClient:
         """Carry out steps while the window has room."""
         attachment = self.attachment
         while attachment is not None and attachment.is_ready and not attachment.disconnects:
-            if self._asked is not None or len(self._outgoing) >= WINDOW:
+            if self._asked is not None or len(self._outgoing) >= WINDOW or attachment.connection.has_ended:
                 return
             if self._again:
                 self._subscribe(attachment, *self._again.pop())
@@ -473,6 +476,9 @@ class MqttClient:
                 self._subscribe(attachment, step.topic, step.qos)
         elif step.kind == "flood":
             attachment.connection.send(encode(Publish("flood", b"")) * FLOOD)
+        elif step.kind == "crowd":
+            for _ in range(CROWD):
+                _Passer(self._simulation)
         elif step.kind == "unsubscribe":
             if self._wanted:
                 wanted = next(iter(self._wanted.values()))
@@ -490,11 +496,17 @@ class MqttClient:
         elif step.kind == "silence":
             attachment.connection.fall_silent()
             loop.call_later(step.away_s, self._replace, attachment)
-        elif step.kind == "disconnect":
+        elif step.kind.startswith("disconnect"):
             attachment.disconnects = True
             # The session expires from here on, also while output that waits for a full disk keeps the connection.
             self._lost_ms = loop.true_ms()
             attachment.send(Disconnect())
+            if step.kind.endswith("end"):
+                attachment.connection.end()
+        elif step.kind == "end":
+            # The last packet is incomplete: the broker must not handle it.
+            attachment.connection.send(encode(Publish(TOPICS[0], b"incomplete"))[:-1])
+            attachment.connection.end()
         else:
             attachment.connection.cut()
             self._end_connection(loop.true_ms())
@@ -555,6 +567,19 @@ class MqttClient:
             self._packet_id = self._packet_id % 65_535 + 1
             if self._packet_id not in self._outgoing:
                 return self._packet_id
+
+
+class _Passer:
+    """A client that connects and ends its direction at once. The server may answer, and must close the connection."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        connection = simulation.node.accept(self)
+        connection.send(encode(Connect(f"passer-{simulation.next_number()}")))
+        connection.end()
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def connection_lost(self) -> None: ...
 
 
 class RetainedReader:

@@ -528,6 +528,13 @@ LOG: list[Plant] = [
     captured_twice,
 ]
 """In TubeMQ and rules, in either form."""
+
+
+def end_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A connection whose client has ended its direction stays open if its end waits for a later turn."""
+    patch.setattr(ServerLink, "_close_ended", lambda _self: None)
+
+
 ENGINE: list[Plant] = [
     will_without_delay,
     session_expired_early,
@@ -540,6 +547,7 @@ ENGINE: list[Plant] = [
     whole_read_at_once,
     share_without_debt,
     not_disconnected,
+    end_forgotten,
 ]
 
 

@@ -1,4 +1,5 @@
-"""The network of the virtual loop: connections of asyncio protocols, with random delays and cuts between reads.
+"""The network of the virtual loop: connections of asyncio protocols, with random delays, cuts between reads, and
+clients that end their direction.
 
 A loop's ``create_server`` and ``create_connection`` lead here, so servers and clients of production run unchanged.
 Connections of MQTT begin one layer above, see ``node``.
@@ -12,9 +13,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-__all__ = ["Address", "NetworkEnd", "Peer", "VirtualNetwork"]
+from tests.simulation.history import Violation
+
+__all__ = ["Address", "NetworkEnd", "Peer", "VirtualNetwork", "check_closed"]
 
 Address = tuple[str, int]
+CLOSED_S = 10.0
+"""Time in which a server closes a connection whose client has ended its direction."""
 
 
 class Peer(Protocol):
@@ -24,7 +29,20 @@ class Peer(Protocol):
 
     def data_received(self, data: bytes) -> None: ...
 
+    def eof_received(self) -> bool | None: ...
+
     def connection_lost(self, exc: Exception | None) -> None: ...
+
+
+def check_closed(loop: asyncio.AbstractEventLoop, is_closed: Callable[[], bool], what: str) -> None:
+    """Check that a server closes a connection after its client has ended its direction."""
+
+    def check() -> None:
+        if not is_closed():
+            raise Violation(f"{what} is open {CLOSED_S:g} s after its client has ended its direction")
+
+    # In two steps: a pause of the node makes one timer late, and the server gets time after it.
+    loop.call_later(CLOSED_S / 2, loop.call_later, CLOSED_S / 2, check)
 
 
 class VirtualNetwork:
@@ -79,12 +97,16 @@ class NetworkEnd(asyncio.Transport):
 
     def __init__(self, network: VirtualNetwork, peer: Peer, address: Address) -> None:
         super().__init__({"peername": address})
+        self._address = address
         self.peer = peer
         self.is_silent = False
         self._network = network
         self._arrival_s = 0.0
         """When the last bytes to this end arrive."""
         self._waiting: deque[bytes] = deque()
+        """Bytes that arrived while the peer does not read; empty: the other end sends nothing more."""
+        self._has_ended = False
+        """Whether this end sends nothing more."""
         self._is_reading = True
         self._is_closing = False
         self._is_cut = False
@@ -97,7 +119,7 @@ class NetworkEnd(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         network, other, rest = self._network, self.other, bytes(data)
-        if self._is_closing or not data:
+        if self._is_closing or self._has_ended or not data:
             return
         pieces = [rest]
         if len(rest) > 1 and network.random.random() < 0.1:
@@ -108,6 +130,17 @@ class NetworkEnd(asyncio.Transport):
             # A little later than the last: timers of the same time have no order.
             other._arrival_s = max(other._arrival_s + 1e-6, network.loop.time() + delay_s)
             network.loop.call_at(other._arrival_s, other._arrived, piece)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Send nothing more; what the other end sends still arrives."""
+        if not (self._is_closing or self._has_ended):
+            self._has_ended = True
+            loop, other = self._network.loop, self.other
+            other._arrival_s = max(other._arrival_s + 1e-6, loop.time())
+            loop.call_at(other._arrival_s, other._arrived, b"")
 
     def close(self) -> None:
         loop = self._network.loop
@@ -145,4 +178,9 @@ class NetworkEnd(asyncio.Transport):
 
     def _deliver(self) -> None:
         while self._waiting and self._is_reading and not self._is_cut:
-            self.peer.data_received(self._waiting.popleft())
+            if data := self._waiting.popleft():
+                self.peer.data_received(data)
+            else:
+                if not self.peer.eof_received():
+                    self.close()
+                check_closed(self._network.loop, self.is_closing, f"a connection of {self._address}")

@@ -57,7 +57,7 @@ from penstock.tube.storage.meta import MetaStore
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
 from tests.simulation.history import Violation
 from tests.simulation.loop import MachineClock, VirtualLoop
-from tests.simulation.network import Peer
+from tests.simulation.network import Peer, check_closed
 from tests.simulation.tube_client import BROKER, CAPTURED, CAPTURED_TOPICS, MASTER, PARTITIONS
 
 __all__ = ["HTTP", "TOKEN", "Connection", "NetworkClient", "SimulatedNode"]
@@ -279,8 +279,10 @@ class Connection:
         self._arrival = {True: loop.time(), False: loop.time()}
         """When the last bytes in each direction arrive; True: to the server."""
         self._waiting: deque[bytes] = deque()
-        """Bytes that arrived while the server does not read."""
+        """Bytes that arrived while the server does not read; empty: the client sends nothing more."""
         self.reading = True
+        self.has_ended = False
+        """Whether the client sends nothing more."""
         self.is_cut = False
         self.is_silent = False
         self.ended_ms: int | None = None
@@ -289,8 +291,16 @@ class Connection:
         self.transport = MemoryTransport(self)
 
     def send(self, data: bytes) -> None:
-        """Send to the server."""
-        self._send(data, self._to_server, to_server=True)
+        """Send to the server; no effect after :meth:`end`."""
+        if not self.has_ended:
+            self._send(data, self._to_server, to_server=True)
+
+    def end(self) -> None:
+        """Send nothing more; what the server sends still arrives."""
+        if not self.has_ended:
+            self.has_ended = True
+            arrival = self._arrival[True] = max(self._arrival[True] + 1e-6, self._loop.time())
+            self._loop.call_at(arrival, self._to_server, b"")
 
     def send_to_client(self, data: bytes) -> None:
         self._send(data, self._to_client, to_server=False)
@@ -348,6 +358,11 @@ class Connection:
 
     def _read(self, data: bytes) -> None:
         node = self._node
+        if not data:
+            if not self._link.eof_received():
+                self.transport.close()
+            check_closed(self._loop, lambda: self.transport.closing, "a connection of MQTT")
+            return
         node.reads += 1
         work = node.server.broker.work
         self._link.data_received(data)

@@ -1,8 +1,8 @@
 """A schedule of operations and faults for each seed, and what is done about a seed that breaks a rule.
 
-A schedule has operations of the clients of state store, MQTT, TubeMQ and HTTP, cuts of connections, and faults of disk
-and clocks. It is made before the simulation starts, from a generator of its own, so that a prefix of the schedule is
-the same test with fewer operations.
+A schedule has operations of the clients of state store, MQTT, TubeMQ and HTTP, cuts of connections, clients that end
+their direction of a connection, and faults of disk and clocks. It is made before the simulation starts, from a
+generator of its own, so that a prefix of the schedule is the same test with fewer operations.
 
 In each simulation power is lost twice: at a random operation of the disk, and after the last answer. After each restart
 every key, every retained message and the whole log are read. At the end all clients are connected for so
@@ -216,8 +216,12 @@ class Simulation:
         """``client`` is about to send the operation ``number``."""
         if number in self._schedule.cuts:
             self.cuts += 1
-            self.history.note(f"cut {client.name}")
-            client.cut()
+            if number % 2:
+                self.history.note(f"end {client.name}")
+                client.end()
+            else:
+                self.history.note(f"cut {client.name}")
+                client.cut()
         self.check_failed()
 
     def check_failed(self) -> None:

@@ -108,6 +108,11 @@ class StoreClient:
         if self._connection is not None:
             self._connection.cut()
 
+    def end(self) -> None:
+        """End this direction of the connection: answers still arrive until the server closes it."""
+        if self._connection is not None:
+            self._connection.end()
+
     def connection_lost(self) -> None:
         self._forget()
         self._simulation.loop.soon(0.2, self.connect)
@@ -128,9 +133,11 @@ class StoreClient:
     def send_next(self) -> None:
         simulation = self._simulation
         while self._ready and self._connection is not None and self.steps and len(self._pending) < WINDOW:
+            if self._connection.has_ended:
+                return
             number, operation = self.steps.popleft()
             simulation.step(number, self)
-            if self._connection.is_cut:
+            if self._connection.is_cut or self._connection.has_ended:
                 return
             self._send(operation)
 

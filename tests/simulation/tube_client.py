@@ -99,11 +99,11 @@ def tube_step(random: Random) -> TubeStep:
     """A random operation of a random client."""
     if random.random() < 0.03:
         client = len(PRODUCERS) + random.randrange(CONSUMERS)
-        kind = random.choices(("cut", "silence", "leave", "steal"), (3, 1, 2, 4))[0]
+        kind = random.choices(("cut", "end", "silence", "leave", "steal"), (1.5, 1.5, 1, 2, 4))[0]
         return TubeStep(client, kind, random.randrange(PARTITIONS[LOG]), away_s=random.choice((0.01, 1.0, 10.0, 50.0)))
     client = random.randrange(len(PRODUCERS))
     if random.random() < 0.01:
-        return TubeStep(client, random.choice(("cut", "cut", "silence")))
+        return TubeStep(client, random.choice(("cut", "end", "silence")))
     return TubeStep(client, "send", random.randrange(PARTITIONS[LOG]), random.choice((0, 0, 10, 700, 3_000)))
 
 
@@ -209,6 +209,8 @@ class _Connection:
         if self._session.error is not None:
             raise Violation(f"a client cannot read: {self._session.error}")
 
+    def eof_received(self) -> None: ...
+
     def connection_lost(self, _exc: Exception | None) -> None:
         self.close()
         self._lost()
@@ -294,11 +296,13 @@ class _Client:
             self.connect()
 
     def _fault(self, attachment: _Attachment, step: TubeStep) -> None:
-        """Cut the connection to the broker, let it fall silent, or leave without a word."""
+        """Cut the connection to the broker, end its direction, let it fall silent, or leave without a word."""
         self._away_s = step.away_s if step.kind == "leave" else 0.0
         end = attachment.broker.end
         if end is not None and step.kind == "silence":
             end.fall_silent()
+        elif end is not None and step.kind == "end":
+            end.write_eof()
         else:
             self.connection_lost()
 
