@@ -419,6 +419,14 @@ async def test_the_clocks_of_expiry_times_and_versions_continue_on_another_machi
         ({"rules": [{"filter": "a/#", "topic": "topic_a"}]}, "`rules` needs TubeMQ"),
         ({"statestore": {"capture_topic": "changes"}}, "`statestore.capture_topic` does not work in a cluster"),
         ({"tube": {"topics": ["topic_a"]}}, "`tube.topics` needs TubeMQ"),
+        ({"tube": {"tls": {"certificate": "c.pem", "key": "c.key"}}}, "`tube.tls` needs TubeMQ"),
+        (
+            {
+                "cluster": {**CLUSTER, "tubemq": True},
+                "tube": {"broker_id": 1, "tls": {"certificate": "c.pem", "key": "c.key", "master_port": 0}},
+            },
+            "tube.tls.master_port: a port of 0",
+        ),
         ({"cluster": {**CLUSTER, "tubemq": True}}, "set `tube.broker_id`"),
         (
             {"cluster": {**CLUSTER, "tubemq": True}, "tube": {"broker_id": 1}, "tube_master": "127.0.0.1:0"},

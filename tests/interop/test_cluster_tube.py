@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import signal
+import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -22,9 +23,11 @@ from penstock.tube.client import web
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.reader import partitions
+from tests.certificates import Authority
 from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command
 from tests.interop.etcd import EtcdCluster
 from tests.interop.tube_java.clients import JavaClients
+from tests.ports import free_ports
 
 _names = itertools.count(1)
 PARTITIONS = 2
@@ -98,14 +101,19 @@ class Load:
     """A producer and two members of a group; each runs until it is closed, whichever master is active."""
 
     def __init__(
-        self, nodes: tuple[NodeProcess, NodeProcess], user: str | None = None, password: str | None = None
+        self,
+        masters: str,
+        user: str | None = None,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.acknowledged: set[int] = set()
         self.received: dict[int, set[int]] = {1: set(), 2: set()}
         """By broker."""
         self.members: list[Consumer] = []
-        self._masters = masters(nodes)
+        self._masters = masters
         self._user, self._password = user, password
+        self._tls = tls
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Load:
@@ -128,7 +136,9 @@ class Load:
         return len(held) == 2 and all(held) and not held[0] & held[1] and len(held[0] | held[1]) == 2 * PARTITIONS
 
     async def _produce(self) -> None:
-        async with Producer(self._masters, delivery_timeout_s=5, user=self._user, password=self._password) as producer:
+        async with Producer(
+            self._masters, delivery_timeout_s=5, user=self._user, password=self._password, tls=self._tls
+        ) as producer:
             for number in itertools.count():
                 try:
                     await producer.send("demo", str(number).encode())
@@ -138,7 +148,9 @@ class Load:
                 self.acknowledged.add(number)
 
     async def _consume(self) -> None:
-        async with Consumer(self._masters, "readers", ["demo"], user=self._user, password=self._password) as member:
+        async with Consumer(
+            self._masters, "readers", ["demo"], user=self._user, password=self._password, tls=self._tls
+        ) as member:
             self.members.append(member)
             async for message in member:
                 self.received[message.broker_id].add(int(message.record.value))
@@ -155,7 +167,7 @@ async def test_a_takeover_of_the_master_under_load(two: list[NodeProcess], tmp_p
     for node in two:
         node.more = {"security": {"passwords": str(passwords)}}
     active, standby = pair = await start(two, *login)
-    async with Load(pair, *login) as load:
+    async with Load(masters(pair), *login) as load:
         await until(load.balanced)
         await until(lambda: all(len(found) > 50 for found in load.received.values()))
         active.signal(signal.SIGKILL)
@@ -203,7 +215,7 @@ async def test_records_flow_while_no_master_is_active(
     pair: tuple[NodeProcess, NodeProcess], three: EtcdCluster
 ) -> None:
     """Without a majority of etcd no node is elected; clients continue with the partitions that they have."""
-    async with Load(pair) as load:
+    async with Load(masters(pair)) as load:
         await until(load.balanced)
         three.kill(0, 1)
         for node in pair:
@@ -259,6 +271,51 @@ async def test_masters_are_listed_and_transferred(two: list[NodeProcess]) -> Non
             if len(found) == 2:
                 break
     assert found == {(node.broker_id, f"from {node.name}") for node in pair}
+
+
+async def test_tls_listeners_continue_at_a_takeover(two: list[NodeProcess], tmp_path: Path) -> None:
+    """Clients with TLS continue, and a reload replaces the certificates of a standby and of its successor."""
+    authority = Authority(tmp_path / "certificates")
+    tls = authority.client_context()
+    ports = {node: free_ports(2) for node in two}
+    for node in two:
+        certificate, key = authority.issue(node.name, "127.0.0.1")
+        files = {"certificate": str(certificate), "key": str(key)}
+        master_port, broker_port = ports[node]
+        section = {**files, "master_port": master_port, "broker_port": broker_port}
+        node.more = {"tube": {"broker_id": node.broker_id, "admin_token": "administer", "tls": section}}
+    active, standby = pair = await start(two)
+
+    async def certificate_at(port: int) -> object:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname="127.0.0.1")
+        shown = writer.get_extra_info("peercert")
+        writer.close()
+        return shown["serialNumber"]
+
+    async def reload(node: NodeProcess) -> None:
+        """Replace the certificate of a node, and wait until both listeners use it."""
+        before = {port: await certificate_at(port) for port in ports[node]}
+        authority.issue(node.name, "127.0.0.1")
+        node.signal(signal.SIGHUP)
+        async with asyncio.timeout(DEADLINE_S):
+            for port, old in before.items():
+                while await certificate_at(port) == old:
+                    await asyncio.sleep(0.05)
+
+    async with Load(",".join(f"127.0.0.1:{ports[node][0]}" for node in pair), tls=tls) as load:
+        await until(load.balanced)
+        await until(lambda: all(len(found) > 50 for found in load.received.values()))
+        await reload(standby)
+        await standby.until_members(lambda members: members[standby.name].lag_commits == 0)
+        await asyncio.to_thread(web.call, f"127.0.0.1:{active.http}", "admin_transfer_current_master", {}, login=LOGIN)
+        await standby.until_active()
+        await active.until_standby(standby)
+        await reload(standby)
+        await until_partitions(pair, 2 * PARTITIONS)
+        before = {broker: len(found) for broker, found in load.received.items()}
+        await until(lambda: all(len(load.received[broker]) > count + 50 for broker, count in before.items()))
+        wanted = set(load.acknowledged)
+        await until(lambda: wanted <= load.all_received)
 
 
 async def publish(node: NodeProcess) -> None:

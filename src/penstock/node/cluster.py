@@ -54,7 +54,7 @@ from penstock.node.client_warnings import TubeDenials
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig
-from penstock.node.config.tube import tube_limits
+from penstock.node.config.tube import TubeCertificates, tube_limits
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
@@ -169,7 +169,7 @@ class ClusterMembership:
     ``restart`` replaces the process and does not return; it is called in any thread, with the reason.
 
     Raises:
-        ConfigError: an endpoint or a file of ``config.cluster`` cannot be used.
+        ConfigError: an endpoint or a file of ``config.cluster``, or a file of ``tube.tls`` cannot be used.
     """
 
     def __init__(self, config: NodeConfig, restart: Callable[[str], None]) -> None:
@@ -188,6 +188,8 @@ class ClusterMembership:
         """Name and password with which the brokers of the cluster sign."""
         self.tube_denials = TubeDenials()
         """Denials of the broker's clients, for the node's warnings."""
+        self.tube_certificates = TubeCertificates(config.tube.tls)
+        """Certificates of the TLS listeners of the broker, and of the master in any role."""
         self._directory: DataDirectory | None = None
         self._names = [name for name in LOGS if section.tubemq or name != "tube-master"]
         """Names of the logs that this node has."""
@@ -251,7 +253,7 @@ class ClusterMembership:
         config = self._config
         async with AsyncExitStack() as parts:
             security = NodeSecurity(config)
-            security.tube_denials = self.tube_denials
+            security.tube_denials, security.tube_certificates = self.tube_denials, self.tube_certificates
             parts.callback(security.close)
             security.check_certificates()
             self._directory = DataDirectory(config.data_dir)
@@ -292,6 +294,17 @@ class ClusterMembership:
                 raise self._failure
         return True
 
+    def reload(self, read: Callable[[], NodeConfig]) -> None:
+        """Read the certificates of TubeMQ again, in a standby: its broker serves clients. Everything else is read when
+        the node becomes active."""
+        try:
+            tls = read().tube.tls
+            self.tube_certificates.use(None if tls is None else tls.read())
+        except PenstockError as error:
+            _log.error("reload failed, the previous certificates of TubeMQ remain: %s", error)
+        else:
+            _log.info("a standby reads its other files when it becomes active")
+
     async def _join(self) -> None:
         """Wait for the end of the thread, of a node that was elected or is closed."""
         if not self._elected.is_set():
@@ -326,9 +339,11 @@ class ClusterMembership:
             access=security.tube_access(config.tube_broker, self.broker_user),
             user=self.broker_user,
         )
-        bind = config.tube_broker.bind
+        bind, tls = config.tube_broker.bind, config.tube.tls
+        certificates = self.tube_certificates
+        start = broker.start if tls is None else certificates.beside(broker.start, tls.broker_port)
         try:
-            await broker.start(bind.host, bind.port)
+            await start(bind.host, bind.port)
         except OSError as error:
             raise bind_error(error, "tube-broker", bind) from error
         self.broker = broker  # closed by close()
@@ -346,8 +361,9 @@ class ClusterMembership:
         await http.start("tube-broker-http", listener.bind)
         master = StandbyMaster(tube_limits(config.tube.limits))
         parts.push_async_callback(master.close)
+        start = master.start if tls is None else certificates.beside(master.start, tls.master_port)
         try:
-            await master.start(config.tube_master.bind.host, config.tube_master.bind.port)
+            await start(config.tube_master.bind.host, config.tube_master.bind.port)
         except OSError as error:
             raise bind_error(error, "tube-master", config.tube_master.bind) from error
 

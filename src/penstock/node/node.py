@@ -166,6 +166,8 @@ class Node:
         self._token = ""
         if membership is not None:
             self.security.tube_denials = membership.tube_denials
+            membership.tube_certificates.use(self.security.tube_certificates.used)
+            self.security.tube_certificates = membership.tube_certificates
         self._tube_user = (
             (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
             if membership is None
@@ -357,7 +359,8 @@ class Node:
         """
         wanted = self.config.addresses()
         if self._membership is not None:
-            wanted.pop("tube-broker", None)  # the broker already listens
+            for option in ("tube-broker", "tube.tls.broker_port"):  # the broker already listens
+                wanted.pop(option, None)
         taken = await asyncio.to_thread(
             lambda: {option: address for option, address in wanted.items() if address.port and in_use(address)}
         )
@@ -794,8 +797,8 @@ async def serve(
     loop = asyncio.get_running_loop()
     membership = None
     if config.cluster is not None:
-        loop.add_signal_handler(signal.SIGHUP, _log.info, "a standby reads its files when it becomes active")
         membership = _membership(config)
+        loop.add_signal_handler(signal.SIGHUP, membership.reload, read_again or (lambda: config))
     try:
         if membership is not None and not await run_until(
             stop, membership.become_active(on_standby=lambda: notifier.ready("standby"))

@@ -495,7 +495,6 @@ class NodeConfig(Section):
         used = {
             "bridges": self.bridges,
             "statestore.capture_topic": self.statestore.capture_topic,
-            "tube.tls": self.tube.tls,
         }
         for setting, value in used.items():
             if value:
@@ -514,13 +513,17 @@ class NodeConfig(Section):
                 raise ValueError("cluster: each broker of a cluster has its own id: set `tube.broker_id`")
         else:
             local = [rule for rule in self.rules if rule.to is None]
-            for setting, asked in {"rules": local, "tube.topics": self.tube.topics}.items():
+            for setting, asked in {"rules": local, "tube.topics": self.tube.topics, "tube.tls": self.tube.tls}.items():
                 if asked:
                     raise ValueError(f"cluster: `{setting}` needs TubeMQ: set `cluster.tubemq: true`, or remove it")
         listeners |= {f"mqtt.listeners.{name}": entry for name, entry in self.mqtt.listeners.items()}
-        for name, listener in listeners.items():
-            if not listener.bind.port:
+        ports = {name: listener.bind.port for name, listener in listeners.items()}
+        if self.tube.tls is not None:
+            ports |= {"tube.tls.master_port": self.tube.tls.master_port}
+        for name, port in ports.items():
+            if not port:
                 raise ValueError(f"cluster: {name}: a port of 0 is not known to the other nodes: set a port")
+        for name, listener in listeners.items():
             if listener.advertise is None and listener.bind.is_wildcard:
                 raise ValueError(
                     f"cluster: {name}: {listener.bind} means every interface, and a standby names the address of the"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from penstock.runtime.io.clock import steady_clock
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.master.master import MasterEngine
@@ -19,9 +21,11 @@ class StandbyMaster:
         self._engine = MasterEngine((), self._clock(), active=False)
         self._listeners = Listeners(lambda: AnsweringProtocol(self._engine.answer, self._connections, self._clock))
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the bound address. Raises OSError: the address is in use."""
-        bound = await self._listeners.start(host, port)
+    async def start(
+        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int = 0
+    ) -> tuple[str, int]:
+        """Listen, with ``tls`` also on ``tls_port``; returns the plain address. Raises OSError: one is in use."""
+        bound = await self._listeners.start(host, port, tls, tls_port)
         self._engine.address = f"{bound[0]}:{bound[1]}"
         return bound
 
