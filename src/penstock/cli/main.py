@@ -58,6 +58,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "cluster": CommandEntry("penstock.cli.cluster", "Show the members of a cluster, and hand over to a standby."),
     "user": CommandEntry("penstock.cli.user", "Manage the users in a password file."),
     "audit": CommandEntry("penstock.cli.audit", "Show the audit trail of a node or broker."),
+    "log": CommandEntry("penstock.cli.log", "Show and change the log levels of a running node."),
     "backup": CommandEntry("penstock.cli.backup", "Back up a node, running or stopped, to a directory."),
     "restore": CommandEntry("penstock.cli.restore", "Create a data directory from a backup."),
     "fsck": CommandEntry("penstock.cli.fsck", "Check a data directory or a backup."),

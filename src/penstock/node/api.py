@@ -51,6 +51,8 @@ from penstock.node.console_clients import ChangedMeanwhileError, ConsoleClients,
 from penstock.node.dead_letters import CommandResult, DeadLetterService
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
 from penstock.runtime.observability.audit import AuditTrail, read_audit
+from penstock.runtime.observability.log_levels import check_level, levels, set_level
+from penstock.runtime.observability.logs import LogLevel
 from penstock.security.policy import Permissions
 from penstock.statestore.hlc import Hlc, parse
 from penstock.tube.admin.request import Caller, Role
@@ -70,6 +72,8 @@ _FORMATS: Final = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-nd
 _STARTS: Final = ("newest", "earliest", "end", "offset", "time")
 READ_ENTRY_S: Final = 60.0
 """Time in which further pages of a topic's records have no entry of their own in the audit trail."""
+_INHERITED: Final = "inherit"
+"""Level of a part without one of its own: that of the part above it."""
 _STARTING: Final = "this part has not started yet"
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
@@ -220,6 +224,19 @@ class _Api:
             )
             self._server.broker.wake()
         return {"client_id": name, "disconnected": found.connected, "dry_run": dry_run, "client": found}
+
+    async def log_levels(self, _request: Request, _caller: Caller) -> object:
+        return {"levels": levels()}
+
+    async def set_log_level(self, request: Request, caller: Caller) -> object:
+        part, text = request.path_params["part"], request.query_params.get("level", "")
+        if text != _INHERITED and text not in set(LogLevel):
+            raise LocalProtocolError(f"level={text[:80]!r}", do=f"use one of {', '.join(LogLevel)}, {_INHERITED}")
+        wanted = None if text == _INHERITED else LogLevel(text)
+        check_level(part, wanted)
+        await self._record("set_log_level", caller, {"part": part, "level": text})
+        set_level(part, wanted)
+        return {"levels": levels()}
 
     async def subscriptions(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.mqtt).subscriptions(_query(request))
@@ -547,6 +564,8 @@ def api_routes(
         route("/keys/{name:path}", api.set_key, Role.OPERATOR, method="PUT"),
         route("/keys/{name:path}", api.delete_key, Role.OPERATOR, method="DELETE"),
         route("/key-versions/{name:path}", api.key_versions, Role.VIEWER),
+        route("/log-levels", api.log_levels, Role.VIEWER),
+        route("/log-levels/{part}", api.set_log_level, Role.ADMINISTRATOR, method="PUT"),
         route("/backup", api.backup, Role.ADMINISTRATOR, method="POST"),
     ]
 

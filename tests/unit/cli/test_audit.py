@@ -26,7 +26,7 @@ def test_the_object_and_the_reason_of_a_failure_are_shown(penstock: Command, tmp
     folder = tmp_path / "audit"
     folder.mkdir()
     (folder / "audit.jsonl").write_text("".join(json.dumps({**COMMON, **row}) + "\n" for row in rows))
-    done = penstock("audit", "list", "--data-dir", str(tmp_path))
+    done = penstock("audit", "list", "--wide", "--data-dir", str(tmp_path))
     assert (done.status, done.err) == (0, "")
     _, *lines = done.out.splitlines()
     assert [line.split()[2:4] for line in lines] == [
@@ -37,3 +37,31 @@ def test_the_object_and_the_reason_of_a_failure_are_shown(penstock: Command, tmp
     ]
     ends = ["127.0.0.1  ok", "failed: it exists", "failed: no number", "127.0.0.1  failed"]
     assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [True] * 4
+
+
+def test_the_list_fits_in_80_columns(penstock: Command, tmp_path: Path) -> None:
+    reason = "topic line3 exists: choose another name, or delete it first"
+    row = {
+        **COMMON,
+        "method": "admin_add_new_topic_record",
+        "parameters": {"topicName": "a_topic_with_a_long_name"},
+        "user": "an.engineer@plant-7",
+        "result": False,
+        "failed": [reason],
+    }
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    (folder / "audit.jsonl").write_text(json.dumps(row) + "\n")
+    lines = penstock("audit", "list", "--data-dir", str(tmp_path)).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == [
+        "2026-11-27T07:09:19Z",
+        "admin_add_…ic_record",
+        "a_topic_…ng_name",
+        "an.en…nt-7",
+        "failed",
+    ]
+    assert lines[2:] == [f"    {reason}"]
+    wide = penstock("audit", "list", "--wide", "--data-dir", str(tmp_path)).out
+    assert "a_topic_with_a_long_name" in wide
+    assert reason in wide

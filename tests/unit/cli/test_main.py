@@ -15,6 +15,7 @@ import typer
 
 import penstock
 from penstock.cli import main as cli
+from penstock.cli.version import commit_of
 from penstock.errors import ConfigError, RefusedError
 
 HEAVY = [
@@ -69,6 +70,22 @@ def test_every_command_of_the_table_exists(name: str, capsys: pytest.CaptureFixt
     status, out, _ = run(capsys, name, "--help")
     assert status == 0
     assert f"Usage: penstock {name}" in out
+
+
+def test_the_version_has_the_commit_of_a_checkout(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, out, _ = run(capsys, "version", "--json")
+    found = json.loads(out)
+    assert (found["version"], found["core"] in {"compiled", "interpreted"}) == (penstock.__version__, True)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    assert commit_of(tmp_path) is None, "not a checkout"
+    (tmp_path / "file").write_text("1")
+    for command in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "one"], ["tag", "v1"]):
+        subprocess.run([*git, *command], check=True)
+    commit = commit_of(tmp_path)
+    assert commit is not None
+    assert re.fullmatch("[0-9a-f]{12}", commit)
+    (tmp_path / "file").write_text("2")
+    assert commit_of(tmp_path) == f"{commit}-dirty"
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,25 @@ async def test_a_client_is_disconnected_by_delete_alone_and_after_a_dry_run(tmp_
         assert (await api.send("/clients", "DELETE"))[0] == 405
         (row,) = read_audit(tmp_path / "audit")
         assert (row["method"], row["parameters"]) == ("disconnect_client", {"client_id": "device/1"})
+
+
+async def test_log_levels_change_at_run_time_and_are_audited(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        before = (await api.get("/log-levels"))["levels"]
+        assert before.keys() >= {"all", "mqtt", "mqtt.bridge", "tube", "statestore"}
+        try:
+            status, _, body = await api.send("/log-levels/mqtt?level=debug", "PUT")
+            assert (status, body["levels"]["mqtt"], body["levels"]["mqtt.bridge"]) == (200, "debug", "debug")
+            assert body["levels"]["tube"] == before["tube"]
+            assert logging.getLogger("penstock.mqtt").isEnabledFor(logging.DEBUG)
+            for wrong in ("mqtt?level=loud", "mqtt", "nothing?level=debug", "all?level=inherit"):
+                assert (await api.send(f"/log-levels/{wrong}", "PUT"))[0] == 400
+        finally:
+            status, _, body = await api.send("/log-levels/mqtt?level=inherit", "PUT")
+        assert (status, body["levels"]) == (200, before)
+        rows = [(row["method"], row["parameters"]) for row in read_audit(tmp_path / "audit")]
+        assert rows == [("set_log_level", {"part": "mqtt", "level": level}) for level in ("debug", "inherit")]
 
 
 async def test_keys_are_paged_by_prefix_and_values_are_audited(tmp_path: Path) -> None:

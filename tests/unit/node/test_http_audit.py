@@ -60,14 +60,14 @@ async def test_each_change_is_recorded_with_its_caller_before_it_is_answered(
     text = (data / "audit" / "audit.jsonl").read_text()
     assert token not in text
     assert "password of ann" not in text
-    assert main(["audit", "list", "--data-dir", str(data)]) == 0
+    assert main(["audit", "list", "--wide", "--data-dir", str(data)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert (len(shown), shown[1].split()[1:6]) == (6, ["master", "admin_add_new_topic_record", "air", "joe", "user"])
     assert [line.split()[-1] for line in shown] == ["RESULT", "ok", "exists", "exists", "ok", "ok"]
     assert shown[-1].split()[4] == "-", "no user named"
-    assert main(["audit", "list", "--data-dir", str(data), "--json", "-n", "1"]) == 0
+    assert main(["audit", "list", "--wide", "--data-dir", str(data), "--json", "-n", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "admin_snapshot_message"
-    assert main(["audit", "list", "--data-dir", str(tmp_path / "none")]) == 2
+    assert main(["audit", "list", "--wide", "--data-dir", str(tmp_path / "none")]) == 2
     assert f"--data-dir: {tmp_path / 'none'} is not a directory" in capsys.readouterr().err
 
 
