@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import PenstockError
 from penstock.statestore.client.client import StateStoreClient
+from tests.faults.test_mqtt_crash import until
 from tests.histories.machine import Machine
 from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
@@ -60,7 +62,10 @@ class Behind(EtcdCluster):
 
 
 class Pair:
-    """Two nodes, each with a connection of its own to etcd, the proxy of the clients and those of the masters."""
+    """Two nodes, each with a connection of its own to etcd, the proxy of the clients and those of the masters.
+
+    :meth:`watch` leads clients to the active node: on a busy machine, a node may lose its lease without a fault, too.
+    """
 
     def __init__(
         self,
@@ -70,12 +75,24 @@ class Pair:
         clients: Proxy,
         peers: list[Proxy],
     ) -> None:
-        self.active, self.standby = nodes
+        self.active = nodes[0]
+        self.nodes = nodes
         self.clients = clients
         self.masters = masters(nodes)
         self._machines = dict(zip(nodes, machines, strict=True))
         self._links = dict(zip(nodes, links, strict=True))
         self._masters = dict(zip(nodes, peers, strict=True))
+
+    async def watch(self, node: NodeProcess) -> None:
+        """Lead the clients to ``node`` whenever it becomes active."""
+        ready = node is self.active
+        while True:
+            before, ready = ready, bool((await asyncio.to_thread(node.health)).get("ready"))
+            if ready and not before:
+                self.active = node
+                self.clients.lead_to(("127.0.0.1", node.mqtt))
+                self.clients.cut()
+            await asyncio.sleep(0.05)
 
     async def apply(self, fault: str, load: Load, tube: TubeLoad) -> None:
         """Apply a fault to the active node until the standby has taken over, then end it.
@@ -83,7 +100,8 @@ class Pair:
         A node that was paused has requests in a socket that were sent after the others had changed the keys. A node
         whose clock has stepped keeps that clock, also after its next start, until the next step of a clock.
         """
-        old, new = self.active, self.standby
+        old = self.active
+        (new,) = (node for node in self.nodes if node is not old)
         if fault == "clients":  # the network between the clients and the node: no takeover
             self.clients.hold()
             await asyncio.sleep(1)  # longer than half of the clients wait
@@ -101,36 +119,55 @@ class Pair:
             self._machines[new].set_clock(0)
             self._machines[old].set_clock(STEPS_S[fault])
             await load.more(10)
-        direct = await asyncio.wait_for(StateStoreClient.connect(old.url, reconnect=False).__aenter__(), 60)
-        if fault == "kill" or fault in STEPS_S:
-            old.signal(signal.SIGKILL)
-            old.wait()
-        elif fault == "pause":
-            old.signal(signal.SIGSTOP)
-        else:  # the network between the node and etcd, and nothing else
-            for link in self._links[old]:
-                link.hold()
-        await new.until_active()
-        await tube.more(5, new.broker_id)  # records flow with one broker
-        self.clients.lead_to(("127.0.0.1", new.mqtt))
-        self.clients.cut()
-        await load.more(10)
-        recorder = load.recorder
-        late = [
-            asyncio.create_task(recorder.ask(direct, next(_readers), ["GET", key])) for key in list(recorder.keys)[-5:]
-        ]
-        await asyncio.sleep(0)
-        if fault == "kill" or fault in STEPS_S:
-            old.start()
-        elif fault == "pause":
-            old.signal(signal.SIGCONT)
-        else:
-            for link in self._links[old]:
-                link.release()
-        assert not any(await asyncio.gather(*late)), "only the active node answers"
-        await direct.__aexit__(None, None, None)
-        await old.until_standby(new)
-        self.active, self.standby = new, old
+        async with AsyncExitStack() as stack:
+            direct = await asyncio.wait_for(self._connect(old, stack), 60)
+            if fault == "kill" or fault in STEPS_S:
+                old.signal(signal.SIGKILL)
+                old.wait()
+            elif fault == "pause":
+                old.signal(signal.SIGSTOP)
+            else:  # the network between the node and etcd, and nothing else
+                for link in self._links[old]:
+                    link.hold()
+            await until(lambda: self.active is new)
+            await tube.more(5, new.broker_id)  # records flow with one broker
+            await load.more(10)
+            recorder = load.recorder
+            late = [
+                asyncio.create_task(recorder.ask(direct, next(_readers), ["GET", key]))
+                for key in list(recorder.keys)[-5:]
+                if direct is not None
+            ]
+            await asyncio.sleep(0)
+            if fault == "kill" or fault in STEPS_S:
+                old.start()
+            elif fault == "pause":
+                old.signal(signal.SIGCONT)
+            else:
+                for link in self._links[old]:
+                    link.release()
+            assert not any(await asyncio.gather(*late)), "only the active node answers"
+        await self.until_complete()
+
+    async def _connect(self, node: NodeProcess, stack: AsyncExitStack) -> StateStoreClient | None:
+        """Connect to ``node`` itself; None if it is not active any more."""
+        try:
+            return await stack.enter_async_context(StateStoreClient.connect(node.url, reconnect=False))
+        except PenstockError:
+            if self.active is node:
+                raise
+            return None
+
+    async def until_complete(self) -> None:
+        """Wait until the node that is not active follows the active one."""
+        async with asyncio.timeout(60):
+            while True:
+                active = self.active
+                (other,) = (node for node in self.nodes if node is not active)
+                reasons = (await asyncio.to_thread(other.health)).get("reasons", [])
+                if any(reason.startswith(f"standby: the active node is {active.name} ") for reason in reasons):
+                    return
+                await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -160,7 +197,14 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
             await (node.until_active() if node is nodes[0] else node.until_standby(nodes[0]))
         await asyncio.to_thread(create_topic, nodes[0])
         await until_partitions(nodes, 2 * PARTITIONS)
-        yield Pair(nodes, machines, links, clients, peers)
+        found = Pair(nodes, machines, links, clients, peers)
+        watches = [asyncio.create_task(found.watch(node)) for node in nodes]
+        try:
+            yield found
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -179,7 +223,7 @@ async def test_takeovers(
     messages.mkdir()
     delivered = read = ""
     async with pair(tmp_path, three) as nodes, TubeLoad(tmp_path / "tube.jsonl", nodes.masters, "demo") as tube:
-        brokers = nodes.active.broker_id, nodes.standby.broker_id
+        brokers = [node.broker_id for node in nodes.nodes]
         await tube.more(10, *brokers)
 
         async def fault(load: Load) -> None:
