@@ -2,7 +2,20 @@
 
 __all__ = ["OURS", "THEIRS"]
 
-THEIRS = ("pulled", "filtered", "shared", "large", "balanced", "bound", "quick", "ranges", "follow", "spark", "pipe")
+THEIRS = (
+    "pulled",
+    "filtered",
+    "shared",
+    "large",
+    "balanced",
+    "bound",
+    "quick",
+    "ranges",
+    "follow",
+    "spark",
+    "pipe",
+    "moved",
+)
 """On Apache's broker."""
 OURS = ("ours",)
 """On our broker."""
