@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,21 +151,32 @@ async def cluster(path: Path) -> AsyncIterator[tuple[Program, Program, str]]:
         await master.kill()
 
 
-def results(path: Path) -> list[tuple[str, int, int]]:
-    """Partition, offset and number of each effect, in their order."""
+def select(path: Path, query: str) -> list[tuple[Any, ...]]:
+    """The rows of ``query``; none before the consumer has made its tables."""
     if not path.exists():
         return []
     with sqlite3.connect(path, timeout=10) as db:
         try:
-            return list(db.execute("select partition, offset, number from results order by rowid"))
+            return list(db.execute(query))
         except sqlite3.OperationalError:  # not made yet
             return []
 
 
+def results(path: Path) -> list[tuple[str, int, int]]:
+    """Partition, offset and number of each effect, in their order."""
+    return select(path, "select partition, offset, number from results order by rowid")
+
+
+def result_count(path: Path) -> int:
+    """The number of effects: without reading them, since this is asked every few milliseconds."""
+    rows = select(path, "select max(rowid) from results")
+    return rows[0][0] or 0 if rows else 0
+
+
 async def more_results(path: Path, count: int) -> None:
     """Return when ``count`` more are there."""
-    before = len(results(path))
-    await until(lambda: len(results(path)) >= before + count, 30)
+    before = result_count(path)
+    await until(lambda: result_count(path) >= before + count, 60)
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])

@@ -18,6 +18,7 @@ import pytest
 
 from penstock.mqtt.client import MqttClient
 from penstock.runtime.io.files import Durability
+from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.locks import LeaderElection, Lease
 from penstock.statestore.errors import FencingError, LockHeldError
@@ -25,6 +26,9 @@ from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.service.attach import Attachment
 from penstock.statestore.service.service import StateStoreService
 from tests.conformance.statestore.node import StoreNode
+from tests.end_to_end.nodes import RunningNode
+from tests.histories.porcupine import check
+from tests.histories.proxy import Proxy
 from tests.interop.mosquitto import Mosquitto
 from tests.tools import require_tool, skip_or_fail
 
@@ -158,3 +162,53 @@ async def test_a_lock_held_here_is_refused_to_the_rust_sdk(program: str, node: S
         code, output = await run(program, str(node.port), "try", "shared", timeout_s=20)
         assert code == 0
         assert output.startswith("acquired ")
+
+
+async def recorded_lines(process: asyncio.subprocess.Process, history: Path, answers: int) -> None:
+    """Append lines of the history until it has so many more answers."""
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        with history.open("ab") as file:
+            while answers and (line := await process.stdout.readline()):
+                file.write(line)
+                answers -= b'"answer"' in line
+    assert not answers, f"the program ended with {await process.wait()}"
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(90, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)])])
+async def test_requests_of_the_rust_sdk_are_linearizable_over_cuts_and_kills(
+    program: str, tmp_path: Path, rounds: int, request: pytest.FixtureRequest
+) -> None:
+    history = tmp_path / "history.jsonl"
+    with RunningNode(tmp_path) as node:
+        target = parse_address(node.ready["mqtt"])
+        async with Proxy((target.host, target.port)) as proxy:
+            process = await asyncio.create_subprocess_exec(
+                *(program, str(proxy.port), "record"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                for round_ in range(rounds):
+                    await recorded_lines(process, history, 60)
+                    if round_ % 3 == 2:
+                        await asyncio.to_thread(node.kill)
+                        await asyncio.to_thread(node.start)
+                    elif round_ % 3:  # the answers to what was sent meanwhile are lost
+                        proxy.hold()
+                        await asyncio.sleep(0.05)
+                        proxy.cut()
+                        proxy.release()
+                    else:
+                        proxy.cut()
+                await recorded_lines(process, history, 60)
+                process.stdin.close()
+                async with asyncio.timeout(60):
+                    with history.open("ab") as file:
+                        file.write(await process.stdout.read())
+                    assert await process.wait() == 0
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+    request.node.user_properties.append(("summary", check(history, tmp_path)))

@@ -3,8 +3,12 @@
 //!
 //! `PROGRAM PORT SCENARIO...` prints one line per scenario that passed. `PROGRAM PORT hold NAME` takes a lock, prints its
 //! token and keeps it until standard input ends; `PROGRAM PORT try NAME` asks for it once and prints what came of it.
+//! `PROGRAM PORT record` sends requests until standard input ends, and prints each as a line of a history (see
+//! `tests/histories/README.md`).
 
+use std::cell::Cell;
 use std::io::Read;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +23,13 @@ use azure_iot_operations_services::state_store::{
 use tokio::time::timeout;
 
 const WAIT: Duration = Duration::from_secs(10);
+
+/// Timeout of half of the recorded requests: what they asked before a fault has no answer.
+const IMPATIENT: Duration = Duration::from_secs(1);
+/// Requests of all clients before they use other keys: the checker tries all orders of those without an answer.
+const GENERATION: u64 = 60;
+/// Clients of each of the two connections that are recorded, each with one request at a time.
+const RECORDED: u64 = 3;
 
 /// One connection with its store client; the session runs beside the scenarios.
 struct Peer {
@@ -379,8 +390,104 @@ async fn attempt(port: Option<u16>, name: &str) {
     peer.close().await;
 }
 
+/// What all recorded clients share: the beginning of the time, the requests until now, and whether they should end.
+struct Recording {
+    began: Instant,
+    requests: Cell<u64>,
+    ends: Cell<bool>,
+}
+
+/// Send requests one after the other, each with a value of its own, and print them.
+async fn record_client(store: Arc<Client>, number: u64, recording: Rc<Recording>) {
+    let mut name = number;
+    // A linear congruential generator with the constants of Knuth's MMIX.
+    let mut random = number;
+    let mut draw = |size: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % size
+    };
+    let wait = if number % 2 == 0 { WAIT } else { IMPATIENT };
+    while !recording.ends.get() {
+        let count = recording.requests.get();
+        recording.requests.set(count + 1);
+        let key = format!("{}{}", ["a", "b", "c"][draw(3) as usize], count / GENERATION);
+        let value = format!("{number}-{count}");
+        let id: Vec<u8> = key.clone().into();
+        let condition = match draw(4) {
+            0 => Some((SetCondition::OnlyIfDoesNotExist, ",\"NX\"")),
+            _ => None,
+        };
+        let kind = draw(8);
+        let called = recording.began.elapsed().as_nanos();
+        let (words, answered) = match kind {
+            0..3 => (
+                format!("\"GET\",\"{key}\""),
+                store.get(id, wait).await.map(|found| {
+                    let value = found.response.map_or("-1".into(), |v| String::from_utf8(v).unwrap());
+                    (format!("${value}"), found.version)
+                }),
+            ),
+            3..7 => {
+                let (condition, word) = condition.unwrap_or((SetCondition::Unconditional, ""));
+                let done = store.set(id, value.clone().into(), wait, None, only(condition)).await;
+                (
+                    format!("\"SET\",\"{key}\",\"{value}\"{word}"),
+                    done.map(|done| (if done.response { "+OK" } else { ":-1" }.into(), done.version)),
+                )
+            }
+            _ => (
+                format!("\"DEL\",\"{key}\""),
+                store.del(id, None, wait).await.map(|done| (format!(":{}", done.response), None)),
+            ),
+        };
+        let line = match answered {
+            Ok((answer, version)) => {
+                let returned = recording.began.elapsed().as_nanos();
+                let version = version.map_or(String::new(), |v| {
+                    let ms = v.timestamp.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+                    format!(",\"version\":\"{ms}:{}:{}\"", v.counter, v.node_id)
+                });
+                format!(",\"return\":{returned},\"answer\":\"{answer}\"{version}")
+            }
+            Err(error) => {
+                assert!(!matches!(error.kind(), ErrorKind::ServiceError(_)), "{error:?}");
+                String::new()
+            }
+        };
+        println!("{{\"client\":{name},\"words\":[{words}],\"call\":{called}{line}}}");
+        if line.is_empty() {
+            name += 2 * RECORDED; // a client in the history has one request at a time
+        }
+    }
+}
+
+async fn record(port: Option<u16>) {
+    let peers = [Peer::connect(port, "rust-a"), Peer::connect(port, "rust-b")];
+    let recording = Rc::new(Recording {
+        began: Instant::now(),
+        requests: Cell::new(0),
+        ends: Cell::new(false),
+    });
+    let clients: Vec<_> = (0..2 * RECORDED)
+        .map(|number| {
+            let store = peers[(number / RECORDED) as usize].store.clone();
+            tokio::task::spawn_local(record_client(store, number, recording.clone()))
+        })
+        .collect();
+    let waiting = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    waiting.await.unwrap().unwrap();
+    recording.ends.set(true);
+    for client in clients {
+        client.await.unwrap();
+    }
+    for peer in peers {
+        peer.close().await;
+    }
+}
+
 async fn run(port: Option<u16>, args: &[String]) {
     match args {
+        [verb] if verb == "record" => record(port).await,
         [verb, name] if verb == "hold" => hold(port, name).await,
         [verb, name] if verb == "try" => attempt(port, name).await,
         names => scenarios(port, names).await,
@@ -395,7 +502,7 @@ fn main() {
             "env" => Some(None),
             port => port.parse().ok().map(Some),
         })
-        .expect("usage: PROGRAM PORT|env SCENARIO... | hold NAME | try NAME");
+        .expect("usage: PROGRAM PORT|env SCENARIO... | hold NAME | try NAME | record");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
