@@ -58,6 +58,12 @@ def test_the_sources_name_no_other_host() -> None:
         assert set(found) <= {"http://www.w3.org/2000/svg"}, path
 
 
+def test_text_of_clients_is_never_inserted_as_markup() -> None:
+    markup = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|srcdoc|\beval\(|new Function")
+    for path in FOLDER.glob("*.*"):
+        assert markup.findall(path.read_text(encoding="utf-8")) == [], path
+
+
 def test_the_pins_have_a_hash_and_no_address_for_each_library() -> None:
     text = (console_libraries.PINS / "package-lock.json").read_text(encoding="utf-8")
     assert "://" not in text
