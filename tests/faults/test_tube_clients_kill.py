@@ -101,6 +101,9 @@ asyncio.run(main())
 """
 
 
+OUTPUT_BYTES = 64 << 20
+
+
 class Program:
     """A Python program that is killed, not ended; its output is read line by line."""
 
@@ -111,8 +114,9 @@ class Program:
 
     async def start(self) -> str:
         """Start it; its first line."""
+        # Its output is read by kill(): with the default limit, a full pipe stops a producer after 10,000 messages.
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", self._source, *self.arguments, stdout=asyncio.subprocess.PIPE
+            *(sys.executable, "-c", self._source, *self.arguments), stdout=asyncio.subprocess.PIPE, limit=OUTPUT_BYTES
         )
         assert self.process.stdout is not None
         async with asyncio.timeout(20):
