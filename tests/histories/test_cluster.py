@@ -19,7 +19,6 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.statestore.client.client import StateStoreClient
-from tests.faults.test_mqtt_crash import until
 from tests.histories.machine import Machine
 from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
@@ -129,7 +128,7 @@ class Pair:
             else:  # the network between the node and etcd, and nothing else
                 for link in self._links[old]:
                     link.hold()
-            await until(lambda: self.active is new)
+            await self._until_active(new)
             await tube.more(5, new.broker_id)  # records flow with one broker
             await load.more(10)
             recorder = load.recorder
@@ -157,6 +156,11 @@ class Pair:
             if self.active is node:
                 raise
             return None
+
+    async def _until_active(self, node: NodeProcess) -> None:
+        async with asyncio.timeout(60):
+            while self.active is not node:
+                await asyncio.sleep(0.01)
 
     async def until_complete(self) -> None:
         """Wait until the node that is not active follows the active one."""
@@ -204,7 +208,8 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
         finally:
             for watch in watches:
                 watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+            for result in await asyncio.gather(*watches, return_exceptions=True):
+                assert isinstance(result, asyncio.CancelledError), result
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,13 @@ class NodeProcess:
     def health(self) -> dict[str, Any]:
         """The body of ``/readyz``; empty without an answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/readyz", timeout=5) as answer:
+            try:
+                answer = urllib.request.urlopen(f"http://127.0.0.1:{self.http}/readyz", timeout=5)
+            except urllib.error.HTTPError as refused:  # 503
+                answer = refused
+            with answer:
                 return dict(json.load(answer))
-        except urllib.error.HTTPError as refused:  # 503
-            return dict(json.load(refused))
-        except OSError:
+        except (OSError, HTTPException, ValueError):  # the process ends, perhaps while it answers
             return {}
 
     def metrics(self) -> dict[str, float]:

@@ -15,11 +15,12 @@ import grpc
 from penstock.cluster.client import EtcdClient, Watch
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError
+from penstock.runtime.backoff import Backoff
 
 __all__ = ["KeyWatch"]
 
-_REOPEN_S = 0.1
-"""Pause before a watch that has ended is opened again."""
+_REOPEN_S = 0.1, 1.0
+"""Shortest and longest pause before a watch that has ended is opened again."""
 _STAY_OPEN_S = 1.0
 
 _log = logging.getLogger("penstock.cluster")
@@ -53,22 +54,29 @@ class KeyWatch:
         self._thread.join()
 
     def _run(self) -> None:
+        pauses = Backoff(*_REOPEN_S)
         while not self._closed.is_set():
             ended = threading.Event()
+            why: object = "etcd has ended it"
             try:
                 watch = self._watch = self._client.watch(self._requests(ended))
                 self.follow_endpoint()
                 for response in watch.responses:
+                    if response.canceled:
+                        why = response.cancel_reason or why
+                        break
+                    pauses.reset()
                     if response.events:
                         self._changed()
-                    if response.canceled:
-                        break
             except grpc.RpcError as error:
-                _log.info("the watch of the cluster is opened again: %s", error.details())
+                why = error.details()
             except PenstockError as failure:
-                _log.info("the watch of the cluster is opened again: %s", failure)
+                why = failure
             ended.set()
-            self._closed.wait(_REOPEN_S)
+            pause_s = pauses.failed()
+            if pauses.failures == 1 and not self._closed.is_set():  # later ones would fill the log
+                _log.info("the watch of the cluster is opened again: %s", why)
+            self._closed.wait(pause_s)
 
     def _requests(self, ended: threading.Event) -> Iterator[pb.WatchRequest]:
         """Requests of one watch, which stays open until it has ``ended``."""
