@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.cli.main import main
 from penstock.demo.data import example
 from penstock.pipelines.testing import runner as trial
+from tests.docs.pages import ROOT, blocks, commands, matches
 
 FILE = """\
 name: sends
@@ -79,6 +80,19 @@ def test_the_case_of_a_new_file_holds(source: str, tmp_path: Path, capsys: pytes
     status = main(["pipeline", "test", str(file)])
     printed = capsys.readouterr()
     assert status == 0, printed.out + printed.err
+
+
+@pytest.mark.parametrize("name", ["nested-data", "python"])
+def test_the_cases_of_a_page_hold(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pages' commands, without a Spark session for each."""
+    shown = blocks(ROOT / f"docs/pipelines/{name}.md")
+    for block in shown:
+        if block.directive.startswith("file "):
+            (tmp_path / block.directive.removeprefix("file ")).write_text(block.text)
+    (command,) = (command for block in shown if block.language == "console" for command in commands(block))
+    words = command.text.split()
+    assert main([*words[1:-1], str(tmp_path / words[-1])]) == 0, capsys.readouterr()
+    assert matches(command.output, capsys.readouterr().out)
 
 
 def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,13 +25,8 @@ from penstock.pipelines.run.errors import (
     BROKEN,
     DRAIN_S,
     FULL,
-    error_text,
-    full_text,
-    innermost_cause,
     is_incompatible_state,
     is_jvm_exit,
-    is_spark_condition,
-    java_stacks,
     jvm_exit_error,
     pipeline_session,
     retry_policy,
@@ -59,6 +54,7 @@ from penstock.pipelines.state_dir.layout import claim, ready_directory
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.spark.error_causes import error_text, full_text, innermost_cause, is_spark_condition, java_stacks
 from penstock.spark.session import check_master, refuse_connect
 from penstock.statestore.hlc import Hlc
 

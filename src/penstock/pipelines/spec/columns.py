@@ -394,6 +394,8 @@ def _named_by(step: Step) -> Iterator[Named]:
     if step.enrich is not None:
         yield from _in_template(("key",), step.enrich.key)
         yield from ((("match", field), column) for field, column in step.enrich.match.items())
+    elif step.python is not None:
+        yield from _listed(("input",), map(_whole, step.python.input or ()))
     elif step.dedupe is not None and step.dedupe.key != "id":
         yield ("key",), step.dedupe.key
     elif step.window is not None:
@@ -565,6 +567,8 @@ def _after(step: Step, before: Columns) -> Columns:
         return _exploded(step.explode, before)
     if step.flatten is not None:
         return _flattened(step.flatten, before)
+    if step.python is not None:
+        return _with_columns(before, step.python.columns)
     if step.sql is not None:
         return _selected(step.sql, before)
     if step.map is not None:
@@ -597,10 +601,13 @@ def _struct_of(ddl: str) -> str | None:
 
 
 def _parsed(parse: Parse, before: Columns) -> Columns:
+    return None if before is None else _with_columns(before, parse.ddl)
+
+
+def _with_columns(before: dict[str, KnownColumn], ddl: str) -> Columns:
+    """Return ``before`` with the columns ``ddl``, which replace those of the same name."""
     try:
-        if before is None:
-            return None
-        return before | {column.name.lower(): KnownColumn(column.name, column.type) for column in parse_ddl(parse.ddl)}
+        return before | {column.name.lower(): KnownColumn(column.name, column.type) for column in parse_ddl(ddl)}
     except ValueError:
         # Reported by the check of schemas.
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -149,6 +150,12 @@ def _does(step: Step) -> str:
         given = step.flatten
         what = "all struct columns" if given.columns is None else ", ".join(given.columns)
         return f"the fields of {what} as columns, names {'with' if given.prefix else 'without'} that of the column"
+    if step.python is not None:
+        called = step.python
+        of = f" of {', '.join(called.input)}" if called.input else ""
+        digest = hashlib.sha256(called.code.encode()).hexdigest()[:12]
+        fails = "; an error stops the run" if called.on_error == "fail" else ""
+        return f"{called.function}{of} in {called.file} (SHA-256 {digest}): {called.columns}{fails}"
     if step.enrich is not None:
         policies = {"pass": "null", "fail": "an error of the run", "dead_letter": "a dead letter"}
         match = " and ".join(f"{field} = {column}" for field, column in step.enrich.match.items())

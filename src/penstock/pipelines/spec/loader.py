@@ -30,7 +30,7 @@ from penstock.pipelines.spec.sources import (
     TubeOptions,
     as_texts,
 )
-from penstock.pipelines.spec.steps import Enrich, Parse, Step
+from penstock.pipelines.spec.steps import Enrich, Parse, PythonFunction, Step
 from penstock.pipelines.spec.values import (
     BROKER_VARIABLE,
     MASTER_VARIABLE,
@@ -342,6 +342,8 @@ def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _parse(step.parse, where)
         elif step.enrich is not None:
             yield from _schema(step.enrich, step.enrich.columns, where)
+        elif step.python is not None:
+            yield from _schema(step.python, step.python.columns, where)
         elif step.sql is not None:
             yield from _statement(pipeline, index, step.sql)
         for name in _made_by(step):
@@ -396,7 +398,7 @@ def _parse(parse: Parse, where: tuple[str | int, ...]) -> Iterator[Problem]:
 
 
 def _schema(
-    part: Parse | Enrich, text: str, where: tuple[str | int, ...]
+    part: Parse | Enrich | PythonFunction, text: str, where: tuple[str | int, ...]
 ) -> Generator[Problem, None, list[Column] | None]:
     """Return the columns, or None if they cannot be parsed."""
     field, value = _where_from(part)
@@ -413,7 +415,7 @@ def _schema(
     return found
 
 
-def _where_from(part: Parse | Enrich) -> tuple[str, str]:
+def _where_from(part: Parse | Enrich | PythonFunction) -> tuple[str, str]:
     """Return the option with the schema, and its text."""
     if isinstance(part, Parse) and part.schema_file is not None:
         return "schema_file", part.schema_file

@@ -95,7 +95,7 @@ class Pipeline(Part):
         return self
 
 
-MAKES_DEAD_LETTERS = frozenset({"parse", "explode", "enrich", "sql", "map", "filter", "window"})
+MAKES_DEAD_LETTERS = frozenset({"parse", "explode", "enrich", "sql", "map", "python", "filter", "window"})
 
 
 def _makes_dead_letters(step: Step) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.pipelines.spec.values import (
     Column,
@@ -28,6 +29,7 @@ __all__ = [
     "Flatten",
     "Map",
     "Parse",
+    "PythonFunction",
     "Step",
     "Window",
 ]
@@ -237,6 +239,67 @@ class Flatten(Part):
     )
 
 
+class PythonFunction(Part):
+    """Compute columns with a Python function over Arrow batches, in a file next to the pipeline file.
+
+    The function gets a `pyarrow.RecordBatch`, and returns a record batch, a table, or a dict of columns, with one row
+    for each row of the batch, in order. It may be called again with a part of a batch, to find a row on which it fails.
+    """
+
+    file: str = Field(min_length=1, description="Python file, relative to the pipeline file")
+    function: Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
+        default="transform", description="name of the function"
+    )
+    input: list[Column] | None = Field(
+        default=None, min_length=1, description="columns that the function gets; default: all"
+    )
+    columns: Annotated[
+        str,
+        Field(min_length=1, alias="schema", description="columns that it returns as DDL: `name TYPE [NOT NULL], ...`"),
+    ]
+    on_error: Literal["dead_letter", "fail"] = Field(
+        default="dead_letter",
+        description="action for a row on which the function fails: a dead letter, or the run stops",
+    )
+    _code: str = PrivateAttr(default="")
+
+    @property
+    def code(self) -> str:
+        """The text of the file."""
+        return self._code
+
+    @model_validator(mode="after")
+    def _check_file(self) -> PythonFunction:
+        path = directory.get() / self.file
+        try:
+            self._code = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"expected a readable file: {error}") from None
+        try:
+            tree = ast.parse(self._code)
+        except (SyntaxError, ValueError) as error:
+            line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            words = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise ValueError(f"expected Python in {self.file}{line}: {words}") from None
+        found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        named = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        imported = {
+            alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        }
+        if self.function not in found.keys() | named | imported:
+            known = ", ".join(name for name in found if not name.startswith("_")) or "no function"
+            raise ValueError(f"expected a function {self.function!r} in {self.file}, which has {known}")
+        if isinstance(found.get(self.function), ast.AsyncFunctionDef):
+            raise ValueError(f"expected a plain function; {self.function!r} in {self.file} is asynchronous")
+        return self
+
+
 class Expectation(Part):
     """A SQL condition that rows should meet. Rows for which it is false, null, or fails are counted as violations.
 
@@ -264,12 +327,15 @@ class Expectation(Part):
         return 0.0 if self.threshold is None and self.on_violation == "fail" else self.threshold
 
 
-STEP_KINDS = ("parse", "explode", "flatten", "sql", "map", "filter", "expect", "enrich", "dedupe", "window", "concat")
+STEP_KINDS = (
+    *("parse", "explode", "flatten", "sql", "map", "python", "filter", "expect"),
+    *("enrich", "dedupe", "window", "concat"),
+)
 
 
 class Step(Part):
     """One step: a name, its input, and exactly one of ``parse``, ``explode``, ``flatten``, ``sql``, ``map``,
-    ``filter``, ``expect``, ``enrich``, ``dedupe``, ``window`` and ``concat``.
+    ``python``, ``filter``, ``expect``, ``enrich``, ``dedupe``, ``window`` and ``concat``.
     """
 
     name: Name = Field(description="name of the step and of its stream")
@@ -281,6 +347,7 @@ class Step(Part):
     flatten: Flatten | None = Field(default=None, description="replace struct columns by their fields")
     sql: Expression | None = Field(default=None, description="`SELECT ... FROM <name of the input>`")
     map: Map | None = Field(default=None, description="rename, compute and drop columns")
+    python: PythonFunction | None = Field(default=None, description="compute columns with a Python function")
     filter: Expression | None = Field(default=None, description="SQL condition; other rows are counted as filtered")
     expect: list[Expectation] | None = Field(
         default=None, min_length=1, description="conditions that rows should meet, and actions for rows that do not"

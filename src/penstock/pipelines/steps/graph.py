@@ -21,6 +21,7 @@ from penstock.pipelines.steps.expressions import filter_step, map_step, quoted, 
 from penstock.pipelines.steps.lookups import WithLookup, enrich_step
 from penstock.pipelines.steps.nested import explode_step, flatten_step
 from penstock.pipelines.steps.parsing import parse_step
+from penstock.pipelines.steps.python_functions import python_step
 from penstock.pipelines.steps.windows import dedupe_step, mark_invalid_records, window_step
 
 __all__ = ["Branch", "build_stream", "fan_out", "window_input"]
@@ -190,6 +191,8 @@ class _StreamBuilder:
             return sql_step(rows, step.name, step.sql, node.reads[0])
         if step.map is not None:
             return map_step(rows, step.name, step.map)
+        if step.python is not None:
+            return python_step(rows, step.name, step.python)
         if step.filter is not None:
             return filter_step(rows, step.name, step.filter)
         if step.expect is not None:

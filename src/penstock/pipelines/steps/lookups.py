@@ -19,6 +19,7 @@ from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.rows import alive, key_column, mark_dead
 from penstock.pipelines.spec.steps import Enrich
 from penstock.pipelines.spec.values import duration_ms
+from penstock.pipelines.steps.arrow_functions import arrow_function
 from penstock.pipelines.steps.parsing import from_json, schema_of
 from penstock.spark.option_parsing import json_value
 from penstock.spark.statestore.lookup import read_values
@@ -200,7 +201,6 @@ def lookup_with(get: GetValues, name: str) -> WithLookup:
 
     def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
         import pyarrow as pa
-        from pyspark.sql.pandas.functions import arrow_udf
 
         def look(keys: pa.Array[Any], wanted: pa.Array[Any]) -> pa.Array[Any]:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
@@ -214,10 +214,7 @@ def lookup_with(get: GetValues, name: str) -> WithLookup:
             ]
             return pa.StructArray.from_arrays(fields, ["value", "code", "reason"])
 
-        # Spark derives the kind of function from annotations, and cannot resolve string annotations.
-        look.__annotations__ = {"keys": pa.Array, "wanted": pa.Array, "return": pa.Array}
-        # Not deterministic, so that Spark neither runs it twice for two uses of the column nor moves it over a filter.
-        function = arrow_udf(look, _RESULT).asNondeterministic()  # type: ignore[call-overload]  # needs no kind
+        function = arrow_function(look, _RESULT)
         columns = [sf.col(name).cast("string") for name in lookup.columns]
         wanted = sf.array(*columns) if columns else sf.expr("CAST(array() AS array<string>)")
         return rows.withColumn(lookup.into, function(sf.col(lookup.key), wanted))

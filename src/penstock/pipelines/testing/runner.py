@@ -27,6 +27,7 @@ from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
 from penstock.pipelines.testing.cases import Case, Difference, Rows, compare
 from penstock.spark import session
+from penstock.spark.error_causes import innermost_cause
 
 __all__ = ["Outcome", "session_for_cases", "try_case"]
 
@@ -85,7 +86,7 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
             except PySparkException as error:
                 raise ConfigError(
                     f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
-                    why=(error.getMessage() or str(error)).split("\n\n")[0].strip(),
+                    why=innermost_cause(str(error))[1],
                 ) from error
     finally:
         for source in sources.values():

@@ -7,12 +7,10 @@ import pytest
 from penstock.pipelines.run.errors import (
     BUSY,
     UNAVAILABLE,
-    full_text,
-    innermost_cause,
     is_incompatible_state,
-    is_spark_condition,
     retry_policy,
 )
+from penstock.spark.error_causes import full_text, innermost_cause, is_spark_condition
 
 THROUGH_PYTHON = """\
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function. Reason: Traceback:
