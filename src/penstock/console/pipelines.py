@@ -144,6 +144,7 @@ def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
         dead=count("dead") or 0,
         filtered=count("filtered") or 0,
         duplicates=count("duplicates") or 0,
+        exploded=count("exploded") or 0,
         late=count("late") or 0,
         restarts=count("restarts") or 0,
         failing_s=number("failing_s") or 0.0,

@@ -487,6 +487,7 @@ class PipelineSink:
     dead: int
     filtered: int
     duplicates: int
+    exploded: int
     late: int
     restarts: int
     failing_s: float

@@ -48,6 +48,7 @@ function Pipeline({ name }) {
       { title: "Behind", right: true, cell: oldest }, { title: "Read", right: true, cell: (row) => number(row.read) }, { title: "Written", right: true, cell: (row) => number(row.out) },
       { title: "Dead", right: true, cell: (row) => html`<span class=${row.dead ? "bad" : ""}>${number(row.dead)}</span>` }, { title: "Filtered", right: true, cell: (row) => number(row.filtered) },
       { title: "Duplicates", right: true, cell: (row) => number(row.duplicates) }, { title: "Late", right: true, cell: (row) => number(row.late) },
+      ...(sinks.some((row) => row.exploded) ? [{ title: "Exploded", right: true, cell: (row) => number(row.exploded) }] : []),
       { title: "Batch time", right: true, cell: (row) => age(row.batch_s) }, { title: "In the batch", right: true, cell: (row) => (row.in_batch_records ? `${number(row.in_batch_records)}, ${age(row.in_batch_s)}` : "–") },
       { title: "Watermark behind", right: true, cell: (row) => age(row.behind_s) }, { title: "State", right: true, cell: (row) => (row.state_rows ? `${number(row.state_rows)} rows, ${bytes(row.state_bytes)}${row.state_disk_bytes === null ? "" : `, ${bytes(row.state_disk_bytes)} on disk`}` : "–") },
     ]} />`}`;
