@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -191,14 +192,7 @@ def main(args: Sequence[str] | None = None) -> int:
         module = (error.name or "").partition(".")[0]
         if module not in _EXTRAS:
             raise
-        extra = _EXTRAS[module]
-        print_error(
-            PenstockError(
-                f"{module} is not installed",
-                why=f"this command needs the extra {extra!r}",
-                do=f'pip install ".[{extra}]" in a clone of penstock',
-            )
-        )
+        print_error(_import_problem(module, error))
         return 2
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -211,6 +205,22 @@ def main(args: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return status if isinstance(status, int) else 0
+
+
+def _import_problem(module: str, error: ImportError) -> PenstockError:
+    """Describe the failed import of a package of an extra: missing, or installed and defective."""
+    extra = _EXTRAS[module]
+    if importlib.util.find_spec(module) is None:
+        return PenstockError(
+            f"{module} is not installed",
+            why=f"this command needs the extra {extra!r}",
+            do=f'pip install ".[{extra}]" in a clone of penstock',
+        )
+    return PenstockError(
+        f"{module} is installed but cannot be imported",
+        why=str(error),
+        do=f'install it again: pip install --force-reinstall ".[{extra}]" in a clone of penstock',
+    )
 
 
 def _asks_for_json(args: Sequence[str]) -> bool:

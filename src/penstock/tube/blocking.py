@@ -141,7 +141,11 @@ class Producer(_BlockingClient[producer.Producer]):
     flush = blocking(producer.Producer.flush)
 
     def queue(
-        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
+        self,
+        topic: str,
+        record: Record | bytes | str,
+        partition: int | Partition | None = None,
+        key: bytes | str | None = None,
     ) -> Future[SendResult]:
         """Send without waiting; the future has the acknowledgement. The caller limits the number of pending records."""
         thread, client = self._opened()

@@ -256,9 +256,13 @@ class Producer:
             await self._session.heartbeat()
 
     async def send(
-        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
+        self,
+        topic: str,
+        record: Record | bytes | str,
+        partition: int | Partition | None = None,
+        key: bytes | str | None = None,
     ) -> SendResult:
-        """Store ``record``; return after the broker's acknowledgement (with the broker's durability).
+        """Store ``record``; return after the broker's acknowledgement (with the broker's durability). Text is UTF-8.
 
         ``key`` (default: the record's) keeps equal keys in one partition and in order; without key and partition,
         records are distributed round-robin. ``partition``: one of :meth:`partitions`; or its number alone, on the first
@@ -273,7 +277,11 @@ class Producer:
         return await self._accept(topic, record, partition, key)
 
     async def queue(
-        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
+        self,
+        topic: str,
+        record: Record | bytes | str,
+        partition: int | Partition | None = None,
+        key: bytes | str | None = None,
     ) -> asyncio.Future[SendResult]:
         """Accept ``record`` once there is room; the future has the result or error of :meth:`send`."""
         while self._must_wait(topic):
@@ -283,15 +291,18 @@ class Producer:
     async def send_all(
         self,
         topic: str,
-        records: Iterable[Record | bytes],
+        records: Iterable[Record | bytes | str],
         partition: int | Partition | None = None,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
     ) -> list[SendResult]:
         """Store ``records``, many per request; return the results in order. ``records`` is read while there is room.
 
         Raises:
             PenstockError: as :meth:`send`, for the first that failed, after all have an outcome.
+            LocalProtocolError: ``records`` is a single record.
         """
+        if isinstance(records, str | bytes):
+            raise LocalProtocolError("tube: records is a single record", do="send a list: [record]; or use send()")
         futures = []
         try:
             for record in records:
@@ -373,7 +384,7 @@ class Producer:
         return [*(self._sender.messages() if self._sender is not None else ()), *pending]
 
     def _accept(
-        self, topic: str, record: Record | bytes, partition: int | Partition | None, key: bytes | None
+        self, topic: str, record: Record | bytes | str, partition: int | Partition | None, key: bytes | str | None
     ) -> asyncio.Future[SendResult]:
         loop = self._running()
         future: asyncio.Future[SendResult] = loop.create_future()

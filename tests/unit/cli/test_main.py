@@ -171,6 +171,21 @@ def test_a_missing_extra_is_named_in_an_error(module: str, extra: str) -> None:
     )
 
 
+@pytest.mark.parametrize("broken", ["import pyspark.missing", "from pyspark import missing"])
+def test_an_import_that_fails_inside_a_package_is_not_reported_as_a_missing_package(
+    broken: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "penstock_broken.py").write_text(broken)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "broken", cli.CommandEntry("penstock_broken", ""))
+    status, out, err = run(capsys, "broken")
+    assert (status, out) == (2, "")
+    first, why, do = err.splitlines()
+    assert first == "penstock: pyspark is installed but cannot be imported"
+    assert "missing" in why
+    assert "pip install --force-reinstall" in do
+
+
 def test_the_table_of_extras_is_that_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     modules = {"grpcio": "grpc", "confluent-kafka": "confluent_kafka"}

@@ -72,6 +72,19 @@ async def test_window_bounds_what_is_in_flight(tmp_path: Path) -> None:
         assert bodies == [b"%d" % n for n in range(50)]
 
 
+async def test_text_is_sent_as_utf_8(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters) as producer:
+        await producer.send("demo", "21 °C", partition=0)
+        await producer.send_all("demo", ["a", b"b"], partition=0)
+        text, data = (
+            await producer.send("demo", "x", key="sensor-ä"),
+            await producer.send("demo", b"x", key="sensor-ä".encode()),
+        )
+        assert text.partition == data.partition, "the key selects the same partition"
+        bodies = [body for _, found in await stored(running, "demo") for body in found]
+        assert bodies[:3] == ["21 °C".encode(), b"a", b"b"]
+
+
 async def test_invalid_records_are_refused(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, Producer(running.masters, topic_timeout_s=0.05) as producer:
         with pytest.raises(LocalProtocolError, match="an empty record"):
@@ -80,9 +93,16 @@ async def test_invalid_records_are_refused(tmp_path: Path) -> None:
             await producer.send("demo", bytes((1 << 20) + 1))
         # Types that only a checker would see: each told, none left to fail where nobody looks.
         text: Any = "text"
-        for record, key in ((text, None), (Record(text), None), (Record(b"x", key=text), None), (b"x", text)):
+        number: Any = 5
+        for record, key in ((number, None), (Record(text), None), (Record(b"x", key=text), None), (b"x", number)):
             with pytest.raises(LocalProtocolError, match=r"bytes|another type"):
                 await producer.send("demo", record, key=key)
+        for record, key in (("\ud800", None), ("x", "\ud800")):
+            with pytest.raises(LocalProtocolError, match="not Unicode"):
+                await producer.send("demo", record, key=key)
+        for single in ("text", b"text"):
+            with pytest.raises(LocalProtocolError, match="a single record"):
+                await producer.send_all("demo", single)  # type: ignore[arg-type] # bytes are no records
         assert (await producer.send("demo", bytes(1 << 20))).append_offset == 0
         with pytest.raises(RefusedError, match="topic 'unknown' does not exist") as caught:
             await producer.send("unknown", b"x")

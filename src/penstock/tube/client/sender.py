@@ -68,14 +68,19 @@ class PendingRecord:
     def __init__(
         self,
         topic: str,
-        record: Record | bytes,
+        record: Record | bytes | str,
         partition: int | Partition | None,
-        key: bytes | None,
+        key: bytes | str | None,
         deadline: float,
         future: asyncio.Future[SendResult],
     ) -> None:
         self.msg_type: str | None = None
         self.msg_time: str | None = None
+        try:
+            record = record.encode() if isinstance(record, str) else record
+            key = key.encode() if isinstance(key, str) else key
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError("tube: the text of a record or key is not Unicode", why=str(error)) from None
         if isinstance(record, bytes):
             self.data, self.flag, self.size = record, 0, len(record)
         elif isinstance(record, Record):
@@ -84,9 +89,9 @@ class PendingRecord:
             self.size = len(record.value)
             key = record.key if key is None else key
         else:
-            raise LocalProtocolError(f"tube: a record is bytes or a Record, not {type(record).__name__}")
+            raise LocalProtocolError(f"tube: a record is bytes, str or a Record, not {type(record).__name__}")
         if key is not None and not isinstance(key, bytes):
-            raise LocalProtocolError(f"tube: a key is bytes, not {type(key).__name__}")
+            raise LocalProtocolError(f"tube: a key is bytes or str, not {type(key).__name__}")
         if partition is not None and not isinstance(partition, int | Partition):
             raise LocalProtocolError(
                 f"tube: a partition is a number or one of partitions(topic), not {partition!r}", do="write 0, not '0'"
