@@ -9,7 +9,7 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup core wheel system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate audit lock proto reference clean
+.PHONY: help setup core wheel release system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate audit lock proto reference clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ wheel: setup ## Build the wheels that are released, for this platform and withou
 	PENSTOCK_BUILD=release $(BIN)/python -m hatchling build --target wheel --directory build/wheel
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 	PENSTOCK_BUILD=pure $(BIN)/python -m hatchling build --target wheel --directory dist
+
+release: setup ## Build, describe and check the distributions of a release of this platform, in dist/release; publishes nothing
+	@$(BIN)/python -m tools.release $(ARGS)
 
 system: ## Install the Debian packages that the interop tests use (needs apt and root)
 	@bash tools/system.sh requirements/debian.txt

@@ -12,6 +12,7 @@ cd requirements
 "${compile[@]}" build.in -o build.txt
 "${compile[@]}" proto.in -o proto.txt
 "${compile[@]}" go.in -o go.txt
+"${compile[@]}" release.in -o release.txt
 for other in spark-*.in; do
   "${compile[@]}" "$other" -o "${other%.in}.txt"
 done

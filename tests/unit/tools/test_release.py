@@ -1,0 +1,85 @@
+"""``tools/release.py``: what it refuses, and what it writes. The whole of it: tests/end_to_end/test_release.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+import penstock
+from tools import release
+
+CHANGELOG = "# Changelog\n\n## 0.2.0 (2026-12-01)\n"
+
+
+def checkout(root: Path, changelog: str = CHANGELOG) -> Path:
+    package = root / "src" / "penstock"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "0.2.0"\n')
+    (root / "CHANGELOG.md").write_text(changelog)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *command], check=True)
+    return root
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert release.version_of(release.ROOT) == penstock.__version__
+
+
+def test_a_clean_checkout_with_a_dated_version_is_ready(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    release.check_ready(root, release.version_of(root))
+    (root / "new").write_text("1")
+    with pytest.raises(release.NotReadyError, match=r"has changes[^\n]*\n.*new"):
+        release.check_ready(root, "0.2.0")
+
+
+@pytest.mark.parametrize("heading", ["## 0.2.0 (unreleased)", "## 0.2.0", "## 0.2.01 (2026-12-01)"])
+def test_a_version_without_a_date_is_refused(tmp_path: Path, heading: str) -> None:
+    root = checkout(tmp_path, f"# Changelog\n\n{heading}\n")
+    with pytest.raises(release.NotReadyError, match=r"no heading '## 0\.2\.0 \(YEAR"):
+        release.check_ready(root, "0.2.0")
+
+
+def test_a_directory_with_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("1")
+    assert release.main(["--draft", "--directory", str(tmp_path)]) == 1
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_the_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
+    for name in ("b.whl", "a.tar.gz"):
+        (tmp_path / name).write_text(name)
+    release.write_sums(tmp_path)
+    lines = (tmp_path / release.SUMS).read_text().splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["a.tar.gz", "b.whl"]
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", release.SUMS], cwd=tmp_path, check=True)
+
+
+def test_the_index_lists_the_distributions_with_their_digests(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("penstock-1-py3-none-any.whl", "penstock-1.tar.gz", "penstock-1-licenses.md"):
+        (folder / name).write_text(name)
+    with release.package_index(folder, tmp_path / "index") as url:
+        page = urlopen(f"{url}/penstock/").read().decode()
+        wheel = urlopen(f"{url}/penstock/penstock-1-py3-none-any.whl").read()
+    assert wheel == b"penstock-1-py3-none-any.whl"
+    digest = release.digest(folder / "penstock-1-py3-none-any.whl")
+    assert f'href="penstock-1-py3-none-any.whl#sha256={digest}"' in page
+    assert page.count("<a ") == 2
+
+
+def test_the_inventory_has_the_version_and_the_libraries_of_the_console(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"metadata": {"component": {"name": "penstock"}}, "components": []}))
+    release.complete_inventory(file, "0.2.0")
+    found = json.loads(file.read_text())
+    assert found["metadata"]["component"]["purl"] == "pkg:pypi/penstock@0.2.0"
+    names = {component["name"]: component["licenses"] for component in found["components"]}
+    assert {"preact", "htm", "uplot", "@picocss/pico"} <= names.keys()
+    assert names["htm"] == [{"license": {"id": "Apache-2.0"}}]
