@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from penstock.errors import ConfigError
@@ -120,11 +120,11 @@ def boolean(option: str, text: str, meaning: str) -> bool:
     return value
 
 
-def json_value(text: str) -> object:
+def json_value(text: str, *, parse_float: Callable[[str], object] | None = None) -> object:
     """Parse JSON; ValueError if it is invalid, nested too deeply, or ambiguous because an object contains a name
     twice."""
     try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number, parse_float=parse_float)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

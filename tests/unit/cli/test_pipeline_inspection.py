@@ -54,6 +54,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
     assert (record["host"], record["pid"], record["state"]) == ("edge-7", 42, "running")
     assert [line] == [
         {
+            "pipeline": run.pipeline.name,
             "sink": "rows",
             "batch": 1,
             "batches": 2,
@@ -84,6 +85,39 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
     held_by = "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
     assert f"{held_by} holds the lease, 5.0 s unless it renews it" in printed.err
     assert "7 (2 min 10 s)" in printed.out
+
+
+def test_the_status_of_a_directory_has_all_its_pipelines(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.LeaseHolder(None, None))
+    place = run.root / "plant"
+    place.mkdir()
+    name = run.pipeline.name
+    text = run.file.read_text()
+    (place / "a.yaml").write_text(text)
+    (place / "b.yaml").write_text(text.replace(f"name: {name}", "name: other", 1))
+    states = run.root / "states"
+    states.mkdir()
+    run.state.rename(states / name)
+    command = ["pipeline", "status", str(place), "--state-dir", str(states)]
+    assert main([*command, "--json"]) == 0
+    assert [(line["pipeline"], line["sink"], line["read"]) for line in lines(capsys)] == [
+        (name, "rows", 10),
+        ("other", "rows", 0),
+    ]
+    (place / "c.yaml").write_text("name: [")
+    assert main(command) == 2
+    printed = capsys.readouterr()
+    assert [line.split()[:2] for line in printed.out.splitlines()] == [
+        ["PIPELINE", "SINK"],
+        [name, "rows"],
+        ["other", "rows"],
+    ]
+    assert f"pipeline {name}: no run holds the lease" in printed.err
+    assert "c.yaml" in printed.err
+    assert main(["pipeline", "status", str(place), "--into", "x"]) == 2
+    assert "--into needs a single pipeline" in capsys.readouterr().err
 
 
 def test_status_is_watched_until_an_interrupt(

@@ -21,7 +21,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "plant"
     place.mkdir()
-    (place / "b.yaml").write_text(FILE.replace("name: water", "name: second", 1))
+    (place / "b.yaml").write_text(FILE.replace("name: water", "name: second", 1).replace("lake/", "lake/second/"))
     (place / "a.yaml").write_text(FILE)
     (place / "a.test.yaml").write_text("cases: []")
     (place / "c.yml").write_text(FILE.replace("from: plausible", "from: plausibel", 1))
@@ -69,6 +69,26 @@ def test_the_exit_status_is_0_if_all_have_stopped(
     assert "1 stopped: water" in capsys.readouterr().err
     assert main(["pipeline", "run", str(only / "a.yaml"), str(directory / "b.yaml")]) == 1
     assert "1 stopped: water; 1 failed: second" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("lake/rows", "rows has the path 'lake/rows', like rows of pipeline 'water'"),
+        ("plant/../lake/dead/", "rows has the path 'plant/../lake/dead/', like dead_letters of pipeline 'water'"),
+        ("s3a://bucket/rows", None),
+    ],
+)
+def test_a_file_with_the_table_of_another_is_refused(
+    path: str, words: str | None, directory: Path, ran: list[application.Member], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (directory / "b.yaml").read_text()
+    (directory / "b.yaml").write_text(text.replace("lake/second/rows", path))
+    files = [str(directory / name) for name in ("a.yaml", "b.yaml")]
+    assert main(["pipeline", "run", *files]) == 1
+    names = ["water"] if words else ["water", "second"]
+    assert [member.pipeline.name for member in ran] == names
+    assert words is None or words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.options import Commands, DryRun, Json, Watch, Yes, confirmed, duration_option, input_bytes, repeat
-from penstock.cli.output import bytes_fields, note, print_json, print_table, shown, shown_duration
-from penstock.cli.pipeline.options import File, Into, StateDir, run_of, state_of
+from penstock.cli.output import bytes_fields, note, print_error, print_json, print_table, shown, shown_duration
+from penstock.cli.pipeline.options import File, Into, StateDir, pipeline_files, run_of, state_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.ledger.dead_letters import DeadLetter, LetterState
     from penstock.pipelines.run.lease import LeaseHolder, RunRecord
     from penstock.pipelines.spec.pipeline import Pipeline
+    from penstock.pipelines.state_dir.replay import RunLocation
 
 __all__ = ["app", "reconcile", "status"]
 
@@ -48,26 +49,71 @@ class PipelineStatus(NamedTuple):
 
 
 def status(
-    file: File, state_dir: StateDir = None, into: Into = None, watch: Watch = None, as_json: Json = False
+    file: Annotated[
+        Path,
+        typer.Argument(help="Pipeline file (YAML), or a directory with them.", metavar="FILE|DIR", show_default=False),
+    ],
+    state_dir: StateDir = None,
+    into: Into = None,
+    watch: Watch = None,
+    as_json: Json = False,
 ) -> None:
     """Show the counts of each sink from the ledger, and the run that holds the lease.
 
     While a run is active: its host and start, and for each sink the lag in records and seconds, rows per second, and
     the duration of a batch. With --json each line has the state of the lease: held, free, or unknown if the state store
     does not respond. With --into: the status of that replay.
-    """
-    pipeline, state, name = run_of(file, state_dir, into)
 
-    def show(found: PipelineStatus) -> None:
+    With a directory: of all its pipelines. --state-dir is then the directory that contains their state directories. If
+    a file is not valid, the others are shown, and the exit status is 2.
+    """
+    located: list[RunLocation] = []
+    refused: list[ConfigError] = []
+    is_directory = file.is_dir()
+    for each in pipeline_files([file]) if is_directory else [file]:
+        try:
+            located.append(_located(each, state_dir, into, is_one_of_several=is_directory))
+        except ConfigError as error:
+            if not is_directory:
+                raise
+            refused.append(error)
+
+    def look() -> list[tuple[RunLocation, PipelineStatus]]:
+        return [(place, _status(place.pipeline, place.state, place.lease)) for place in located]
+
+    def show(found: list[tuple[RunLocation, PipelineStatus]]) -> None:
         if as_json:
             now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-            record = None if found.record is None else asdict(found.record)
-            for row in found.rows:
-                print_json({"time": now, **row, "record": record})
+            for place, each in found:
+                record = None if each.record is None else asdict(each.record)
+                for row in each.rows:
+                    print_json({"time": now, "pipeline": place.pipeline.name, **row, "record": record})
         else:
-            _print_status(found, state)
+            _print_status(found, with_pipelines=is_directory)
 
-    repeat(lambda: _status(pipeline, state, name), show, watch, as_json=as_json)
+    repeat(look, show, watch, as_json=as_json)
+    for refusal in refused:
+        print_error(refusal)
+    if refused:
+        raise typer.Exit(2)
+
+
+def _located(file: Path, state_dir: Path | None, into: Path | None, *, is_one_of_several: bool) -> RunLocation:
+    """Return the pipeline in ``file`` and its state directory, or those of a replay.
+
+    Raises:
+        ConfigError: the file is not valid, or ``into`` is set for one of several files.
+    """
+    if not is_one_of_several:
+        return run_of(file, state_dir, into)
+    from penstock.pipelines.state_dir.replay import RunLocation
+
+    if into is not None:
+        raise ConfigError("--into needs a single pipeline", option="--into", do="name one file")
+    pipeline, _, lease = run_of(file, None, None)
+    return RunLocation(
+        pipeline, state_of(pipeline.name, None if state_dir is None else state_dir / pipeline.name), lease
+    )
 
 
 def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
@@ -100,34 +146,44 @@ def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
     return PipelineStatus(rows, holder, text)
 
 
-def _print_status(found: PipelineStatus, state: Path) -> None:
-    holder, record = found.holder, found.record
-    run = None if holder is None else holder.run
-    left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
-    note(f"{found.text}{left}")
-    if record is not None and not state.exists():
-        note(f"{state} contains no ledger: set the directory of the run with --state-dir")
-    if run is None and record is not None:
-        note(f"the last one, run {record.run} on {record.host}: {_end(record)}")
-    shown_rows = [
+def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipelines: bool) -> None:
+    for place, each in found:
+        _note_run(each, place.state, f"pipeline {place.pipeline.name}: " if with_pipelines else "")
+    first = ["pipeline", "sink"] if with_pipelines else ["sink"]
+    rows = [
         {
+            "pipeline": place.pipeline.name,
             **row,
             "lag": "-" if row["lag_records"] is None else f"{row['lag_records']} ({shown_duration(row['lag_s'])})",
             "rows/s": row["rows_per_s"],
             "batch_time": shown_duration(row["batch_s"]),
         }
-        for row in found.rows
+        for place, each in found
+        for row in each.rows
     ]
-    columns = ["sink", "batch", *_shown_sums(shown_rows), *(["lag", "rows/s", "batch_time"] if run is not None else [])]
-    print_table(shown_rows, columns, as_json=False)
+    is_running = any(row["run"] is not None for row in rows)
+    columns = [*first, "batch", *_shown_sums(rows), *(["lag", "rows/s", "batch_time"] if is_running else [])]
+    print_table(rows, columns, as_json=False)
     checked = [
-        {"sink": row["sink"], "expectation": name, **counts}
-        for row in found.rows
+        {"pipeline": row["pipeline"], "sink": row["sink"], "expectation": name, **counts}
+        for row in rows
         for name, counts in row["expectations"].items()
     ]
     if checked:
         sys.stdout.write("\n")
-        print_table(checked, ["sink", "expectation", "rows", "violations"], as_json=False)
+        print_table(checked, [*first, "expectation", "rows", "violations"], as_json=False)
+
+
+def _note_run(found: PipelineStatus, state: Path, prefix: str) -> None:
+    """Note the run that holds the lease, or the last one."""
+    holder, record = found.holder, found.record
+    run = None if holder is None else holder.run
+    left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
+    note(f"{prefix}{found.text}{left}")
+    if record is not None and not state.exists():
+        note(f"{prefix}{state} contains no ledger: set the directory of the run with --state-dir")
+    if run is None and record is not None:
+        note(f"{prefix}the last one, run {record.run} on {record.host}: {_end(record)}")
 
 
 def _shown_sums(rows: list[dict[str, Any]]) -> list[str]:

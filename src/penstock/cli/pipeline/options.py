@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +24,7 @@ __all__ = [
     "StateDir",
     "needs_spark",
     "options_of_spark",
+    "pipeline_files",
     "run_of",
     "state_of",
 ]
@@ -106,6 +107,27 @@ def run_of(file: Path, state_dir: Path | None, into: Path | None) -> RunLocation
             "--state-dir and --into exclude each other", option="--into", do="omit --state-dir: a replay has its own"
         )
     return existing_replay(pipeline, into)
+
+
+def pipeline_files(given: Sequence[Path]) -> list[Path]:
+    """Return the files ``given``, with directories replaced by their pipeline files, sorted by name.
+
+    Raises:
+        ConfigError: a directory has no pipeline files.
+    """
+    found: list[Path] = []
+    for path in given:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(each for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
+        inside = [each for each in inside if not each.stem.endswith(".test")]
+        if not inside:
+            raise ConfigError(
+                f"{str(path)!r} has no pipeline files", do="name a directory with files that end with .yaml or .yml"
+            )
+        found += inside
+    return found
 
 
 def options_of_spark(given: list[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -25,6 +26,7 @@ from penstock.cli.pipeline.options import (
     StateDir,
     needs_spark,
     options_of_spark,
+    pipeline_files,
     run_of,
     state_of,
 )
@@ -166,27 +168,6 @@ def _refuse_for_several(given: Mapping[str, object], spark_master: str) -> None:
         )
 
 
-def pipeline_files(given: Sequence[Path]) -> list[Path]:
-    """Return the files ``given``, with directories replaced by their pipeline files, sorted by name.
-
-    Raises:
-        ConfigError: a directory has no pipeline files.
-    """
-    found: list[Path] = []
-    for path in given:
-        if not path.is_dir():
-            found.append(path)
-            continue
-        inside = sorted(each for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
-        inside = [each for each in inside if not each.stem.endswith(".test")]
-        if not inside:
-            raise ConfigError(
-                f"{str(path)!r} has no pipeline files", do="name a directory with files that end with .yaml or .yml"
-            )
-        found += inside
-    return found
-
-
 def _run_several(
     files: Sequence[Path],
     state_dir: Path | None,
@@ -201,6 +182,7 @@ def _run_several(
     from penstock.pipelines.spec.loader import load
 
     members: dict[str, Member] = {}
+    written: dict[str, str] = {}
     refused: dict[str, PenstockError] = {}
     for file in files:
         try:
@@ -209,8 +191,10 @@ def _run_several(
                 raise ConfigError(
                     f"{file}: another file has the name {pipeline.name!r}", option="name", do="give it another name"
                 )
+            paths = _tables_of_its_own(file, pipeline, written)
             state = state_of(pipeline.name, None if state_dir is None else state_dir / pipeline.name)
             _ask_about_changes(pipeline, state, yes=yes)
+            written |= paths
             members[pipeline.name] = Member(pipeline, state)
         except PenstockError as error:
             refused[str(file)] = error
@@ -233,6 +217,28 @@ def _run_several(
             raise failure
     if errors or refused:
         raise typer.Exit(1)
+
+
+def _tables_of_its_own(file: Path, pipeline: Pipeline, written: Mapping[str, str]) -> dict[str, str]:
+    """Return the tables of ``pipeline``, by absolute path, with the words for errors about them.
+
+    Raises:
+        ConfigError: one of the paths is in ``written``, the tables of other pipelines of this process.
+    """
+    from penstock.pipelines.spec.pipeline import written_paths
+
+    found: dict[str, str] = {}
+    for path, what in written_paths(pipeline):
+        place = path if "://" in path else os.path.abspath(path)  # noqa: PTH100 - it resolves `..` without links
+        if place in written:
+            raise ConfigError(
+                f"{file}: {what} has the path {path!r}, like {written[place]}",
+                option="path",
+                why="rows and dead letters of the two pipelines could not be told apart",
+                do="give each table a directory of its own",
+            )
+        found[place] = f"{what} of pipeline {pipeline.name!r}"
+    return found
 
 
 def _ask_about_changes(pipeline: Pipeline, state: Path, *, yes: bool) -> None:

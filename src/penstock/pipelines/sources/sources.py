@@ -46,7 +46,8 @@ def reader_of(
 ) -> SourceReader:
     """Create the reader of one source; a replay reads a ``span``. ``group``: prefix of groups that show its progress.
 
-    ``headers``: True if rows contain all headers of a record, which dead letters need. ``redriven``: see ``Sources``.
+    ``headers``: True if rows contain all headers of a record, which dead letters and CloudEvents need. ``redriven``:
+    see ``Sources``.
     """
     if isinstance(source, FilesSource):
         return FilesSourceReader(name, source, state, span)
@@ -77,7 +78,8 @@ class Sources:
                 state,
                 span,
                 group=f"pipeline-{pipeline.name}",
-                headers=pipeline.dead_letters is not None,
+                headers=pipeline.dead_letters is not None
+                or any(step.parse is not None and step.parse.needs_headers for step in pipeline.steps),
                 redriven=redriven,
             )
             for name, source in pipeline.inputs.items()

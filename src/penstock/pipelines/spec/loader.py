@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -30,7 +30,7 @@ from penstock.pipelines.spec.sources import (
     TubeOptions,
     as_texts,
 )
-from penstock.pipelines.spec.steps import Enrich, Parse, PythonFunction, Step
+from penstock.pipelines.spec.steps import CLOUDEVENT_ATTRIBUTES, Enrich, Parse, PythonFunction, Step
 from penstock.pipelines.spec.values import (
     BROKER_VARIABLE,
     MASTER_VARIABLE,
@@ -343,7 +343,8 @@ def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
         elif step.enrich is not None:
             yield from _schema(step.enrich, step.enrich.columns, where)
         elif step.python is not None:
-            yield from _schema(step.python, step.python.columns, where)
+            found = yield from _schema(step.python, step.python.columns, where)
+            yield from _variants(found or (), (*where, "schema"), step.python.columns, "a Python function")
         elif step.sql is not None:
             yield from _statement(pipeline, index, step.sql)
         for name in _made_by(step):
@@ -386,15 +387,32 @@ def _expected(reads: str) -> str:
 
 
 def _parse(parse: Parse, where: tuple[str | int, ...]) -> Iterator[Problem]:
-    found = yield from _schema(parse, parse.ddl, where)
+    found = yield from _schema(parse, parse.columns or "", where)
     if found is None:
         return
     field, value = _where_from(parse)
+    if parse.format == "cloudevents":
+        attributes = {column.name for column in parse_ddl(CLOUDEVENT_ATTRIBUTES)}
+        twice = next((column.name for column in found if column.name.lower() in attributes), None)
+        if twice is not None:
+            yield Problem(
+                (*where, field), value, f"expected columns of the data; {twice!r} is an attribute of the event"
+            )
     if parse.format == "raw" and (len(found) != 1 or found[0].type not in ("STRING", "BINARY")):
         yield Problem((*where, field), value, "expected one column, STRING or BINARY, with `format: raw`")
+    if parse.format in ("cbor", "cloudevents"):
+        yield from _variants(found, (*where, field), value, f"`format: {parse.format}`")
     nested = [column.name for column in found if "<" in column.type or column.type in ("BINARY", "VARIANT")]
     if parse.format == "csv" and nested:
         yield Problem((*where, field), value, f"expected simple columns with `format: csv`; {nested[0]!r} is not")
+
+
+def _variants(columns: Iterable[Column], where: tuple[str | int, ...], value: object, what: str) -> Iterator[Problem]:
+    """Yield a problem for the first of ``columns`` with a VARIANT, which Arrow functions do not have."""
+    for column in columns:
+        if re.search(r"\bVARIANT\b", column.type):
+            yield Problem(where, value, f"expected no VARIANT with {what}; {column.name!r} is one")
+            return
 
 
 def _schema(

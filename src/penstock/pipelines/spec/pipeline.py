@@ -28,6 +28,7 @@ __all__ = [
     "query_groups",
     "reads_of",
     "sink_reads",
+    "written_paths",
 ]
 
 
@@ -174,6 +175,15 @@ class SinkPlan(NamedTuple):
     def is_stateless(self) -> bool:
         """True if no step keeps state, so that the sink can share a query with others."""
         return all(step.dedupe is None and step.window is None for step in self.steps)
+
+
+def written_paths(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """Return the paths of the tables that ``pipeline`` writes, each with the name of the sink, or ``dead_letters``."""
+    dead = pipeline.dead_letters
+    return [
+        *([] if dead is None else [(dead.path, "dead_letters")]),
+        *((sink.path, sink.name) for sink in pipeline.sinks if sink.path is not None),
+    ]
 
 
 def query_groups(pipeline: Pipeline) -> list[tuple[SinkPlan, ...]]:

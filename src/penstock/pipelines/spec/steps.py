@@ -21,6 +21,7 @@ from penstock.pipelines.spec.values import (
 )
 
 __all__ = [
+    "CLOUDEVENT_ATTRIBUTES",
     "STEP_KINDS",
     "Dedupe",
     "Enrich",
@@ -35,16 +36,27 @@ __all__ = [
 ]
 
 
+CLOUDEVENT_ATTRIBUTES = (
+    "ce_id STRING NOT NULL, ce_source STRING NOT NULL, ce_type STRING NOT NULL, ce_subject STRING, ce_time TIMESTAMP, "
+    "ce_dataschema STRING, ce_extensions MAP<STRING, STRING>"
+)
+"""DDL of the columns with the attributes of CloudEvents."""
+
+
 class Parse(Part):
-    """Parse the payload into columns: one JSON object, one line of CSV, or the unchanged bytes (``raw``).
+    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent or line of CSV, or the unchanged bytes
+    (``raw``).
 
     A record that does not have the format, or lacks a ``NOT NULL`` column, becomes a dead letter.
     """
 
-    format: Literal["json", "csv", "raw"] = Field(default="json", description="format of the payload")
+    format: Literal["json", "cbor", "cloudevents", "csv", "raw"] = Field(
+        default="json", description="format of the payload"
+    )
     columns: Annotated[str | None, Field(min_length=1, alias="schema")] = Field(
         default=None,
-        description="columns as DDL: `name TYPE [NOT NULL], ...`; for `raw` one column of type STRING or BINARY",
+        description="columns as DDL: `name TYPE [NOT NULL], ...`; for `raw` one column of type STRING or BINARY, for "
+        "`cloudevents` those of the data",
     )
     schema_file: str | None = Field(
         default=None,
@@ -57,9 +69,14 @@ class Parse(Part):
 
     @property
     def ddl(self) -> str:
-        """The DDL of the columns, from ``schema`` or ``schema_file``."""
+        """The DDL of all columns: those from ``schema`` or ``schema_file``, and the attributes of CloudEvents."""
         assert self.columns is not None, "checked when the file was read"
-        return self.columns
+        return f"{CLOUDEVENT_ATTRIBUTES}, {self.columns}" if self.format == "cloudevents" else self.columns
+
+    @property
+    def needs_headers(self) -> bool:
+        """True if the columns depend on the headers of a record."""
+        return self.format == "cloudevents"
 
     @model_validator(mode="after")
     def _one_schema(self) -> Parse:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BooleanType, DataType, DoubleType, FloatType, StringType, StructType
+from pyspark.sql.types import BooleanType, DataType, DoubleType, FloatType, StringType, StructField, StructType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Parse
+from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
 from penstock.pipelines.steps.expressions import quoted, shortened
+from penstock.pipelines.steps.payloads import CODES, DECODERS, WITH_HEADERS, PayloadDecoder
 
 __all__ = ["from_json", "is_one_value_without_jar", "parse_step", "schema_of"]
 
@@ -42,6 +45,11 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
     if parse.format == "raw":
         return _raw(rows, name, schema)
     value = sf.col("_source.value")
+    if parse.format in DECODERS:
+        decoded = rows.withColumn("_decoded", _decoded(schema, parse.format))
+        found = sf.col("_decoded")
+        failures = [(code, sf.when(found["code"] == code, found["reason"])) for code in CODES]
+        return _columns(decoded.withColumn("_parsed", found["value"]), rows, name, schema, failures)
     text = value.cast("string")
     parsed, failures = (
         _csv(text, schema, parse) if parse.format == "csv" else _json(value, text, schema, rows.sparkSession)
@@ -53,6 +61,17 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
         ),
         ("parse.not_utf8", sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8"))),
         *failures,
+    ]
+    return _columns(rows.withColumn("_parsed", parsed), rows, name, schema, failures)
+
+
+def _columns(
+    parsed: DataFrame, rows: DataFrame, name: str, schema: StructType, failures: list[tuple[str, Column]]
+) -> DataFrame:
+    """Return ``rows`` with the columns of ``parsed._parsed``; rows with a failure, or a null that is not allowed, are
+    dead."""
+    failures = [
+        *failures,
         *(
             (
                 "schema.null",
@@ -62,9 +81,29 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
             if not f.nullable
         ),
     ]
-    marked = mark_dead(rows.withColumn("_parsed", parsed), name, failures)
+    marked = mark_dead(parsed, name, failures)
     data = [sf.when(alive(), sf.col("_parsed")[column]).alias(column) for column in schema.names]
     return marked.select(*internal_columns(rows), *data_columns(rows), *data)
+
+
+def _decoded(schema: StructType, format_: str) -> Column:
+    """Return a struct for a payload: ``value`` with the columns of ``schema``, or ``code`` and ``reason``."""
+    nullable = StructType([StructField(field.name, field.dataType) for field in schema.fields])
+    decoder = PayloadDecoder(format_, arrow_schema(nullable))
+    kind = StructType(
+        [StructField("value", nullable), StructField("code", StringType()), StructField("reason", StringType())]
+    )
+
+    def decode(payloads: Any) -> Any:
+        return decoder(payloads)
+
+    def decode_with_headers(payloads: Any, headers: Any) -> Any:
+        return decoder(payloads, headers)
+
+    value = sf.when(alive(), sf.col("_source.value"))
+    if format_ not in WITH_HEADERS:
+        return arrow_function(decode, kind)(value)
+    return arrow_function(decode_with_headers, kind)(value, sf.when(alive(), sf.col("_source.headers")))
 
 
 def from_json(text: Column, schema: StructType) -> Column:

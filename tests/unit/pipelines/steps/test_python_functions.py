@@ -147,6 +147,7 @@ def pipeline(directory: Path, text: str = FILE, code: str = CODE) -> Pipeline:
         ("", "", "async def score(batch): ...", "expected a plain function; 'score' in score.py is asynchronous"),
         ("input: [text]", "input: [txt]", CODE, r"python.input\[0\]': got 'txt', expected a column of 'parsed': text"),
         ("score DOUBLE NOT NULL", "score DUBLE", CODE, r"python.schema.*did you mean DOUBLE"),
+        ("score DOUBLE NOT NULL", "score VARIANT", CODE, "expected no VARIANT with a Python function; 'score' is one"),
         ("score > 0.5", "scor > 0.5", CODE, "'scor' does not exist"),
         ("on_error", "on_error", CODE, None),
     ],

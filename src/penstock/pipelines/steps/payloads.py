@@ -1,0 +1,450 @@
+"""Payloads that Python decodes: formats that Spark has no parser for, as a function over Arrow arrays.
+
+A decoder makes an object of each payload. Its values must have the types of the schema exactly, as in ``parsing``: a
+text is not a number, a number with a fraction not an integer. A payload for which this fails gets a code and a reason;
+the others are not affected.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from penstock.spark.option_parsing import json_value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "CODES",
+    "DECODERS",
+    "WITH_HEADERS",
+    "PayloadDecoder",
+    "PayloadError",
+    "decode_cbor",
+    "decode_cloudevent",
+    "decode_json",
+]
+
+EMPTY, MISMATCH, RANGE = "parse.empty", "schema.mismatch", "schema.range"
+NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON = "parse.not_cbor", "parse.not_cloudevent", "parse.not_json"
+CODES = (EMPTY, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, MISMATCH, RANGE)
+"""Codes of payloads that cannot be decoded."""
+_SHOWN = 200
+
+
+class PayloadError(ValueError):
+    """A payload cannot be decoded, or a value does not have the type of its column."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason if len(reason) <= _SHOWN else f"{reason[: _SHOWN - 3]}..."
+
+
+Headers = Mapping[str, bytes]
+"""Headers of a record by name in lower case, the first one of each name."""
+_Decoded = Mapping[object, object]
+
+
+def decode_cbor(payload: bytes) -> _Decoded:
+    """Decode a payload that is one CBOR map (RFC 8949). Keys are distinct, and text or bytes, as in all maps inside.
+
+    Raises:
+        PayloadError: it is not.
+    """
+    import cbor2
+
+    stream = BytesIO(payload)
+    # Keys of other types may be chosen such that their hashes collide.
+    decoder = cbor2.CBORDecoder(
+        stream, tag_hook=_unknown_tag, allow_duplicate_keys=False, strict_hashable_types=True, read_size=1
+    )
+    try:
+        value = decoder.decode()
+    except (cbor2.CBORError, RecursionError, MemoryError, ValueError, OverflowError, ArithmeticError) as error:
+        raise PayloadError(NOT_CBOR, f"the payload is not CBOR: {error}") from None
+    if stream.tell() != len(payload):
+        raise PayloadError(NOT_CBOR, f"the payload is not one CBOR value: it ends after {stream.tell()} bytes")
+    if not isinstance(value, Mapping):
+        raise PayloadError(MISMATCH, "the payload is not a CBOR map")
+    return {key: None if each is cbor2.undefined else each for key, each in value.items()}
+
+
+def _unknown_tag(tag: Any, *_: object) -> object:
+    """Return the content of a tag that has no meaning for a column."""
+    return tag.value
+
+
+_PREFIXES = ("ce_", "cloudevents:", "cloudevents_", "")
+"""Prefixes of attributes in headers: Kafka, AMQP (two forms), and MQTT 5, whose user properties have none."""
+_ATTRIBUTE = re.compile("[a-z0-9]+")
+_KNOWN = ("id", "source", "type", "subject", "time", "dataschema")
+_NO_EXTENSION = frozenset({*_KNOWN, "specversion", "datacontenttype", "data", "data_base64"})
+
+
+def decode_cloudevent(payload: bytes, headers: Headers) -> _Decoded:
+    """Decode a CloudEvent 1.0 in binary mode (attributes in ``headers``) or structured mode (a JSON object).
+
+    Returns the values of ``data``, which is a JSON object or a CBOR map, and the attributes as ``ce_<name>``.
+
+    Raises:
+        PayloadError: the record is not a CloudEvent, lacks an attribute, or has data of another type.
+    """
+    kind = _media_type(headers.get("content-type", b"").decode(errors="replace"))
+    attributes = None if kind.startswith("application/cloudevents") else _attributes_of(headers)
+    if attributes is None:
+        attributes = _structured(payload, kind)
+        data = _structured_data(attributes)
+    else:
+        data = _data_of(payload, _media_type(attributes.get("datacontenttype") or kind))
+    version = attributes.get("specversion")
+    if not isinstance(version, str) or not version.startswith("1."):
+        raise PayloadError(NOT_CLOUDEVENT, f"the CloudEvent has specversion {version!r}; only 1.0 is supported")
+    for name in ("id", "source", "type"):
+        if not isinstance(attributes.get(name), str) or not attributes[name]:
+            raise PayloadError(NOT_CLOUDEVENT, f"the CloudEvent has no attribute {name!r}")
+    extensions = {
+        name: value if isinstance(value, str) else json.dumps(value, default=str)
+        for name, value in attributes.items()
+        if name not in _NO_EXTENSION and value is not None
+    }
+    return {**data, **{f"ce_{name}": attributes.get(name) for name in _KNOWN}, "ce_extensions": extensions}
+
+
+def _media_type(text: object) -> str:
+    return str(text).partition(";")[0].strip().lower()
+
+
+def _attributes_of(headers: Headers) -> dict[str, Any] | None:
+    """Return the attributes in ``headers``; None if there are none."""
+    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}specversion" in headers), None)
+    if prefix is None:
+        return None
+    found: dict[str, Any] = {}
+    for name, value in headers.items():
+        attribute = name.removeprefix(prefix)
+        if name.startswith(prefix) and _ATTRIBUTE.fullmatch(attribute):
+            try:
+                found[attribute] = value.decode()
+            except UnicodeDecodeError:
+                raise PayloadError(NOT_CLOUDEVENT, f"the header {name!r} is not UTF-8") from None
+    return found
+
+
+def _structured(payload: bytes, kind: str) -> dict[str, Any]:
+    """Return the JSON object of an event in structured mode."""
+    if kind.startswith("application/cloudevents") and kind not in (
+        "application/cloudevents",
+        "application/cloudevents+json",
+    ):
+        raise PayloadError(NOT_CLOUDEVENT, f"CloudEvents of type {kind} are not supported, only single events in JSON")
+    if not payload:
+        raise PayloadError(EMPTY, "the payload is empty")
+    try:
+        found = decode_json(payload)
+    except PayloadError as error:
+        raise PayloadError(NOT_CLOUDEVENT, f"the record is not a CloudEvent: {error.reason}") from None
+    if "specversion" not in found:
+        raise PayloadError(
+            NOT_CLOUDEVENT, "the record is not a CloudEvent: neither its headers nor its payload have a specversion"
+        )
+    return {str(name): value for name, value in found.items()}
+
+
+def _structured_data(attributes: Mapping[str, Any]) -> _Decoded:
+    kind = _media_type(attributes.get("datacontenttype") or "application/json")
+    encoded = attributes.get("data_base64")
+    if encoded is not None:
+        try:
+            content = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise PayloadError(NOT_CLOUDEVENT, "the data_base64 of the CloudEvent is not base64") from None
+        return _data_of(content, kind)
+    data = attributes.get("data")
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise PayloadError(MISMATCH, "the data of the CloudEvent is not a JSON object")
+    return data
+
+
+def _data_of(data: bytes, kind: str) -> _Decoded:
+    """Decode ``data`` of the media type ``kind``; no data has no values."""
+    if not data:
+        return {}
+    if kind in ("", "application/json", "text/json") or kind.endswith("+json"):
+        return decode_json(data)
+    if kind == "application/cbor" or kind.endswith("+cbor"):
+        return decode_cbor(data)
+    raise PayloadError(MISMATCH, f"data of type {kind!r} cannot be parsed into columns, only JSON and CBOR")
+
+
+def decode_json(payload: bytes) -> _Decoded:
+    """Decode a payload that is one JSON object with distinct names.
+
+    Raises:
+        PayloadError: it is not.
+    """
+    try:
+        value = json_value(payload.decode(), parse_float=Decimal)
+    except ValueError as error:
+        raise PayloadError(NOT_JSON, f"the payload is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise PayloadError(MISMATCH, "the payload is not a JSON object")
+    return value
+
+
+DECODERS: Mapping[str, Callable[[bytes, Headers], _Decoded]] = {
+    "cbor": lambda payload, _headers: decode_cbor(payload),
+    "cloudevents": decode_cloudevent,
+}
+"""Decoder of each format: from a payload and headers to values by name."""
+WITH_HEADERS = frozenset({"cloudevents"})
+"""Formats that need the headers; an empty payload is valid for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadDecoder:
+    """Function over an array of payloads of ``format``; ``schema`` has the columns."""
+
+    format: str
+    schema: pa.Schema
+
+    def __call__(self, payloads: pa.Array[Any], headers: pa.Array[Any] | None = None) -> pa.StructArray:
+        """Return a struct for each payload: ``value`` with the columns, or ``code`` and ``reason``.
+
+        ``headers``: for formats in ``WITH_HEADERS`` a list of structs (key, value) for each payload, or null.
+        """
+        import pyarrow as pa
+
+        decode = DECODERS[self.format]
+        columns = [(field.name, _converter(field.type), field.name) for field in self.schema]
+        found: list[list[object]] = [[] for _ in columns]
+        codes: list[str | None] = []
+        reasons: list[str | None] = []
+        given_headers = [None] * len(payloads) if headers is None else headers.to_pylist()
+        for payload, named in zip(payloads.to_pylist(), given_headers, strict=True):
+            code = reason = None
+            try:
+                if not payload and self.format not in WITH_HEADERS:
+                    raise PayloadError(EMPTY, "the payload is empty")
+                given = decode(payload or b"", _first_of_each(named))
+                row = [convert(given.get(name), path) for name, convert, path in columns]
+            except PayloadError as error:
+                code, reason = error.code, error.reason
+                row = [None] * len(columns)
+            for values, value in zip(found, row, strict=True):
+                values.append(value)
+            codes.append(code)
+            reasons.append(reason)
+        make: Any = pa.array
+        arrays = [make(values, field.type) for values, field in zip(found, self.schema, strict=True)]
+        value = pa.StructArray.from_arrays(arrays, fields=list(self.schema))
+        return pa.StructArray.from_arrays(
+            [value, pa.array(codes, pa.string()), pa.array(reasons, pa.string())], ["value", "code", "reason"]
+        )
+
+
+def _first_of_each(headers: Sequence[Mapping[str, Any]] | None) -> Headers:
+    return {header["key"].lower(): header["value"] or b"" for header in reversed(headers or ())}
+
+
+_Converter = Callable[[object, str], object]
+"""Function from a decoded value and the path of its column to the value for Arrow; null stays null."""
+
+
+def _converter(kind: pa.DataType) -> _Converter:
+    """Return the function that checks values of type ``kind``."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(kind):
+        return _struct(kind)
+    if types.is_list(kind):
+        return _list(_converter(kind.value_type))
+    if types.is_map(kind):
+        return _map(_converter(kind.key_type), _converter(kind.item_type))
+    if types.is_integer(kind):
+        return _integer(kind.bit_width)
+    if types.is_floating(kind):
+        return _float(is_single=kind.bit_width == 32)
+    if types.is_decimal(kind):
+        return _decimal(kind.precision, kind.scale)
+    if types.is_timestamp(kind):
+        return _timestamp(has_zone=kind.tz is not None)
+    if types.is_date(kind):
+        return _date
+    for is_kind, python, name in ((types.is_boolean, bool, "BOOLEAN"), (types.is_binary, bytes, "BINARY")):
+        if is_kind(kind):
+            return _of_class(python, name)
+    return _text
+
+
+def _mismatch(path: str, name: str) -> PayloadError:
+    return PayloadError(MISMATCH, f"column {path!r} is not {name}")
+
+
+def _out_of_range(path: str) -> PayloadError:
+    return PayloadError(RANGE, f"column {path!r} is too large for its type")
+
+
+def _of_class(python: type, name: str) -> _Converter:
+    def convert(value: object, path: str) -> object:
+        if value is None or isinstance(value, python):
+            return value
+        raise _mismatch(path, name)
+
+    return convert
+
+
+def _text(value: object, path: str) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise _mismatch(path, "STRING")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _mismatch(path, "STRING") from None
+    return value
+
+
+def _integer(bits: int) -> _Converter:
+    name = {8: "TINYINT", 16: "SMALLINT", 32: "INT"}.get(bits, "BIGINT")
+    limit = 1 << (bits - 1)
+
+    def convert(value: object, path: str) -> object:
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise _mismatch(path, name)
+        if not -limit <= value < limit:
+            raise _out_of_range(path)
+        return value
+
+    return convert
+
+
+_LARGEST_SINGLE = 3.4028235677973366e38
+"""Numbers from here on are rounded to infinity in single precision."""
+
+
+def _float(*, is_single: bool) -> _Converter:
+    name = "FLOAT" if is_single else "DOUBLE"
+
+    def convert(value: object, path: str) -> object:
+        if value is None:
+            return None
+        if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
+            raise _mismatch(path, name)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise _out_of_range(path) from None
+        was_infinite = value.is_infinite() if isinstance(value, Decimal) else isinstance(value, float)
+        is_new = math.isinf(number) and not was_infinite
+        if is_new or (is_single and _LARGEST_SINGLE <= abs(number) < math.inf):
+            raise _out_of_range(path)
+        return number
+
+    return convert
+
+
+def _decimal(precision: int, scale: int) -> _Converter:
+    name = f"DECIMAL({precision}, {scale})"
+    limit = Decimal(10) ** (precision - scale)
+
+    def convert(value: object, path: str) -> object:
+        if value is None:
+            return None
+        if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
+            raise _mismatch(path, name)
+        number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+        if not number.is_finite() or abs(number) >= limit:
+            raise _out_of_range(path)
+        exact = round(number, scale)
+        if exact != number:
+            raise _mismatch(path, name)
+        return exact
+
+    return convert
+
+
+def _timestamp(*, has_zone: bool) -> _Converter:
+    name = "TIMESTAMP" if has_zone else "TIMESTAMP_NTZ"
+
+    def convert(value: object, path: str) -> object:
+        if value is None:
+            return None
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                raise _mismatch(path, name) from None
+        # A time without a zone is not a point in time, and the reverse.
+        if not isinstance(value, datetime) or (value.tzinfo is not None) != has_zone:
+            raise _mismatch(path, name)
+        try:
+            return value.astimezone(UTC) if has_zone else value
+        except OverflowError:
+            raise _out_of_range(path) from None
+
+    return convert
+
+
+def _date(value: object, path: str) -> object:
+    if isinstance(value, str):
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            raise _mismatch(path, "DATE") from None
+    if value is None or (isinstance(value, date) and not isinstance(value, datetime)):
+        return value
+    raise _mismatch(path, "DATE")
+
+
+def _struct(kind: Any) -> _Converter:
+    fields = [(field.name, _converter(field.type)) for field in kind]
+
+    def convert(value: object, path: str) -> object:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise _mismatch(path, "STRUCT")
+        return {name: inner(value.get(name), f"{path}.{name}") for name, inner in fields}
+
+    return convert
+
+
+def _list(inner: _Converter) -> _Converter:
+    def convert(value: object, path: str) -> object:
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple):
+            raise _mismatch(path, "ARRAY")
+        return [inner(each, f"{path}[{at}]") for at, each in enumerate(value)]
+
+    return convert
+
+
+def _map(key: _Converter, inner: _Converter) -> _Converter:
+    def convert(value: object, path: str) -> object:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise _mismatch(path, "MAP")
+        if None in value:
+            raise _mismatch(path, "MAP")
+        return [(key(name, path), inner(each, f"{path}[{name!r}]")) for name, each in value.items()]
+
+    return convert

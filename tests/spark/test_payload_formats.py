@@ -1,0 +1,79 @@
+"""Formats that Python decodes, as a parse step in Spark's workers."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import cbor2
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.pipelines.rows import rows_of
+from tests.spark.test_pipeline_steps import SOURCE, apply, no_lookup, rows, steps
+
+SCHEMA = "n INT NOT NULL, at TIMESTAMP, d DECIMAL(5, 2), m MAP<STRING, ARRAY<DOUBLE>>, s STRUCT<x: BINARY, y: DATE>"
+NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_cbor_becomes_columns_and_broken_payloads_dead_letters(spark: SparkSession) -> None:
+    whole = {"n": 1, "at": NOON, "d": 1.5, "m": {"k": [1, None]}, "s": {"x": b"b", "y": "2022-03-20"}, "more": 5}
+    values = [
+        cbor2.dumps(whole),
+        b"\xff",
+        cbor2.dumps({"n": "1"}),
+        b"",
+        cbor2.dumps({"at": None}),
+        cbor2.dumps({"n": 7}),
+    ]
+    made = steps(
+        {"name": "parsed", "parse": {"format": "cbor", "schema": SCHEMA}}, {"name": "small", "filter": "n < 5"}
+    )
+    found = apply(rows(spark, *values), made, no_lookup).orderBy("_id").collect()
+    first = found[0].asDict(recursive=True)
+    assert (first["n"], str(first["d"]), first["m"]) == (1, "1.50", {"k": [1.0, None]})
+    assert (first["s"]["x"], str(first["s"]["y"])) == (bytearray(b"b"), "2022-03-20")
+    hours = apply(
+        rows(spark, *values),
+        [*made[:1], *steps({"name": "h", "sql": "SELECT unix_seconds(at) AS s FROM parsed"})],
+        no_lookup,
+    )
+    assert [row["s"] for row in hours.where("_id = 'i0'").collect()] == [int(NOON.timestamp())]
+    dead = [None if row["_dead"] is None else tuple(row["_dead"])[1:3] for row in found]
+    assert dead == [
+        None,
+        ("parse.not_cbor", "the payload is not CBOR: break code encountered where a data item was expected"),
+        ("schema.mismatch", "column 'n' is not INT"),
+        ("parse.empty", "the payload is empty"),
+        ("schema.null", "column 'n' is missing or null"),
+        None,
+    ]
+    assert [row["_filtered"] for row in found] == [None] * 5 + ["small"]
+
+
+def test_cloudevents_in_headers_and_payloads_become_the_same_columns(spark: SparkSession) -> None:
+    attributes = {
+        "specversion": "1.0",
+        "id": "e1",
+        "source": "/press",
+        "type": "reading",
+        "time": "2022-03-20T12:00:00Z",
+    }
+    in_headers = [(f"ce_{name}", value.encode()) for name, value in attributes.items()]
+    whole = json.dumps({**attributes, "site": "north", "data": {"celsius": 21.5}}).encode()
+    given = [
+        (b'{"celsius":21.5}', [*in_headers, ("ce_site", b"north"), ("content-type", b"application/json")]),
+        (whole, [("content-type", b"application/cloudevents+json")]),
+        (whole, None),
+        (b'{"celsius":21.5}', None),
+    ]
+    records = [("t", 1, 0, 28 * n, NOON, None, value, headers) for n, (value, headers) in enumerate(given)]
+    source = rows_of(spark.createDataFrame(records, SOURCE))
+    parse = {"name": "parsed", "parse": {"format": "cloudevents", "schema": "celsius DOUBLE NOT NULL"}}
+    found = apply(source, steps(parse), no_lookup).orderBy("_source.offset").collect()
+    columns = ["ce_id", "ce_source", "ce_type", "ce_subject", "ce_extensions", "celsius"]
+    for row in found[:3]:
+        assert row["_dead"] is None
+        assert [row[name] for name in columns] == ["e1", "/press", "reading", None, {"site": "north"}, 21.5]
+    assert tuple(found[3]["_dead"])[:2] == ("parsed", "parse.not_cloudevent")
