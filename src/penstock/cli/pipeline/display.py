@@ -261,6 +261,11 @@ def _words(event: Event) -> Iterator[str]:
         case "retry":
             # Cause and action are shown with the error if the run ends.
             yield f"{event['sink']}: next attempt in {event['in_s']:g} s: {event['why'].partition(chr(10))[0]}"
+        case "maintenance":
+            yield (
+                f"{event['sink']}: maintained its table: {event['combined']} files combined into {event['written']}, "
+                f"{event['removed']} old files removed; took {shown_duration(event['took_s'])}"
+            )
         case "stack":
             yield from event["text"].splitlines()
         case "stopping":

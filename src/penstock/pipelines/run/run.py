@@ -33,6 +33,7 @@ from penstock.pipelines.run.errors import (
     suppress_client_logs,
 )
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
+from penstock.pipelines.run.maintenance import MaintenanceSchedule
 from penstock.pipelines.run.progress import ProgressMonitor, Read, now_text, serve
 from penstock.pipelines.run.queries import (
     BatchBarrier,
@@ -249,6 +250,7 @@ class _PipelineRun:
             targets=Targets(pipeline, store, dead_letters, self._show, self._state),
         )
         state, why = FAILED, ""
+        maintenance = MaintenanceSchedule(pipeline.sinks, self._queue_event)
         try:
             self._builder = QueryBuilder(pipeline, spark, self._state, context)
             self._queries = self._builder.queries()
@@ -265,10 +267,12 @@ class _PipelineRun:
             for text in self._source.doubts:
                 self._emit_event("warning", text=text)
             self._watch.start({name: self._reached(name) for name in sinks})
+            maintenance.start()
             self._supervise()
             if self._stop_requested():
                 self._emit_event("stopping")
             self._drain()
+            maintenance.close(DRAIN_S)
             self._report()
             for running in self._queries:
                 check_nothing_dropped(running)
@@ -294,6 +298,7 @@ class _PipelineRun:
             state = STOPPED
         finally:
             self._drain()
+            maintenance.close(DRAIN_S)
             for name in [name for running in self._queries for name in running.built.sinks]:
                 if (last := self._ledger.last(name)) is not None:
                     self._source.publish(name, last.end)
@@ -490,7 +495,11 @@ class _PipelineRun:
 
     def _warn(self, text: str) -> None:
         """Queue a warning event. Called in the thread of the state store client."""
-        self._done.put({"event": "warning", "pipeline": self._pipeline.name, "run": self._run, "text": text})
+        self._queue_event("warning", text=text)
+
+    def _queue_event(self, event: str, **fields: Any) -> None:
+        """Queue an event. May be called in any thread; the main thread emits it."""
+        self._done.put({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})
 
     def _show(self, sink: str, batch: int, rows: list[str]) -> None:
         """Queue the rows of a console sink. Called in Spark's threads; the main thread emits the event."""
@@ -552,9 +561,9 @@ def run(
     of the lease), ``started`` (with the fencing token, and the sinks of each query), ``queries`` (the same after a sink
     has left a query or joined one), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
-    console sink, as JSON), ``retry``, ``stack`` (of a failure, if requested), ``stopping`` (after a request),
-    ``stopped``. Checkpoints, ledger and start offsets are stored under ``state``; a run with the same directory
-    continues where the last one ended.
+    console sink, as JSON), ``maintenance`` (of a sink's table: numbers of files, ``took_s``), ``retry``, ``stack`` (of
+    a failure, if requested), ``stopping`` (after a request), ``stopped``. Checkpoints, ledger and start offsets are
+    stored under ``state``; a run with the same directory continues where the last one ended.
 
     Raises:
         ConfigError: the state directory belongs to another pipeline, the checkpoints do not support a change of the

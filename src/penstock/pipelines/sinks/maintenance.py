@@ -1,16 +1,22 @@
 """Maintain a Delta table: combine small files, and remove files and versions that nothing needs any more.
 
-Two compactions from the same version would both succeed and double rows, so the caller holds the lease of the pipeline
-that writes the table, and no other program may compact it.
+Two compactions from the same version would both succeed and double rows. The caller holds the lease of the pipeline
+that writes the table, but a process that was paused does not notice that it lost it, so a lock on the file
+``_maintenance`` of the table admits one process at a time. No program without this lock may compact the table. The
+modification time of this file is the time of the last maintenance.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.sinks.delta import (
     is_delta_table,
     load,
@@ -22,7 +28,7 @@ from penstock.pipelines.sinks.delta import (
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["TableMaintenance", "maintain"]
+__all__ = ["TableMaintenance", "maintain", "maintained_at"]
 
 _SAFE_RETENTION_H = 168
 """Below this retention ``deltalake`` must be told that no reader or writer needs older files."""
@@ -37,7 +43,7 @@ class TableMaintenance(NamedTuple):
 
 
 def maintain(
-    path: Path, *, retention_h: int, target_bytes: int, log_retention_h: int | None = None
+    path: Path, *, retention_h: int, target_bytes: int, log_retention_h: int | None = None, in_use: bool = False
 ) -> TableMaintenance:
     """Combine files smaller than ``target_bytes``, and remove files that no version of ``retention_h`` hours names.
 
@@ -45,16 +51,55 @@ def maintain(
     ``delta.logRetentionDuration`` (30 days by default). ``log_retention_h`` sets this property, which all programs
     obey that write the table.
 
-    Files of attempts that were not committed are removed at once: no run may write the table meanwhile.
+    ``in_use``: a run writes the table meanwhile. Otherwise files of attempts that were not committed are removed at
+    once; those of a run that writes, too, are not committed yet, so its ``retention_h`` must be longer than a batch.
 
     Raises:
         ConfigError: there is no Delta table.
+        PenstockError: another process maintains the table.
         StorageError: the table cannot be read or written.
     """
     path = path.absolute()
     if not is_delta_table(path):
         raise ConfigError(f"{str(path)!r} is not a Delta table", option="path")
-    shutil.rmtree(path / "_attempts", ignore_errors=True)
+    with _locked(path):
+        if not in_use:
+            shutil.rmtree(path / "_attempts", ignore_errors=True)
+        found = _maintain(path, retention_h, target_bytes, log_retention_h)
+        os.utime(path / _LOCK)
+    return found
+
+
+def maintained_at(path: Path) -> float:
+    """Return the time of the last maintenance of the table at ``path`` in seconds since 1970; 0 before the first."""
+    try:
+        return (path / _LOCK).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+_LOCK = "_maintenance"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the table at ``path``; the system releases it if the process ends."""
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PenstockError(
+                f"table {str(path)!r} is being maintained by another process",
+                why=f"it holds the lock of {str(path / _LOCK)!r}",
+                do="wait until it has finished",
+            ) from error
+        yield
+    finally:
+        os.close(lock)
+
+
+def _maintain(path: Path, retention_h: int, target_bytes: int, log_retention_h: int | None) -> TableMaintenance:
     table = load(path)
     before = table.version()
     with storage_errors(path):

@@ -259,7 +259,8 @@ def _fate(sink_plan: SinkPlan, name: str, *, kept: bool) -> str:
 def _table(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.table is not None
     merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
-    return f"{sink.table.format} {sink.table.path}{merged}"
+    maintained = "" if sink.table.maintenance is None else f", maintained every {sink.table.maintenance.every}"
+    return f"{sink.table.format} {sink.table.path}{merged}{maintained}"
 
 
 def _keys(pipeline: Pipeline, sink: Sink) -> str:

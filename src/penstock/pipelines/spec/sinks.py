@@ -33,13 +33,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from penstock.pipelines.spec.sources import Options, named_options
-from penstock.pipelines.spec.values import BrokerUrl, Expression, KeyTemplate, Name, Part, Stream
+from penstock.pipelines.spec.values import BrokerUrl, Duration, Expression, KeyTemplate, Name, Part, Stream, duration_ms
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 
 __all__ = [
     "LARGEST_RECORD",
     "SINK_KINDS",
     "ConsoleSink",
+    "Maintenance",
     "Messages",
     "MqttSink",
     "Sink",
@@ -66,6 +67,31 @@ def stored_format(path: str) -> TableFormat | None:
     return "parquet" if (Path(path) / "_commits").is_dir() else None
 
 
+_HOUR_MS = 3_600_000
+
+
+class Maintenance(Part):
+    """Maintain a Delta table while the run writes it: combine small files, remove old files and versions of the log."""
+
+    every: Duration = Field(default="1 hour", description="time between two maintenances")
+    target_bytes: int = Field(default=128 << 20, ge=1, description="combine files that are smaller")
+    retention: Duration = Field(
+        default="7 days", description="keep files that versions of this time name, for readers; at least 1 hour"
+    )
+    log_retention: Duration | None = Field(
+        default=None,
+        description="set the table's `delta.logRetentionDuration`: versions of the log that are older are removed; at "
+        "least 1 hour; default: that of the table, or 30 days",
+    )
+
+    @model_validator(mode="after")
+    def _check_retention(self) -> Maintenance:
+        for name, given in (("retention", self.retention), ("log_retention", self.log_retention)):
+            if given is not None and duration_ms(given) < _HOUR_MS:
+                raise ValueError(f"expected at least 1 hour for {name}: files of the current batch must not be removed")
+        return self
+
+
 class TableSink(Part):
     """Write a table: Delta (for all readers), or Parquet with a commit log (exactly once for readers that use the log).
 
@@ -88,6 +114,9 @@ class TableSink(Part):
     order_by: str | None = Field(
         default=None,
         description="column that selects the last of several rows with the same keys in a batch, with `mode: merge`",
+    )
+    maintenance: Maintenance | None = Field(
+        default=None, description="maintain the Delta table during the run; default: `penstock pipeline maintain` only"
     )
 
     @property
@@ -115,6 +144,8 @@ class TableSink(Part):
             raise ValueError("expected keys with `mode: merge`, and only there")
         if self.order_by is not None and self.mode != "merge":
             raise ValueError("expected order_by only with `mode: merge`")
+        if self.maintenance is not None and (self.format != "delta" or self.is_remote):
+            raise ValueError("expected maintenance only for a Delta table in a local directory")
         return self
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
+import sys
+import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -12,22 +17,27 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
+from penstock.pipelines.run.maintenance import MaintenanceSchedule
 from penstock.pipelines.sinks.delta import DeltaWriter, delta_files
-from penstock.pipelines.sinks.maintenance import maintain
+from penstock.pipelines.sinks.maintenance import maintain, maintained_at
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
+from penstock.pipelines.spec.sinks import Maintenance, Sink, TableSink
 
 FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("n", "long"), ("x", "double"))]
 
 
-def commit(writer: DeltaWriter, batch: int) -> None:
+def commit(writer: DeltaWriter, batch: int, files: int = 1) -> None:
     attempt = writer.new_attempt(batch)
     attempt.mkdir(parents=True)
     rows = pa.table({"n": [batch], "x": [float("nan") if batch == 3 else 1.0]})
-    with pq.ParquetWriter(attempt / "part.parquet", rows.schema, store_schema=False) as file:
+    names = [f"part{n}.parquet" for n in range(files)]
+    with pq.ParquetWriter(attempt / names[0], rows.schema, store_schema=False) as file:
         file.add_key_value_metadata({SPARKS_SCHEMA.decode(): json.dumps({"type": "struct", "fields": FIELDS})})
         file.write(rows)
-    writer.commit(batch, attempt, ["part.parquet"], 1)
+    for name in names[1:]:
+        shutil.copyfile(attempt / names[0], attempt / name)
+    writer.commit(batch, attempt, names, files)
 
 
 def numbers(path: Path) -> list[int]:
@@ -64,27 +74,136 @@ def test_small_files_are_combined_and_batches_continue(tmp_path: Path) -> None:
     assert numbers(tmp_path) == list(range(11))
 
 
+class Round(NamedTuple):
+    """State of a table after some commits and its maintenance."""
+
+    files: int
+    log_entries: int
+    log_bytes: int
+    open_ms: float
+
+
+def rounds(path: Path, count: int, commits: int, files: int, *, every_s: float) -> list[Round]:
+    """Maintain a table ``count`` times, after ``commits`` of ``files`` each, as if this were ``every_s`` seconds.
+
+    Instead of waiting for this time, all files of the table become older. Combined files are removed at once: the
+    log has the time of their removal, which cannot be changed.
+    """
+    writer = DeltaWriter(path, "rows", "q")
+    found: list[Round] = []
+    for number in range(count):
+        for batch in range(number * commits, (number + 1) * commits):
+            commit(writer, batch, files)
+        maintain(path, retention_h=0, target_bytes=1 << 20, log_retention_h=2, in_use=True)
+        began = time.perf_counter()
+        DeltaTable(path)
+        open_ms = (time.perf_counter() - began) * 1000
+        entries = [entry.stat() for entry in (path / "_delta_log").iterdir()]
+        found.append(Round(parquet_files(path), len(entries), sum(entry.st_size for entry in entries), open_ms))
+        _age(path, every_s)
+    return found
+
+
+def _age(path: Path, seconds: float) -> None:
+    """Make all files of the table older."""
+    for file in path.rglob("*"):
+        if file.is_file():
+            at = file.stat().st_mtime - seconds
+            os.utime(file, (at, at))
+
+
 def test_regular_maintenance_bounds_files_and_log(tmp_path: Path) -> None:
-    """Eight hours of ten commits each, with maintenance every hour that keeps the log of two hours."""
-    log = tmp_path / "_delta_log"
-    files, entries = [], []
-    writer = DeltaWriter(tmp_path, "rows", "q")
-    for hour in range(8):
-        for batch in range(hour * 10, hour * 10 + 10):
-            commit(writer, batch)
-        maintain(tmp_path, retention_h=0, target_bytes=1 << 20, log_retention_h=2)
-        files.append(parquet_files(tmp_path))
-        entries.append(len(list(log.glob("*.json"))))
-        for entry in log.iterdir():
-            at = entry.stat().st_mtime - 3600
-            os.utime(entry, (at, at))
-    assert files == [1] * 8
-    # Ten batches and the versions of maintenance in each hour, since the last checkpoint before the retention.
-    assert max(entries[4:]) == entries[4] <= 3 * 15
+    """Six hours of six commits each, with maintenance every hour that keeps the log of two hours."""
+    found = rounds(tmp_path, 6, 6, 2, every_s=3_600)
+    assert [each.files for each in found] == [1] * 6
+    # Six batches and the versions of maintenance in each hour, since the last checkpoint before the retention.
+    assert max(each.log_entries for each in found[3:]) <= found[3].log_entries + 1 <= 3 * 14
     assert DeltaTable(tmp_path).metadata().configuration == {"delta.logRetentionDuration": "interval 2 hours"}
-    assert numbers(tmp_path) == list(range(80))
-    commit(DeltaWriter(tmp_path, "rows", "q"), 79)
-    assert numbers(tmp_path) == list(range(80))
+    assert numbers(tmp_path) == sorted([*range(36), *range(36)])
+    commit(DeltaWriter(tmp_path, "rows", "q"), 35, 2)
+    assert len(numbers(tmp_path)) == 72
+
+
+def test_a_table_is_maintained_when_it_is_due(tmp_path: Path) -> None:
+    writer = DeltaWriter(tmp_path / "a", "rows", "q")
+    plan = Maintenance(every="1 hour", log_retention="2 hours")
+    sinks = [
+        Sink(name=name, table=TableSink(path=str(tmp_path / path), maintenance=plan))
+        for name, path in (("rows", "a"), ("others", "a"), ("later", "b"))
+    ]
+    events: list[dict[str, Any]] = []
+
+    def schedule() -> MaintenanceSchedule:
+        return MaintenanceSchedule(sinks, lambda event, **fields: events.append({"event": event, **fields}))
+
+    for batch in range(3):
+        commit(writer, batch)
+    first = schedule()
+    first.run_due(time.time())
+    first.run_due(time.time() + 3_000)
+    assert len(events) == 1
+    # A run that was started again knows the time of the last maintenance.
+    schedule().run_due(time.time() + 3_000)
+    assert len(events) == 1
+    commit(writer, 3)
+    with (tmp_path / "a" / "_maintenance").open("a", encoding="utf-8") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        first.run_due(time.time() + 3_601)
+    second = schedule()
+    second.start()
+    second.close(60)
+    schedule().run_due(time.time() + 3_601)
+    shown = [(event["event"], event.get("sink"), event.get("combined"), event.get("text", "")) for event in events]
+    assert [each[:3] for each in shown] == [
+        ("maintenance", "others", 3),
+        ("warning", None, None),
+        ("maintenance", "others", 2),
+    ]
+    assert "is being maintained by another process" in shown[1][3]
+    assert numbers(tmp_path / "a") == [0, 1, 2, 3]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2_400)
+def test_a_day_of_a_commit_every_second_of_four_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """86,400 commits, with maintenance every ten minutes: files, log and the time to open the table do not grow."""
+    # A power loss is not part of this test, and half a million fsyncs would be most of its time.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    found = rounds(tmp_path, 144, 600, 4, every_s=600)
+    sys.stdout.write("hour  files  log entries  log bytes  open ms\n")
+    for hour, each in enumerate(found[5::6], 1):
+        sys.stdout.write(f"{hour:4} {each.files:6} {each.log_entries:12} {each.log_bytes:10} {each.open_ms:8.1f}\n")
+    assert max(each.files for each in found) <= 2
+    # From the third hour the log has the versions of the two hours before.
+    assert max(each.log_entries for each in found[18:]) <= 1.1 * found[18].log_entries
+    assert max(each.log_bytes for each in found[18:]) <= 1.2 * found[18].log_bytes
+    assert DeltaTable(tmp_path).to_pyarrow_dataset().count_rows() == 86_400 * 4
+
+
+def test_one_process_maintains_a_table_at_a_time(tmp_path: Path) -> None:
+    """Two compactions of the same version would double the rows."""
+    writer = DeltaWriter(tmp_path, "rows", "q")
+    commit(writer, 0)
+    before = maintained_at(tmp_path)
+    with (tmp_path / "_maintenance").open("a", encoding="utf-8") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(PenstockError, match="is being maintained by another process"):
+            maintain(tmp_path, retention_h=168, target_bytes=1 << 20)
+    os.utime(tmp_path / "_maintenance", (1, 1))
+    maintain(tmp_path, retention_h=168, target_bytes=1 << 20)
+    assert before == 0
+    assert maintained_at(tmp_path) > 1
+
+
+def test_maintenance_keeps_what_a_run_writes_at_the_moment(tmp_path: Path) -> None:
+    writer = DeltaWriter(tmp_path, "rows", "q")
+    commit(writer, 0)
+    attempt = writer.new_attempt(1)
+    attempt.mkdir(parents=True)
+    (tmp_path / "data" / "placed.parquet").write_bytes(b"moved to its place, and committed in a moment")
+    maintain(tmp_path, retention_h=1, target_bytes=1 << 20, in_use=True)
+    assert attempt.is_dir()
+    assert (tmp_path / "data" / "placed.parquet").exists()
 
 
 def test_only_delta_tables_are_maintained(tmp_path: Path) -> None:

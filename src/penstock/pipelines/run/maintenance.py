@@ -1,0 +1,90 @@
+"""Maintenance of Delta tables on a schedule, in a thread of the run that writes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.pipelines.sinks.delta import is_delta_table
+from penstock.pipelines.sinks.maintenance import maintain, maintained_at
+from penstock.pipelines.spec.sinks import Maintenance, Sink
+from penstock.pipelines.spec.values import duration_ms
+
+__all__ = ["MaintenanceSchedule"]
+
+_CHECK_S = 10.0
+"""Longest pause between two checks whether a table is due: another process may have maintained it."""
+_HOUR_MS = 3_600_000
+
+
+class MaintenanceSchedule:
+    """Maintains the tables of ``sinks`` that have ``maintenance``, one at a time, until it is closed.
+
+    ``report`` is called in the thread of the schedule with an event ``maintenance`` or ``warning`` and its fields. A
+    failed maintenance is repeated when it is due again: no row depends on it.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], report: Callable[..., None]) -> None:
+        # Several sinks may write one table.
+        self._tables = {
+            Path(sink.table.path).absolute(): (sink.name, sink.table.maintenance)
+            for sink in sinks
+            if sink.table is not None and sink.table.maintenance is not None
+        }
+        self._report = report
+        self._tried: dict[Path, float] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="table maintenance", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, if there is a table to maintain."""
+        if self._tables:
+            self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Stop after the current table; wait at most ``timeout_s``, after which the end of the process interrupts it.
+
+        An interrupted maintenance leaves the table as it was, and files that the next one removes.
+        """
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self.run_due(time.time())
+            self._closing.wait(min(_CHECK_S, *(duration_ms(plan.every) / 1000 for _, plan in self._tables.values())))
+
+    def run_due(self, now: float) -> None:
+        """Maintain the tables that are due at ``now`` (seconds since 1970); those that do not exist yet are not."""
+        for path, (sink, plan) in self._tables.items():
+            last = max(maintained_at(path), self._tried.get(path, 0.0))
+            if self._closing.is_set() or now < last + duration_ms(plan.every) / 1000:
+                continue
+            if is_delta_table(path):
+                self._tried[path] = now
+                self._maintain(sink, path, plan)
+
+    def _maintain(self, sink: str, path: Path, plan: Maintenance) -> None:
+        began = time.monotonic()
+        try:
+            found = maintain(
+                path,
+                retention_h=_hours(plan.retention),
+                target_bytes=plan.target_bytes,
+                log_retention_h=None if plan.log_retention is None else _hours(plan.log_retention),
+                in_use=True,
+            )
+        except (PenstockError, OSError) as error:
+            self._report("warning", text=f"sink {sink!r}: its table was not maintained: {error}")
+            return
+        fields: dict[str, Any] = found._asdict()
+        self._report("maintenance", sink=sink, **fields, took_s=round(time.monotonic() - began, 3))
+
+
+def _hours(duration: str) -> int:
+    return duration_ms(duration) // _HOUR_MS
