@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from penstock.pipelines.sinks.one_pass import SHARED, Outcomes, is_supported, outcome, type_of_rows, write_in_one_pass
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 
+RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COLUMNS = """
     id AS n, CAST(id % 100 AS TINYINT) AS tiny, CAST(id AS SMALLINT) AS small, CAST(id AS INT) AS int, id / 3 AS double,
     CAST(id / 3 AS FLOAT) AS float, id % 2 = 0 AS even, CAST(id / 7 AS DECIMAL(9, 4)) AS short_decimal,
@@ -45,6 +46,8 @@ def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp
     )
     names = tuple(data.columns)
     assert type_of_rows(both.schema, "all", names) == data.schema
+    # Several batches in one row group.
+    spark.conf.set(RECORDS, "100")
     found, numbers = write_in_one_pass(
         both,
         [
@@ -52,10 +55,13 @@ def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp
             Outcomes("numbers", ("n",), tmp_path / "numbers", None),
         ],
     )
+    spark.conf.unset(RECORDS)
     assert (numbers.out, numbers.dead, numbers.filtered, numbers.letters) == (890, 10, 100, None)
     assert sum(pq.ParquetFile(tmp_path / "numbers" / name).metadata.num_rows for name in numbers.rows.names) == 890
     assert (found.out, found.dead, found.filtered) == (890, 10, 100)
     assert (found.rows.rows, len(found.rows.names)) == (890, 3)
+    files = [pq.ParquetFile(tmp_path / "rows" / name) for name in found.rows.names]
+    assert [file.metadata.num_row_groups for file in files] == [1, 1, 1]
     assert found.letters is not None
     assert found.letters.rows == 5
     written = spark.read.parquet(*(str(tmp_path / "rows" / name) for name in found.rows.names))

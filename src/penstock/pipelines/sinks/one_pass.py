@@ -104,17 +104,20 @@ SHARED = "column:"
 def outcome(
     own: list[Column], letter: list[Column], is_letter: Column, counted: Mapping[str, Column] = MappingProxyType({})
 ) -> Column:
-    """Return what becomes of a row in a sink, as a struct: ``alive``, ``dead``, ``filtered``, ``letter`` and ``row``.
+    """Return what becomes of a row in a sink, as a struct: ``alive``, ``dead``, ``filtered``, ``letters`` and ``row``.
 
-    ``row`` has the columns ``own`` that only this sink writes, and does not exist if there are none. ``letter`` has the
-    columns of a row for which ``is_letter``, and is null for others. ``counted`` are further fields, which only exist
-    if a step makes them: ``checks``, the row's column ``_checks``, and ``more``, the rows that explode steps added.
+    ``row`` has the columns ``own`` that only this sink writes, and does not exist if there are none. ``letters`` is an
+    array: of a struct of the columns ``letter`` if ``is_letter``, otherwise empty. ``counted`` are further fields,
+    which only exist if a step makes them: ``checks``, the row's column ``_checks``, and ``more``, the rows that explode
+    steps added.
     """
+    # Not a struct that is null for most rows: Spark determines the size of the Arrow batch after each row, for which
+    # Arrow visits all nulls at the end of an array, such as the headers in this struct.
     fields = [
         alive().alias("alive"),
         sf.col("_dead").isNotNull().alias("dead"),
         (sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
-        sf.when(is_letter, sf.struct(*letter)).alias("letter"),
+        sf.when(is_letter, sf.array(sf.struct(*letter))).otherwise(sf.array()).alias("letters"),
     ]
     fields += [column.alias(name) for name, column in counted.items()]
     return sf.struct(*fields, *([sf.when(alive(), sf.struct(*own)).alias("row")] if own else []))
@@ -162,7 +165,7 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
     columns = [sf.col(f"`{(SHARED + name).replace('`', '``')}`") for name in used]
     for n, sink in enumerate(sinks):
         # Fields of structs, not columns of a struct, and only those in use: Spark would fill the others for each row.
-        fields = ["alive", "dead", "filtered", *(["row"] if own[n] else []), *(["letter"] if sink.letters else [])]
+        fields = ["alive", "dead", "filtered", *(["row"] if own[n] else []), *(["letters"] if sink.letters else [])]
         existing = _outcome_fields(batch.schema, sink.column).names
         fields += [name for name in ("checks", "more") if name in existing]
         columns += [sf.col(f"{sink.column}.{field}").alias(f"{field}{n}") for field in fields]
@@ -172,12 +175,18 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
         _SinkTargets(
             tuple((name, name in own[n]) for name in sink.names),
             _target(type_of_rows(batch.schema, sink.column, sink.names), sink.rows, version),
-            None if sink.letters is None else _target(marked.schema[f"letter{n}"].dataType, sink.letters, version),
+            None if sink.letters is None else _target(_letter_type(marked.schema, n), sink.letters, version),
         )
         for n, sink in enumerate(sinks)
     ]
     results = marked.mapInArrow(partial(_write_task, targets), _RESULT).collect()
     return [_result(sink, [row for row in results if row["sink"] == n]) for n, sink in enumerate(sinks)]
+
+
+def _letter_type(batch: StructType, n: int) -> DataType:
+    kind = batch[f"letters{n}"].dataType
+    assert isinstance(kind, ArrayType)
+    return kind.elementType
 
 
 def _result(sink: Outcomes, results: list[Row]) -> PassResult:
@@ -272,9 +281,9 @@ class _SinkFiles:
             rows = self._rows_of(batch, n)
             self._rows.write(rows if is_alive.true_count == len(rows) else rows.filter(is_alive))
         if self._letters is not None:
-            letters = cast("pa.StructArray", batch.column(f"letter{n}"))
-            if letters.null_count < len(letters):
-                self._letters.write(pa.RecordBatch.from_struct_array(letters.drop_null()))
+            letters = cast("pa.ListArray[Any]", batch.column(f"letters{n}")).flatten()
+            if len(letters):
+                self._letters.write(pa.RecordBatch.from_struct_array(cast("pa.StructArray", letters)))
 
     def _rows_of(self, batch: pa.RecordBatch, n: int) -> pa.RecordBatch:
         """Return the columns of the sink, with rows that are not alive."""
@@ -312,6 +321,11 @@ class _SinkFiles:
         }
 
 
+_ROW_GROUP_BYTES = 32 << 20
+"""Size in memory of the rows of a row group. Spark passes batches of at most 10,000 rows: row groups of this size would
+compress less, and readers would open more of them."""
+
+
 class _FileWriter:
     """A Parquet file, created with the first rows."""
 
@@ -320,22 +334,35 @@ class _FileWriter:
         self.name: str | None = None
         self._target = target
         self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Append ``rows``."""
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        self.count += len(rows)
+        if self._waiting_bytes >= _ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def _write_row_group(self) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
+        rows = pa.Table.from_batches(self._waiting)
         if self._writer is None:
             directory = Path(self._target.directory)
             directory.mkdir(parents=True, exist_ok=True)
             self.name = f"part-{uuid.uuid4().hex}.parquet"
             self._writer = pq.ParquetWriter(directory / self.name, rows.schema, store_schema=False)
             self._writer.add_key_value_metadata(dict(self._target.metadata))
-        self._writer.write_batch(rows)
-        self.count += len(rows)
+        self._writer.write_table(rows)
+        self._waiting, self._waiting_bytes = [], 0
 
     def close(self) -> None:
         """Complete the file and sync it to disk."""
+        if self._waiting:
+            self._write_row_group()
         if self._writer is not None:
             self._writer.close()
             sync_file(Path(self._target.directory) / str(self.name))
