@@ -151,6 +151,11 @@ def test_status_of_a_run_that_has_ended(
     assert f"{run.root / 'elsewhere'} contains no ledger" in capsys.readouterr().err
 
 
+def test_the_state_directory_is_not_a_uri(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "status", str(run.file), "--state-dir", "s3a://bucket/state"]) == 2
+    assert "is a URI" in capsys.readouterr().err
+
+
 def test_state_of_another_pipeline_is_not_shown(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(run.state / "pipeline.json", {"pipeline": "another"})
     for command in ("status", "reconcile", "run"):

@@ -81,10 +81,18 @@ def state_of(name: str, given: Path | None) -> Path:
     """Return the state directory of the pipeline ``name``.
 
     Raises:
-        ConfigError: it belongs to another pipeline.
+        ConfigError: it belongs to another pipeline, or is a URI.
     """
+    from penstock.pipelines.spec.values import is_uri
     from penstock.pipelines.state_dir.layout import check_owner
 
+    if given is not None and is_uri(str(given)):
+        raise ConfigError(
+            f"--state-dir {str(given)!r} is a URI",
+            option="state-dir",
+            why="checkpoints and the ledger are written with the operations of a local or mounted file system",
+            do="set a directory that all executors share, for example of NFS",
+        )
     state = (given if given is not None else Path("penstock-pipelines") / name).resolve()
     check_owner(state, name)
     return state

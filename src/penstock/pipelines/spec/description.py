@@ -260,7 +260,8 @@ def _table(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.table is not None
     merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
     maintained = "" if sink.table.maintenance is None else f", maintained every {sink.table.maintenance.every}"
-    return f"{sink.table.format} {sink.table.path}{merged}{maintained}"
+    by_jars = ", written by Spark with Delta's jars" if sink.table.is_remote else ""
+    return f"{sink.table.format} {sink.table.path}{merged}{maintained}{by_jars}"
 
 
 def _keys(pipeline: Pipeline, sink: Sink) -> str:

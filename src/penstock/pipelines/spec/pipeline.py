@@ -7,14 +7,14 @@ writes. ``loader.load`` checks that the references of a ``Pipeline`` are valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
 from penstock.pipelines.spec.steps import Expectation, Step, Window
-from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, late_of, sink_letter
+from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, late_of, local_path, sink_letter
 
 __all__ = [
     "MAKES_DEAD_LETTERS",
@@ -44,7 +44,9 @@ class StateStore(Part):
 class DeadLetters(Part):
     """The Parquet table of records that could not be processed: reason, coordinates, headers, original bytes."""
 
-    path: str = Field(min_length=1, description="directory of the table")
+    path: Annotated[str, AfterValidator(local_path)] = Field(
+        min_length=1, description="local directory of the table, not a URI"
+    )
 
 
 class Pipeline(Part):

@@ -33,7 +33,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from penstock.pipelines.spec.sources import Options, named_options
-from penstock.pipelines.spec.values import BrokerUrl, Duration, Expression, KeyTemplate, Name, Part, Stream, duration_ms
+from penstock.pipelines.spec.values import (
+    BrokerUrl,
+    Duration,
+    Expression,
+    KeyTemplate,
+    Name,
+    Part,
+    Stream,
+    duration_ms,
+    is_uri,
+)
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 
 __all__ = [
@@ -122,7 +132,7 @@ class TableSink(Part):
     @property
     def is_remote(self) -> bool:
         """True if the path is a URI; only Spark can access its file system."""
-        return "://" in self.path or self.path.startswith("file:")
+        return is_uri(self.path)
 
     @model_validator(mode="before")
     @classmethod
@@ -138,6 +148,8 @@ class TableSink(Part):
             raise ValueError(
                 f"expected `format: {stored}`, which the table {self.path!r} has, or the path of a new table"
             )
+        if self.is_remote and self.format != "delta":
+            raise ValueError("expected `format: delta` for a table at a URI, or a local path")
         if self.mode == "merge" and self.format != "delta":
             raise ValueError("expected `format: delta` with `mode: merge`")
         if (self.mode == "merge") != bool(self.keys):

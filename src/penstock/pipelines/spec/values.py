@@ -35,8 +35,10 @@ __all__ = [
     "TemplatePart",
     "directory",
     "duration_ms",
+    "is_uri",
     "late_of",
     "lease_key",
+    "local_path",
     "names_setting",
     "run_key",
     "sink_letter",
@@ -81,6 +83,25 @@ def duration_ms(text: str) -> int:
     if match is None:
         raise ValueError(f"expected a duration such as '10 minutes' or '3 hours' (units: {', '.join(_UNITS_MS)})")
     return int(match["count"]) * _UNITS_MS[match["unit"]]
+
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|file:")
+
+
+def is_uri(path: str) -> bool:
+    """Return True if ``path`` is a URI, such as ``s3a://bucket/table``: only Spark can access its file system."""
+    return _URI.match(path) is not None
+
+
+def local_path(path: str) -> str:
+    """Return ``path``, which must be a local path.
+
+    Raises:
+        ValueError: it is a URI, for which Python would create a local directory of this name.
+    """
+    if is_uri(path):
+        raise ValueError("expected a local path or that of a mounted file system, not a URI")
+    return path
 
 
 def _broker_url(text: str) -> str:

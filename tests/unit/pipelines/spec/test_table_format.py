@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from penstock.pipelines.spec.pipeline import DeadLetters
 from penstock.pipelines.spec.sinks import TableSink, stored_format
 
 
@@ -35,3 +36,17 @@ def test_rows_of_a_parquet_table_are_not_merged(tmp_path: Path) -> None:
 def test_a_table_at_a_uri_is_a_delta_table() -> None:
     sink = TableSink(path="s3a://bucket/table")
     assert (sink.format, sink.is_remote) == ("delta", True)
+    with pytest.raises(ValidationError, match="expected `format: delta` for a table at a URI"):
+        TableSink(path="s3a://bucket/table", format="parquet")
+
+
+@pytest.mark.parametrize("path", ["s3a://bucket/dead", "file:/lake/dead", "file:dead", "hdfs:/dead"])
+def test_dead_letters_have_a_local_path(path: str) -> None:
+    """Python would create the directory `s3a:` in the working directory."""
+    with pytest.raises(ValidationError, match="expected a local path"):
+        DeadLetters(path=path)
+
+
+@pytest.mark.parametrize("path", ["lake/dead", "/lake/dead", "./a:b", "a:b/c", "C:/dead"])
+def test_other_paths_are_local(path: str) -> None:
+    assert DeadLetters(path=path).path == path
