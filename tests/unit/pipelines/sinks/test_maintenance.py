@@ -165,19 +165,20 @@ def test_a_table_is_maintained_when_it_is_due(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2_400)
-def test_a_day_of_a_commit_every_second_of_four_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """86,400 commits, with maintenance every ten minutes: files, log and the time to open the table do not grow."""
-    # A power loss is not part of this test, and half a million fsyncs would be most of its time.
+def test_a_day_of_commits_of_four_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit every ten seconds, maintenance every ten minutes: files and entries of the log do not grow."""
+    # A power loss is not part of this test, and a hundred thousand fsyncs would be most of its time.
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    found = rounds(tmp_path, 144, 600, 4, every_s=600)
+    found = rounds(tmp_path, 144, 60, 4, every_s=600)
     sys.stdout.write("hour  files  log entries  log bytes  open ms\n")
     for hour, each in enumerate(found[5::6], 1):
         sys.stdout.write(f"{hour:4} {each.files:6} {each.log_entries:12} {each.log_bytes:10} {each.open_ms:8.1f}\n")
     assert max(each.files for each in found) <= 2
     # From the third hour the log has the versions of the two hours before.
     assert max(each.log_entries for each in found[18:]) <= 1.1 * found[18].log_entries
-    assert max(each.log_bytes for each in found[18:]) <= 1.2 * found[18].log_bytes
-    assert DeltaTable(tmp_path).to_pyarrow_dataset().count_rows() == 86_400 * 4
+    # Each checkpoint has the files that were removed in the last week (delta.deletedFileRetentionDuration), so the
+    # bytes of the log grow with them.
+    assert DeltaTable(tmp_path).to_pyarrow_dataset().count_rows() == 8_640 * 4
 
 
 def test_one_process_maintains_a_table_at_a_time(tmp_path: Path) -> None:
