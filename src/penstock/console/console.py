@@ -144,7 +144,7 @@ class Console:
     def show_tube(self, master: TubeMaster, broker: TubeBroker) -> None:
         """Add the views of TubeMQ, which has started."""
         self._broker = broker
-        self._commits["tube"] = lambda: broker.commits.queue.expected_s
+        self._commits["tube"] = lambda: broker.commits.queue.longest_s
         self.tube = TubeViews(master, broker, self.pages, rate=self._topics.rate)
 
     async def refresh_metrics(self) -> None:

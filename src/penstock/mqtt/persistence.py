@@ -88,7 +88,7 @@ class Persistence(CommitClient[Batch]):
     @property
     def commit_s(self) -> float:
         """Longest duration of the last commits, in seconds."""
-        return self._queue.expected_s
+        return self._queue.longest_s
 
     def metric_values(self) -> dict[str, int]:
         """Values of the metrics: counters since the start, and current sizes."""

@@ -16,9 +16,9 @@ without waiters (write-behind): their commit begins some time later, or with the
 
 Inline or in the thread. Passing a commit to the thread and back costs as much as a small commit on a fast disk. So a
 commit runs in the loop if its client declares the batch small and the disk has been fast: the maximum duration of the
-last commits, reduced by a tenth with each later commit, is less than ``inline_s``. A disk that stalls blocks the loop
-once; later commits run in the thread until the disk has been fast for a while. The first commit runs in the thread,
-because the speed of the disk is not known yet.
+last commits, halved with each later commit, is less than ``inline_s``. A disk that stalls blocks the loop once; a disk
+that is slow for longer is waited for in the thread. The first commit runs in the thread, because the speed of the disk
+is not known yet.
 
 No space. If the disk is full, the commit remains the running one: none of it was synced, so ``write_commit`` gets the
 same batch again every second, in the thread, until it succeeds, and the next commit waits for it. At shutdown
@@ -58,7 +58,9 @@ _log = logging.getLogger("penstock.runtime")
 
 INLINE_S: Final = 0.002
 """Expected duration below which a small commit runs in the loop; passing it to the thread costs about a third of it."""
-_FADE: Final = 0.9
+_EXPECTED_FADE: Final = 0.5
+"""Single stalls of a fast disk are independent of each other, so a longer memory would not avoid the next one."""
+_LONGEST_FADE: Final = 0.9
 _RETRY_S = 1.0
 """Delay before a commit that found no disk space is retried. Not Final: tests shorten it in the compiled form too."""
 
@@ -138,7 +140,9 @@ class CommitQueue(Generic[Batch]):
         self.inline_s = INLINE_S
         """Small commits run in the loop if they are expected to take less than this many seconds."""
         self.expected_s = INLINE_S
-        """Maximum duration of the last commits in seconds, reduced with each later commit."""
+        """Expected duration of the next commit in seconds: that of the last ones, halved with each later commit."""
+        self.longest_s = 0.0
+        """Maximum duration of the last commits in seconds, reduced by a tenth with each later commit."""
         self.clock: Callable[[], float] = time.monotonic
         self._last_failure: StorageError | None = None
         """Error of the commit that ended last."""
@@ -375,7 +379,8 @@ class CommitQueue(Generic[Batch]):
 
     def _end_commit(self, batch: Batch, failure: StorageError | None, seconds: float) -> None:
         """Handle the result of the running commit: success, failure, or a wait for disk space."""
-        self.expected_s = max(seconds, self.expected_s * _FADE)
+        self.expected_s = max(seconds, self.expected_s * _EXPECTED_FADE)
+        self.longest_s = max(seconds, self.longest_s * _LONGEST_FADE)
         if failure is None:
             if self.stalled is not None:
                 _log.warning("%s: there is disk space again, commits continue", self.name)

@@ -199,7 +199,7 @@ class StateStoreService(Service):
     @property
     def commit_s(self) -> float:
         """Longest duration of the last commits, in seconds."""
-        return self._writer.queue.expected_s
+        return self._writer.queue.longest_s
 
     def records(self, pattern: bytes, after: bytes | None, limit: int) -> tuple[list[Record], bytes | None]:
         """Return at most ``limit`` records whose keys match ``pattern``, in the order of their keys.
