@@ -21,7 +21,7 @@ def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: Per
     kept, plain = bench.connect("kept", expiry=HOUR), bench.connect("plain")
     kept.subscribe(Subscription("kept/#", 2))
     plain.subscribe(Subscription("#", 2))
-    writer = bench.connect("writer")
+    writer = bench.connect("writer", request_problem_information=1)
     assert writer.send(Publish("plain/old", b"x", 1, retain=True, packet_id=1)).only() == PubAck(1)
     bench.broker.refuse_stored(WHY)
     plain.take()
@@ -34,6 +34,7 @@ def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: Per
         found = writer.send(publish).only()
         assert isinstance(found, PubAck | PubRec)
         assert (type(found), found.packet_id, found.reason_code) == (type(answer), answer.packet_id, 0x97)
+        assert found.properties.reason_string == WHY
     assert writer.send(Publish("plain/new", b"x", retain=True)).take() == []
     assert bench.broker.stats.refused_out_of_space == 4
     assert (plain.take(), kept.take(), bench.broker.retained.count) == ([], [], 1), "what is refused reaches nobody"
@@ -49,13 +50,14 @@ def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: Per
 
 
 def test_publishes_are_refused_even_after_accepted_ones(bench: PersistentBench) -> None:
-    kept, writer = bench.connect("kept", expiry=HOUR), bench.connect("writer")
+    kept, writer = bench.connect("kept", expiry=HOUR), bench.connect("writer", request_problem_information=1)
     kept.subscribe(Subscription("#", 1))
     for number in range(1, 6):
         assert writer.send(Publish("a", b"x", 1, packet_id=number)).only() == PubAck(number)
     bench.broker.refuse_stored(WHY)
     codes = writer.send(*(Publish("a", b"x", 1, packet_id=number) for number in range(6, 9))).take()
     assert [ack.reason_code for ack in codes if isinstance(ack, PubAck)] == [0x97] * 3
+    assert {ack.properties.reason_string for ack in codes if isinstance(ack, PubAck)} == {WHY}
 
 
 def test_messages_for_a_shared_subscription_with_a_persistent_member_are_stored(bench: PersistentBench) -> None:

@@ -74,14 +74,17 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
     journal = broker.journal
     awaited_changes = journal.awaited_changes
     taken = _NO_SERVICES
+    reason = ""
     if not code:
         if qos == 2 and _only_services(session, publish):
             taken = broker.services_for(publish)
         else:
             taken, code = broker.route(publish, session, now)
-            if broker.out_of_space and code == ReasonCode.QUOTA_EXCEEDED and qos and connection.version != 5:
-                connection.disconnect(code, now, broker.out_of_space)
-                return
+            if broker.out_of_space and code == ReasonCode.QUOTA_EXCEEDED and qos:
+                reason = broker.out_of_space
+                if connection.version != 5:
+                    connection.disconnect(code, now, reason)
+                    return
     if qos == 0:
         for service in taken:
             service.receive(_inbound(connection, session, publish, wall_ms))
@@ -90,7 +93,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         return
     gate = journal.number if journal.awaited_changes != awaited_changes else 0
     if taken or connection.unacknowledged:
-        _answer_later(connection, session, publish, taken, code, gate, wall_ms)
+        _answer_later(connection, session, publish, taken, code, gate, wall_ms, reason)
         return
     if qos == 2:
         _hold_identifier(connection, session, packet_id, code)
@@ -101,9 +104,9 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
     if gate:
         connection.gate = gate
     if qos == 1:
-        connection.puback(packet_id, code)
+        connection.puback(packet_id, code, reason)
     else:
-        connection.pubrec(packet_id, code)
+        connection.pubrec(packet_id, code, reason)
 
 
 def _answer_later(
@@ -114,10 +117,13 @@ def _answer_later(
     code: i64,
     gate: int,
     wall_ms: i64,
+    reason: str,
 ) -> None:
     """Acknowledge the message after all services have settled it and earlier messages are acknowledged."""
     answer = PendingAck(connection, session, publish, wall_ms, code, len(taken))
     answer.gate = gate
+    if reason:
+        answer.reason_string = reason
     if publish.qos == 2:
         session.incoming[publish.packet_id] = answer
         if session.journal is not None and taken:
