@@ -130,13 +130,18 @@ async def test_clock_steps(tmp_path: Path, rounds: int, request: pytest.FixtureR
 
 
 async def lose_power(directory: Path, history: Path, rounds: int, *, obeys_sync: bool) -> tuple[Recorder, int]:
-    """Record a history over losses of power; how many sectors were lost besides."""
+    """Record a history over losses of power; how many sectors were lost besides.
+
+    A loss between two commits loses no sector; further ones follow then, ten at most.
+    """
     machine, random, lost = Machine(directory), Random(rounds), 0
     with RunningNode(directory, program=machine.program) as node:
 
         async def fault(load: Load) -> None:
             nonlocal lost
-            for round_ in range(rounds):
+            for round_ in range(rounds + 10):
+                if round_ >= rounds and lost:
+                    break
                 await asyncio.to_thread(node.kill)
                 lost += machine.lose_power(random, CHANCES[round_ % len(CHANCES)], obeys_sync=obeys_sync)
                 await asyncio.to_thread(node.start)
