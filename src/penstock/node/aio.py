@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -73,7 +74,10 @@ def prepare(config: NodeConfig, now: datetime | None = None) -> AioFiles:
 def _prepare_token(files: AioFiles) -> None:
     if not files.token.exists():
         _write(files.token, secrets.token_urlsafe(48).encode())
-    digest = hashlib.sha256(files.token.read_bytes().strip()).hexdigest()
+    token = files.token.read_bytes().strip()
+    if not token:
+        raise ValueError(f"{files.token} is empty")
+    digest = hashlib.sha256(token).hexdigest()
     wanted = f"tokens:\n  - {{sha256: {digest}, user: {SERVICE_ACCOUNT}}}\n".encode()
     if not files.tokens.exists() or files.tokens.read_bytes() != wanted:
         _write(files.tokens, wanted)
@@ -83,9 +87,10 @@ def _authority(files: AioFiles, now: datetime) -> tuple[x509.Certificate, ec.Ell
     """Read the authority, or create it."""
     if files.authority.exists():
         found = serialization.load_pem_private_key(files.authority_key.read_bytes(), None)
-        if not isinstance(found, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{files.authority_key} has a key of another kind")
-        return x509.load_pem_x509_certificate(files.authority.read_bytes()), found
+        authority = x509.load_pem_x509_certificate(files.authority.read_bytes())
+        if not isinstance(found, ec.EllipticCurvePrivateKey) or found.public_key() != authority.public_key():
+            raise ValueError(f"{files.authority_key} is not the key of {files.authority}")
+        return authority, found
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("penstock aio")
     certificate = (
@@ -100,13 +105,19 @@ def _authority(files: AioFiles, now: datetime) -> tuple[x509.Certificate, ec.Ell
 
 
 def _is_current(files: AioFiles, authority: x509.Certificate, names: Sequence[str], now: datetime) -> bool:
-    """Whether the server certificate is of this authority, for these names, and does not expire soon."""
+    """Whether the server certificate is of this authority and its key, for these names, and does not expire soon."""
     if not (files.certificate.exists() and files.key.exists()):
         return False
     found = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    try:
+        found.verify_directly_issued_by(authority)  # their names do not differ
+    except (InvalidSignature, ValueError):
+        return False
     alternative = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return (
-        found.issuer == authority.subject
+        # A crash between the two writes of `_issue` leaves a new key with the previous certificate.
+        found.public_key() == key.public_key()
         and alternative == _alternative(names)
         and found.not_valid_after_utc > now + timedelta(days=_RENEW_DAYS)
     )

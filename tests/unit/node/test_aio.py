@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.node.aio import prepare
@@ -96,6 +98,31 @@ def test_the_server_certificate_is_renewed_and_the_authority_stays() -> None:
     assert (files.authority.read_bytes(), files.token.read_bytes()) == (authority, token)
 
 
+def test_a_key_or_an_authority_that_does_not_fit_the_certificate_leads_to_a_new_certificate() -> None:
+    config = configured()
+    files = prepare(config, NOW)
+    first, key = files.certificate.read_bytes(), files.key.read_bytes()
+    files.key.write_bytes(_new_key())  # as after a crash between the writes of key and certificate
+    prepare(config, NOW)
+    ssl.create_default_context(cafile=files.authority).load_cert_chain(files.certificate, files.key)
+    second = files.certificate.read_bytes()
+    assert second != first
+    files.authority.unlink()  # another authority, with the same name
+    prepare(config, NOW)
+    assert files.certificate.read_bytes() != second
+    assert files.key.read_bytes() != key
+    found, authority = map(
+        x509.load_pem_x509_certificate, (files.certificate.read_bytes(), files.authority.read_bytes())
+    )
+    found.verify_directly_issued_by(authority)
+
+
+def _new_key() -> bytes:
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
 def test_a_token_that_was_replaced_is_the_one_that_counts() -> None:
     config = configured()
     files = prepare(config, NOW)
@@ -107,9 +134,17 @@ def test_a_token_that_was_replaced_is_the_one_that_counts() -> None:
 def test_damaged_files_and_a_directory_in_use() -> None:
     config = configured()
     files = prepare(config, NOW)
-    files.authority_key.write_text("nothing")
-    with pytest.raises(StorageError, match="files of the profile aio") as raised:
-        prepare(config, NOW)
-    assert str(files.directory) in (raised.value.do or "")
+    token = files.token.read_bytes()
+    for path, content, why in (
+        (files.authority_key, b"nothing", "PEM"),
+        (files.authority_key, _new_key(), "is not the key of"),
+        (files.token, b"\n", "is empty"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(StorageError, match="files of the profile aio") as raised:
+            prepare(config, NOW)
+        assert why in (raised.value.why or "")
+        assert str(files.directory) in (raised.value.do or "")
+    files.token.write_bytes(token)
     with DataDirectory(config.data_dir), pytest.raises(UnavailableError):
         prepare(config, NOW)
