@@ -11,6 +11,7 @@ conditions, are written to benchmarks/results/nightly/PART.md; a run in another 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -49,11 +50,22 @@ priority."""
 ENDING_S = 60.0
 """Seconds that an interrupted run has to close its fixtures."""
 
+LEAVING_S = 5.0
+"""Seconds after which a run is interrupted that has not ended by itself after an interrupt of this process."""
+
 Results = dict[str, dict[str, Any]]
 """Test id to outcome (passed, failed, skipped), seconds, message, commit."""
 
 _LINE = re.compile(r"(passed|failed|skipped) +([0-9.]+) s  (\S+)  (tests/.*?)(?:  to (tests/.*?))?(?:  (.*))?")
 """A line of a summary: outcome, seconds, commit, test, the last one if it is about several, message."""
+
+
+class InterruptedRun(KeyboardInterrupt):
+    """This process was interrupted while tests ran; ``results`` are those of the tests that had ended."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__()
+        self.results = results
 
 
 def commit(root: Path = ROOT) -> str:
@@ -110,6 +122,9 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
     """Run ``tests`` in one pytest process for at most ``seconds``; returns the results of the tests that ended.
 
     Tests of the part ``interpreted`` run on the interpreted core.
+
+    Raises:
+        InterruptedRun: this process was interrupted; pytest has ended.
     """
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
@@ -118,21 +133,42 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
         options = ["-o", "faulthandler_timeout=0", "-o", "junit_family=xunit1", f"--timeout={TEST_S}"]
         command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", *options, f"--junit-xml={report}", *tests]
         process = subprocess.Popen(command, cwd=root, env={**os.environ, **ENVIRONMENT.get(part, {})})
+        interrupt: KeyboardInterrupt | None = None
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(ENDING_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        return read_report(report, tests)
+            pass
+        except KeyboardInterrupt as error:
+            interrupt = error
+            # An interrupt of a terminal has reached pytest as well, and a second one would disturb its end.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVING_S)
+        finally:
+            _end(process)
+        results = read_report(report, tests)
+    if interrupt is not None:
+        raise InterruptedRun(results) from interrupt
+    return results
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt pytest, which then closes its fixtures and writes its report. No effect if it has ended."""
+    try:
+        process.send_signal(signal.SIGINT)
+        process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        process.kill()
+        process.wait()
 
 
 def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tuple[list[str], Results]:
-    """Continue ``part`` at its cursor, or without one at its summary; returns all its tests and their current
-    results."""
+    """Continue ``part`` at its cursor, or without one at its summary; returns all its tests and their current results.
+
+    Raises:
+        InterruptedRun: this process was interrupted; the cursor has the results.
+    """
     elsewhere = tuple(path for own, path in OWN.items() if own != part)
     tests = [test for test in collect(PARTS[part], root) if not test.startswith(elsewhere)]
     if cursor.exists():
@@ -148,10 +184,18 @@ def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tupl
     left = [test for test in tests if test not in results]
     if not left:
         results, left = {}, tests
+    interrupt: InterruptedRun | None = None
+    ended: Results = {}
     if left:
-        results |= {test: {**result, "commit": here} for test, result in run(part, left, seconds, root).items()}
+        try:
+            ended = run(part, left, seconds, root)
+        except InterruptedRun as error:
+            interrupt, ended = error, error.results
+    results |= {test: {**result, "commit": here} for test, result in ended.items()}
     cursor.parent.mkdir(parents=True, exist_ok=True)
     cursor.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    if interrupt is not None:
+        raise interrupt
     return tests, results
 
 
@@ -213,13 +257,18 @@ def main() -> int:
     options = parser.parse_args()
     # A shell starts background jobs with SIGINT ignored, and pytest would not be interrupted then.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise pytest would continue
     failed = False
     for part in options.parts or PARTS:
         cursor = ROOT / "build" / "nightly" / f"{part}.json"
         if options.again:
             cursor.unlink(missing_ok=True)
         started = time.monotonic()
-        tests, results = run_part(part, cursor, options.minutes * 60)
+        try:
+            tests, results = run_part(part, cursor, options.minutes * 60)
+        except KeyboardInterrupt:
+            print(f"interrupted; the next run continues with the results in {cursor}", file=sys.stderr)
+            return 130
         lines = summary(part, tests, results)
         print("\n".join(lines), f"this run: {time.monotonic() - started:.0f} s", sep="\n", flush=True)
         target = ROOT / SUMMARIES / f"{part}.md"

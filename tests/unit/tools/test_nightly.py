@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +74,64 @@ def test_an_interrupted_part_continues_with_the_test_that_was_interrupted(root: 
     # A part that is complete begins again.
     _, results = nightly.run_part("slow", cursor, 60.0, root)
     assert len(results) == 5
+
+
+def test_an_interrupt_of_the_tool_ends_pytest_and_keeps_the_results(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "tests" / "slow" / "test_slow.py").write_text(WAITS, encoding="utf-8")
+    monkeypatch.setattr(nightly, "LEAVING_S", 0.0)
+    begun = root / "pid"
+
+    def interrupt() -> None:
+        until = time.monotonic() + 50
+        while not begun.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        if begun.exists():
+            os.kill(os.getpid(), signal.SIGINT)  # this process alone
+
+    thread = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread.start()
+    try:
+        with pytest.raises(nightly.InterruptedRun):
+            nightly.run_part("slow", root / "cursor.json", 60.0, root)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
+    assert (root / "closed").exists(), "the fixtures were closed"
+    results = json.loads((root / "cursor.json").read_text())
+    assert {test.partition("::")[2]: result["outcome"] for test, result in results.items()} == {"test_ends": "passed"}
+
+
+WAITS = """\
+import os
+import pathlib
+import time
+
+import pytest
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.fixture
+def opened():
+    yield
+    pathlib.Path("closed").touch()
+
+
+def test_ends():
+    assert True
+
+
+def test_waits(opened):
+    pathlib.Path("new").write_text(str(os.getpid()))
+    pathlib.Path("new").rename("pid")
+    time.sleep(60)
+    raise AssertionError("it was not interrupted")
+"""
 
 
 def _written(root: Path, lines: list[str]) -> Path:
