@@ -25,7 +25,10 @@ app = Commands("Show and change the log levels of a running node.")
 )
 @connects_to_node
 def level(
-    part: Annotated[str | None, typer.Argument(help="Part of the log, as in its lines; all: every part.")] = None,
+    part: Annotated[
+        str | None,
+        typer.Argument(help="Part of the log, as in its lines; all: the parts without a level of their own."),
+    ] = None,
     value: Annotated[
         str | None,
         typer.Argument(

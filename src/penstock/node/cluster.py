@@ -760,7 +760,9 @@ class ClusterMembership:
 
     def _handover_requested(self) -> bool:
         assert self._leadership is not None
+        assert self._watch is not None
         answer = self._client.once("KV/Range", pb.RangeRequest(key=_handover_key(self.prefix)), pb.RangeResponse)
+        self._watch.follow_endpoint()
         return bool(answer.kvs) and answer.kvs[0].value == str(self._leadership.term).encode()
 
     def masters(self) -> list[MasterPeer]:

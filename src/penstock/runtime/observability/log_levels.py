@@ -18,7 +18,7 @@ def levels() -> dict[str, str]:
     """Return the effective level of each part that can log, and of `ALL_PARTS`."""
     parts = sorted(
         name
-        for name, logger in logging.root.manager.loggerDict.items()
+        for name, logger in list(logging.root.manager.loggerDict.items())  # other threads may add loggers
         if name.startswith(f"{_ROOT}.") and isinstance(logger, logging.Logger)
     )
     found = {ALL_PARTS: logging.getLogger(_ROOT)} | {
