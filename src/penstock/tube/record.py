@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.tube.codec import message
 
-__all__ = ["FIELDS", "HEADER_PREFIX", "Field", "Record", "decode_msg_type", "encode_msg_type"]
+__all__ = ["FIELDS", "HEADER_PREFIX", "Field", "Record", "decode_msg_type", "encode_msg_type", "utf8"]
 
 HEADER_PREFIX = "u."
 
@@ -45,19 +45,46 @@ FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Record:
     """A record. ``headers`` keep order and duplicates; a decoded value is ``str``, or ``bytes`` if it is not UTF-8."""
 
     value: bytes
-    key: bytes | None = None
-    headers: list[tuple[str, str | bytes]] = field(default_factory=list)
-    topic: str | None = None
-    event_time_ms: int | None = None
-    id: str | None = None
-    msg_type: str | None = None
-    content_type: str | None = None
-    msg_time: str | None = None
+    key: bytes | None
+    headers: list[tuple[str, str | bytes]]
+    topic: str | None
+    event_time_ms: int | None
+    id: str | None
+    msg_type: str | None
+    content_type: str | None
+    msg_time: str | None
+
+    def __init__(
+        self,
+        value: bytes | str,
+        key: bytes | str | None = None,
+        headers: list[tuple[str, str | bytes]] | None = None,
+        topic: str | None = None,
+        event_time_ms: int | None = None,
+        id: str | None = None,  # noqa: A002 - the name of the field
+        msg_type: str | None = None,
+        content_type: str | None = None,
+        msg_time: str | None = None,
+    ) -> None:
+        """Text of ``value`` and ``key`` is stored as UTF-8.
+
+        Raises:
+            LocalProtocolError: it is not Unicode (a lone surrogate).
+        """
+        self.value = utf8(value) if isinstance(value, str) else value
+        self.key = utf8(key) if isinstance(key, str) else key
+        self.headers = [] if headers is None else headers
+        self.topic = topic
+        self.event_time_ms = event_time_ms
+        self.id = id
+        self.msg_type = msg_type
+        self.content_type = content_type
+        self.msg_time = msg_time
 
     @classmethod
     def from_mqtt(
@@ -183,6 +210,14 @@ class Record:
                 setattr(self, attribute, taken)
                 return
         self.headers.append((name, raw))
+
+
+def utf8(text: str) -> bytes:
+    """Encode the text of a value or key. Raises LocalProtocolError if it is not Unicode."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError("tube: the text of a record or key is not Unicode", why=str(error)) from None
 
 
 _NAMES = {row.attribute: row.name for row in FIELDS if row.name != "headers"}

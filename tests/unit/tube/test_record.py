@@ -75,6 +75,15 @@ def test_value_alone_has_no_attributes() -> None:
     assert Record.decode(b"v", 0) == Record(b"v")
 
 
+def test_text_of_value_and_key_is_utf_8() -> None:
+    record = Record("21 °C", key="sensor-ä")
+    assert record == Record("21 °C".encode(), "sensor-ä".encode())
+    assert Record.decode(*record.encode()[:2]) == record
+    for value, key in (("\ud800", None), ("x", "\ud800")):
+        with pytest.raises(LocalProtocolError, match="not Unicode"):
+            Record(value, key)
+
+
 def test_from_mqtt() -> None:
     properties = [("id", "m-1"), ("a", "1"), ("a", "2"), ("event-time", "1700000000000"), ("id", "again")]
     record = Record.from_mqtt("plant/line/flow", b"1", default_id="c-1", user_properties=properties)

@@ -32,7 +32,7 @@ from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.client.producer_state import AVOID_MS, UNTIL_RESTORED, PartitionQueue, Routes, SendEncoder
 from penstock.tube.engine.client.request_session import Outcome
-from penstock.tube.record import Record
+from penstock.tube.record import Record, utf8
 
 __all__ = ["PendingRecord", "SendOutcome", "SendResult", "Sender", "SenderSettings"]
 
@@ -76,11 +76,8 @@ class PendingRecord:
     ) -> None:
         self.msg_type: str | None = None
         self.msg_time: str | None = None
-        try:
-            record = record.encode() if isinstance(record, str) else record
-            key = key.encode() if isinstance(key, str) else key
-        except UnicodeEncodeError as error:
-            raise LocalProtocolError("tube: the text of a record or key is not Unicode", why=str(error)) from None
+        record = utf8(record) if isinstance(record, str) else record
+        key = utf8(key) if isinstance(key, str) else key
         if isinstance(record, bytes):
             self.data, self.flag, self.size = record, 0, len(record)
         elif isinstance(record, Record):
