@@ -45,6 +45,7 @@ class ProducerOptions(TypedDict, total=False):
     request_timeout_s: float
     delivery_timeout_s: float
     topic_timeout_s: float
+    await_topic: bool
     heartbeat_s: float
     retry_s: float
     idle_s: float

@@ -62,6 +62,9 @@ class Producer:
     it responds: records without key and partition go to other brokers. Records with a key or a partition wait for their
     broker; records that were already sent to it wait for ``request_timeout_s``.
 
+    ``await_topic``: wait up to ``topic_timeout_s`` also for a topic that does not exist. Apache's master does not tell
+    whether it exists, so it is always waited for there.
+
     ``idempotent``: no duplicates after a retry; requires penstock's brokers, others refuse. ``reorder``: send failed
     messages again even after later ones are stored. ``connections``: pool shared with other clients; default: a
     separate pool.
@@ -83,6 +86,7 @@ class Producer:
         request_timeout_s: float = 10.0,
         delivery_timeout_s: float = 30.0,
         topic_timeout_s: float = 10.0,
+        await_topic: bool = False,
         heartbeat_s: float = 5.0,
         retry_s: float = 0.2,
         idle_s: float = 600.0,
@@ -135,7 +139,8 @@ class Producer:
         self._sender: Sender | None = None
         self._session = ProducerSession(
             parse_masters(masters), tls, self._routes, request_timeout_s=request_timeout_s,
-            topic_timeout_s=topic_timeout_s, heartbeat_s=heartbeat_s, heard=self._connect_ahead, settled=self._settled,
+            topic_timeout_s=topic_timeout_s, await_topic=await_topic, heartbeat_s=heartbeat_s,
+            heard=self._connect_ahead, settled=self._settled,
         )  # fmt: skip
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
@@ -235,7 +240,7 @@ class Producer:
         The first send does the same; this method reports an unknown topic earlier.
 
         Raises:
-            RefusedError: the master announces no partition of a topic within ``topic_timeout_s``.
+            RefusedError: a topic does not exist, or the master announces no partition of it within ``topic_timeout_s``.
             LocalProtocolError: a name is not valid, or the producer is not running.
         """
         self._running()

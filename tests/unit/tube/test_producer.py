@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,21 @@ async def test_invalid_records_are_refused(tmp_path: Path) -> None:
         with pytest.raises(RefusedError, match="topic 'unknown' does not exist") as caught:
             await producer.send("unknown", b"x")
         assert (caught.value.code, "topic create unknown" in str(caught.value.do)) == (444, True)
+
+
+async def test_a_topic_that_does_not_exist_is_an_error_at_once_or_waited_for(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        async with Producer(running.masters, topic_timeout_s=math.inf) as producer, asyncio.timeout(60):
+            for _ in range(2):
+                with pytest.raises(RefusedError, match="topic 'later' does not exist"):
+                    await producer.send("later", b"x")
+        async with Producer(running.masters, topic_timeout_s=math.inf, await_topic=True) as waiting:
+            sent = asyncio.create_task(waiting.send("later", b"x"))
+            await until(lambda: "later" in waiting.topics)
+            assert running.master is not None
+            await running.master.create_topic("later", ready_s=10)
+            assert (await sent).append_offset == 0
+            assert (await waiting.send("later", b"y")).append_offset > 0
 
 
 async def test_no_message_is_lost_when_broker_and_master_restart(tmp_path: Path) -> None:

@@ -153,7 +153,14 @@ def produce(
     show = _print_place if as_json else None
     count = run_client(
         _produce(
-            partial(Producer, tube.tube_master, idempotent=idempotent, topic_timeout_s=timeout_s, **client),
+            partial(
+                Producer,
+                tube.tube_master,
+                idempotent=idempotent,
+                topic_timeout_s=timeout_s,
+                await_topic=wait > 0,
+                **client,
+            ),
             topic,
             source,
             record,

@@ -86,7 +86,8 @@ class ProducerSession:
     """Session of a producer. ``heard(partitions)`` is called after each heartbeat with the partitions of all published
     topics.
 
-    ``settled(topic, error)`` is called with None when a topic has partitions, with an error after ``topic_timeout_s``.
+    ``settled(topic, error)`` is called with None when a topic has partitions, with an error after ``topic_timeout_s``,
+    or immediately if the master has no such topic (unless ``await_topic``).
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class ProducerSession:
         *,
         request_timeout_s: float,
         topic_timeout_s: float,
+        await_topic: bool,
         heartbeat_s: float,
         heard: Callable[[list[Partition]], None],
         settled: Callable[[str, PenstockError | None], None],
@@ -104,6 +106,7 @@ class ProducerSession:
         self._routes = routes
         self._request_timeout_s = request_timeout_s
         self._topic_timeout_s = topic_timeout_s
+        self._await_topic = await_topic
         self._heartbeat_s = heartbeat_s
         self._heard = heard
         self._settled = settled
@@ -215,6 +218,7 @@ class ProducerSession:
     async def _learn(self, topic: str) -> None:
         until = asyncio.get_running_loop().time() + self._topic_timeout_s
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
+        self._routes.unavailable.pop(topic, None)  # the reason of an earlier attempt
         while not self._routes.partitions(topic):
             failure: PenstockError | None = None
             try:
@@ -223,6 +227,8 @@ class ProducerSession:
                 failure = error
             if self._routes.partitions(topic):
                 return
+            if not self._await_topic and self._routes.unavailable.get(topic) == NO_SUCH_TOPIC:
+                raise self.unknown(topic)
             pause_s = backoff.failed()
             if asyncio.get_running_loop().time() + pause_s > until:
                 raise failure if failure is not None else self.unknown(topic)
