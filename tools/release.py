@@ -8,8 +8,9 @@ from an index on loopback, as a user does (``--only-binary``), and runs the quic
 Nothing is published: the last line is the command that does.
 
 A release is built from a clean checkout whose changelog has the version with a date. ``--draft`` builds without these
-conditions. ``--build`` is the kind of the platform's wheel: ``release`` (default) compiles with a profile, ``cached``
-uses the core that ``make core`` built, ``pure`` builds no wheel of the platform. Run it once on each platform.
+conditions. ``--build`` is the kind of the platform's wheel: ``release`` (default) compiles with a profile, ``compiled``
+without one, ``cached`` uses the core that ``make core`` built, ``pure`` builds no wheel of the platform. Run it once on
+each platform.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 SUMS = "SHA256SUMS"
 DISTRIBUTIONS = (".whl", ".tar.gz")
+START_S = 60.0
+"""Time in seconds in which the node of the installation must start."""
 VALIDATE = """
 import sys
 from pathlib import Path
@@ -136,7 +139,10 @@ def quick_start(python: Path, folder: Path) -> None:
     )
     try:
         assert node.stdout is not None
+        late = threading.Timer(START_S, node.kill)
+        late.start()
         line = node.stdout.readline()
+        late.cancel()
         if not line:
             log.seek(0)
             raise NotReadyError(f"the node of the installation did not start:\n{log.read()}")
