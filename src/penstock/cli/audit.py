@@ -20,7 +20,7 @@ __all__ = ["app"]
 _WIDE = ["time", "server", "method", "object", "user", "credential", "address", "result"]
 _WIDTHS = {"time": 20, "method": 20, "object": 16, "user": 10, "result": 6}
 """Columns of 80 in all, with gaps of two, and their widths."""
-_OBJECTS = ("topicName", "groupName", "topic", "group", "client_id", "filter", "key", "prefix", "pipeline")
+_OBJECTS = ("topicName", "groupName", "topic", "group", "client_id", "filter", "key", "prefix", "pipeline", "part")
 """Parameters that name what a request concerns."""
 
 app = Commands("Show the audit trail of a node or broker.")

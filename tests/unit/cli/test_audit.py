@@ -22,6 +22,7 @@ def test_the_object_and_the_reason_of_a_failure_are_shown(penstock: Command, tmp
         {"method": "create", "parameters": {"topicName": "line3"}, "result": False, "failed": ["it exists"]},
         {"method": "set", "parameters": {"groupName": "lake"}, "result": False, "errCode": 400, "errMsg": "no number"},
         {"method": "backup", "parameters": {}, "result": False, "errCode": 0, "errMsg": "OK"},
+        {"method": "set_log_level", "parameters": {"part": "mqtt", "level": "debug"}, "result": True},
     ]
     folder = tmp_path / "audit"
     folder.mkdir()
@@ -34,9 +35,10 @@ def test_the_object_and_the_reason_of_a_failure_are_shown(penstock: Command, tmp
         ["create", "line3"],
         ["set", "lake"],
         ["backup", "-"],
+        ["set_log_level", "mqtt"],
     ]
-    ends = ["127.0.0.1  ok", "failed: it exists", "failed: no number", "127.0.0.1  failed"]
-    assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [True] * 4
+    ends = ["127.0.0.1  ok", "failed: it exists", "failed: no number", "127.0.0.1  failed", "127.0.0.1  ok"]
+    assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [True] * 5
 
 
 def test_the_list_fits_in_80_columns(penstock: Command, tmp_path: Path) -> None:
