@@ -69,7 +69,8 @@ class KeyWatch:
                     if response.events:
                         self._changed()
             except grpc.RpcError as error:
-                why = error.details()
+                moves = error.code() is grpc.StatusCode.CANCELLED  # by follow_endpoint()
+                why = "it moves to the member that the client uses" if moves else error.details()
             except PenstockError as failure:
                 why = failure
             ended.set()

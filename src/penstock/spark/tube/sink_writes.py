@@ -123,7 +123,7 @@ def check_topic(options: SinkOptions, timeout_s: float) -> None:
 
     Raises:
         UnavailableError: no master responds.
-        RefusedError: the login was refused, or no master announced the topic within ``timeout_s``.
+        RefusedError: the login was refused, the topic does not exist, or it had no broker within ``timeout_s``.
         ConfigError: a file of the login is invalid.
     """
     asyncio.run(_check_topic(options, timeout_s))
