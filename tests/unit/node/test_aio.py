@@ -59,6 +59,18 @@ def test_settings_override_the_profile() -> None:
     assert config.mqtt.listeners["aio"].authentication == ["token"]
 
 
+def test_short_forms_of_addresses() -> None:
+    config = configured("mqtt: {bind: 127.0.0.1:1, listeners: {aio: 127.0.0.1:2}}\n")
+    assert [str(config.mqtt.bind), str(config.mqtt.listeners["aio"].bind)] == ["127.0.0.1:1", "127.0.0.1:2"]
+    assert config.mqtt.listeners["aio"].transport.encrypted
+
+
+@pytest.mark.parametrize("text", ["mqtt: [1]", "mqtt: {limits: 5}", "mqtt: {listeners: [aio]}", "security: mine"])
+def test_sections_of_a_wrong_type_are_not_replaced(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"penstock.yaml:2:"):
+        configured(f"{text}\n")
+
+
 def test_refused_settings() -> None:
     Path("penstock.yaml").write_text("profile: azure\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="profile"):

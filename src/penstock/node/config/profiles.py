@@ -46,10 +46,10 @@ def add_profile(document: Document) -> None:
         return
     data_dir = document.data.get("data_dir")
     files = AioFiles(Path(data_dir) if isinstance(data_dir, str) else Path(_DEFAULT_DATA_DIR))
-    mqtt = document.data.get("mqtt")
-    if isinstance(mqtt, str):  # the short form of `bind`
-        document.put(("mqtt", "bind"), mqtt, document.where(("mqtt",)))
     listener = ("mqtt", "listeners", AIO_LISTENER)
+    for section in (("mqtt",), listener):
+        if isinstance(address := _at(document.data, section), str):  # the short form of `bind`
+            document.put((*section, "bind"), address, document.where(section))
     wanted: dict[tuple[str, ...], Value] = {
         # Largest packet of the protocol, and the Keep Alive that clients ask for.
         ("mqtt", "limits", "max_packet_size"): 256 * 1024 * 1024,
@@ -65,7 +65,7 @@ def add_profile(document: Document) -> None:
         # A token file alone would make the default listener ask for tokens, which the commands do not have.
         wanted["mqtt", "authentication"] = ["anonymous"]
     for location, value in wanted.items():
-        if _at(document.data, location) is None:
+        if _is_missing(document.data, location):
             document.put(location, value, f"profile {Profile.AIO}")
 
 
@@ -76,3 +76,14 @@ def _at(data: Value, location: tuple[str, ...]) -> Value:
             return None
         data = data.get(key)
     return data
+
+
+def _is_missing(data: Value, location: tuple[str, ...]) -> bool:
+    """Whether nothing is at ``location``; False also if a section of it is not a mapping, which is then refused."""
+    for key in location:
+        if data is None:
+            return True
+        if not isinstance(data, dict):
+            return False
+        data = data.get(key)
+    return data is None
