@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal, InvalidOperation
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -196,12 +196,21 @@ def decode_json(payload: bytes) -> _Decoded:
         PayloadError: it is not.
     """
     try:
-        value = json_value(payload.decode(), parse_float=Decimal)
+        value = json_value(payload.decode(), parse_float=_fraction)
+    except PayloadError:
+        raise
     except ValueError as error:
         raise PayloadError(NOT_JSON, f"the payload is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise PayloadError(MISMATCH, "the payload is not a JSON object")
     return value
+
+
+def _fraction(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise PayloadError(RANGE, f"the exponent of {text} is too large") from None
 
 
 DECODERS: Mapping[str, Callable[[bytes, Headers], _Decoded]] = {
@@ -360,9 +369,13 @@ def _float(*, is_single: bool) -> _Converter:
     return convert
 
 
+_ALL_DIGITS = Context(prec=40)
+"""Has the digits of all types. The default context has 28, and rounds or refuses numbers with more."""
+
+
 def _decimal(precision: int, scale: int) -> _Converter:
     name = f"DECIMAL({precision}, {scale})"
-    limit = Decimal(10) ** (precision - scale)
+    unit = Decimal((0, (1,), -scale))
 
     def convert(value: object, path: str) -> object:
         if value is None:
@@ -370,9 +383,9 @@ def _decimal(precision: int, scale: int) -> _Converter:
         if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
             raise _mismatch(path, name)
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
-        if not number.is_finite() or abs(number) >= limit:
+        if not number.is_finite() or (number and number.adjusted() >= precision - scale):
             raise _out_of_range(path)
-        exact = round(number, scale)
+        exact = number.quantize(unit, context=_ALL_DIGITS)
         if exact != number:
             raise _mismatch(path, name)
         return exact

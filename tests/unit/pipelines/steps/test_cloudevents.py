@@ -147,13 +147,20 @@ def test_columns_of_a_batch_with_headers() -> None:
     decoder = PayloadDecoder("cloudevents", pa.schema(COLUMNS))
     exact = b'{"celsius": 1, "price": 123456789012345678.25}'
     payloads: Any = pa.array(
-        [exact, b'{"celsius": 1e400}', b'{"celsius": "1"}', None, json.dumps(EVENT | {"time": "noon"}).encode()],
+        [
+            exact,
+            b'{"celsius": 1e400}',
+            b'{"price": 1e9999999999999999999}',
+            b'{"celsius": "1"}',
+            None,
+            json.dumps(EVENT | {"time": "noon"}).encode(),
+        ],
         pa.binary(),
     )
     kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     # The first of two headers with one name counts.
     headers = [{"key": name, "value": value.encode()} for name, value in [*binary("CE_").items(), ("ce_id", "second")]]
-    given: Any = pa.array([headers, headers, headers, headers, None], kind)
+    given: Any = pa.array([*[headers] * 5, None], kind)
     found: Any = decoder(payloads, given)
     rows: list[dict[str, Any]] = found.to_pylist()
     assert rows[0]["value"] == {
@@ -166,6 +173,7 @@ def test_columns_of_a_batch_with_headers() -> None:
     assert [(row["code"], row["reason"]) for row in rows] == [
         (None, None),
         ("schema.range", "column 'celsius' is too large for its type"),
+        ("schema.range", "the exponent of 1e9999999999999999999 is too large"),
         ("schema.mismatch", "column 'celsius' is not DOUBLE"),
         (None, None),
         ("schema.mismatch", "column 'ce_time' is not TIMESTAMP"),
