@@ -309,7 +309,7 @@ class _RedrivenRecord(NamedTuple):
         times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
         kept = [(name, value) for name, value in letter.headers if name not in _REDRIVE_HEADERS]
         marks = [(REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
-        parts = [place.part for place in self.places if place.part is not None]
+        parts = [part for place in self.places for part in _parts_to_make(letter, place.part)]
         return [*kept, *marks, *([(REDRIVE_PARTS, ",".join(parts).encode())] if parts else [])]
 
     def as_record(self) -> Record:
@@ -320,6 +320,16 @@ class _RedrivenRecord(NamedTuple):
 
 
 _REDRIVE_HEADERS = frozenset({REDRIVE, REDRIVE_STEP, REDRIVE_PARTS})
+
+
+def _parts_to_make(letter: DeadLetter, failed: str | None) -> list[str]:
+    """Return the parts of the record of ``letter`` to make if the part ``failed`` is redriven; empty for all.
+
+    If the record was redriven for parts inside ``failed`` (all are inside None), the others have been written.
+    """
+    wanted = next((value.decode(errors="replace") for name, value in letter.headers if name == REDRIVE_PARTS), "")
+    inside = [part for part in wanted.split(",") if part and (failed is None or part.startswith(f"{failed}."))]
+    return inside or ([] if failed is None else [failed])
 
 
 def _records(letters: Sequence[DeadLetter]) -> list[_RedrivenRecord]:

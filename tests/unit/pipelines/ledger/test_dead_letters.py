@@ -166,3 +166,26 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
     assert letter_states(dead).keys() == {first.place, second.place}
     assert purge(dead, [first]) == 1
     assert [each.part for each in letters(dead)] == [None, None, "2.0", "3"]
+
+
+@pytest.mark.parametrize(
+    ("before", "failed", "redriven"),
+    [
+        (b"1,2.0", None, b"1,2.0"),
+        (b"1,2.0", "2", b"2.0"),
+        (b"1,2.0", "2.0", b"2.0"),
+        (b"1,20.0", "2", b"2"),
+        (b"1", "1.3", b"1.3"),
+        (None, "2", b"2"),
+        (None, None, None),
+    ],
+)
+def test_a_part_that_fails_again_makes_no_other_rows(
+    tmp_path: Path, before: bytes | None, failed: str | None, redriven: bytes | None
+) -> None:
+    """Also if it fails before the explode step that makes it: the other parts have been written."""
+    run = RecordedRun(tmp_path)
+    headers = [] if before is None else [{"key": REDRIVE_PARTS, "value": before}]
+    run.commit("dead", 2, [letter(7, headers=headers) | {"part": failed}])
+    (sent,) = _records([list(letters(tmp_path / "dead"))[-1]])
+    assert dict(sent.headers).get(REDRIVE_PARTS) == redriven
