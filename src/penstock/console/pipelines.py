@@ -104,7 +104,9 @@ class PipelineViews:
             lag_s=max((sink.lag_s or 0.0 for sink in lags), default=None) if holds else None,
             read=sum(sink.read for sink in sinks),
             out=sum(sink.out for sink in sinks),
-            dead=sum(sink.dead for sink in sinks),
+            # Each sink counts a record that a shared step rejected, but only one writes its dead letter. Without a
+            # table for them, and in runs of earlier versions, no sink has written any.
+            dead=sum(sink.letters for sink in sinks) or sum(sink.dead for sink in sinks),
             restarts=sum(sink.restarts for sink in sinks),
             managed=name in self._managed(),
         )
@@ -142,6 +144,7 @@ def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
         read=count("read") or 0,
         out=count("out") or 0,
         dead=count("dead") or 0,
+        letters=count("letters") or 0,
         filtered=count("filtered") or 0,
         duplicates=count("duplicates") or 0,
         exploded=count("exploded") or 0,

@@ -450,7 +450,8 @@ class PipelineSnapshot:
 
     ``state``: ``running``, ``stopped``, ``failed``, ``lost`` (its lease has expired, but it did not report its end), or
     ``never run``. ``why``: the error that ended it. Lags are those of the sink that is farthest behind, None unless it
-    runs. ``managed``: its dead letters are in the configuration of this node.
+    runs. ``dead``: dead letters that were written; records of each sink if none were. ``managed``: its dead letters are
+    in the configuration of this node.
     """
 
     pipeline: str
@@ -476,6 +477,7 @@ class PipelineSnapshot:
 class PipelineSink:
     """A sink of a pipeline. ``behind_s``: of the watermark behind the clock; ``state_*``: for dedupes and windows.
 
+    ``dead``: records that a step or the sink could not process; ``letters``: dead letters that the sink's query wrote.
     ``failing_s``: since the first failure after the last finished batch, 0 without one.
     """
 
@@ -485,6 +487,7 @@ class PipelineSink:
     read: int
     out: int
     dead: int
+    letters: int
     filtered: int
     duplicates: int
     exploded: int

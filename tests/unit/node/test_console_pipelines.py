@@ -20,11 +20,11 @@ from tests.unit.node.test_http_access import running
 from tests.unit.node.test_node import config
 
 TABLE = SinkProgress(
-    batches=7, read=900, out=880, dead=15, filtered=5, batch=6, rows_per_s=120.5, batch_s=0.4, lag_records=30,
-    lag_s=2.5, state_rows=10, state_bytes=4096, state_disk_bytes=512, behind_s=12.0, failing_s=3.5,
+    batches=7, read=900, out=880, dead=15, letters=15, filtered=5, batch=6, rows_per_s=120.5, batch_s=0.4,
+    lag_records=30, lag_s=2.5, state_rows=10, state_bytes=4096, state_disk_bytes=512, behind_s=12.0, failing_s=3.5,
 )  # fmt: skip
 ALARMS = SinkProgress(
-    batches=7, read=900, out=3, dead=1, duplicates=2, late=4, rows_per_s=20.0, lag_records=200, lag_s=9.0
+    batches=7, read=900, out=3, dead=14, letters=1, duplicates=2, late=4, rows_per_s=20.0, lag_records=200, lag_s=9.0
 )
 
 
@@ -70,6 +70,14 @@ async def test_pipelines_show_what_their_runs_report(tmp_path: Path) -> None:
             }
         assert (await api.send("/pipelines/none"))[0] == 404
         assert (await Api(ready, "").send("/pipelines"))[0] == 401
+
+
+async def test_dead_records_count_for_each_sink_if_the_run_does_not_report_letters(tmp_path: Path) -> None:
+    sinks = {name: {"dead": 2} for name in ("table", "alarms")}
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        await store.set(run_key("earlier"), record("r1", progress={"sinks": sinks}).encode())
+        found = (await Api(ready).get("/pipelines/earlier"))["pipeline"]
+    assert found["dead"] == 4
 
 
 def test_every_field_of_a_sink_is_shown() -> None:

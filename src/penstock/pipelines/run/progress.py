@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import CollectorRegistry
 
-from penstock.pipelines.ledger.ledger import Counts, LedgerEntry
+from penstock.pipelines.ledger.ledger import LedgerEntry, QueryCounts
 from penstock.pipelines.run.lease import RunRecord
 from penstock.pipelines.sources.readers import Lag, SourceMeter, planned
 from penstock.pipelines.state_dir.checkpoint import Offsets
@@ -45,7 +45,7 @@ RATE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkProgress(Counts):
+class SinkProgress(QueryCounts):
     """State of one sink's query. Counts are those of this run; None is an unknown value.
 
     ``lag_*``: all records that the query has not finished: ``waiting_*`` are not in a batch yet, ``in_batch_*`` are in
@@ -72,13 +72,14 @@ class SinkProgress(Counts):
     state_disk_bytes: int | None = None
 
 
-COUNTERS: Final = (*(f.name for f in fields(Counts) if f.name != "expectations"), "restarts")
+COUNTERS: Final = (*(f.name for f in fields(QueryCounts) if f.name != "expectations"), "restarts")
 
 MEANINGS: Final = {
     "batches": "Micro-batches that this run has completed.",
     "read": "Source records that these batches read; a record read on several paths counts once for each.",
     "out": "Rows, messages or, for windows in the state store, requests written to the sink.",
-    "dead": "Records that a step or the sink could not process.",
+    "dead": "Records that a step or the sink could not process; those of a shared step count in each of its sinks.",
+    "letters": "Dead letters that the sink's query wrote; one query writes those of a shared step.",
     "filtered": "Records that a filter, a source or the sink's condition excluded.",
     "duplicates": "Duplicates that a dedupe dropped; 0 if they are unknown because of windows.",
     "late": "Events that were too late for the window.",
@@ -132,7 +133,7 @@ class Progress:
     """Sums over the batches of a run. ``now`` is the time of a monotonic clock in seconds."""
 
     def __init__(self, sinks: list[str]) -> None:
-        self._counts = dict.fromkeys(sinks, Counts())
+        self._counts = dict.fromkeys(sinks, QueryCounts())
         self._restarts = dict.fromkeys(sinks, 0)
         self._failing: dict[str, float] = {}
         self._last: dict[str, LedgerEntry] = {}
@@ -188,7 +189,7 @@ class Progress:
         waits = lag if began is None else waiting
         in_batch = None if lag is None or waits is None else max(lag.records - waits.records, 0)
         return SinkProgress(
-            **{each.name: getattr(self._counts[sink], each.name) for each in fields(Counts)},
+            **{each.name: getattr(self._counts[sink], each.name) for each in fields(QueryCounts)},
             restarts=self._restarts[sink],
             failing_s=round(now - self._failing[sink], 3) if sink in self._failing else 0.0,
             batch=None if entry is None else entry.batch,

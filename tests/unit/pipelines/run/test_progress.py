@@ -29,11 +29,13 @@ def test_before_the_first_batch_little_is_known() -> None:
 
 def test_sums_rates_and_the_age_of_the_watermark() -> None:
     progress = Progress(["rows"])
-    progress.finished(entry(7, 100, out=90, dead=10), 1.0, 0.5)
-    progress.finished(entry(8, 300, out=300, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0, 1.5)
+    progress.finished(entry(7, 100, out=90, dead=10, letters=6), 1.0, 0.5)
+    progress.finished(entry(8, 300, out=300, letters=0, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0, 1.5)
     progress.restarted("rows", 1.5)
     found = take(progress, 4.0)
     assert (found.batch, found.batches, found.read, found.out, found.dead, found.restarts) == (8, 2, 400, 390, 10, 1)
+    # Another sink has written the dead letters of the other records.
+    assert found.letters == 6
     assert found.rows_per_s == 200.0
     assert found.behind_s == 5.0
     # The first batch is more than ten seconds ago, then both are.
