@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError
 from penstock.pipelines.sinks.delta import is_delta_table
 from penstock.pipelines.sinks.maintenance import maintain, maintained_at
 from penstock.pipelines.spec.sinks import Maintenance, Sink
@@ -48,8 +47,11 @@ class MaintenanceSchedule:
     def close(self, timeout_s: float) -> None:
         """Stop after the current table; wait at most ``timeout_s``, after which the end of the process interrupts it.
 
-        An interrupted maintenance leaves the table as it was, and files that the next one removes.
+        An interrupted maintenance leaves the table as it was, and files that the next one removes. Only the first call
+        waits.
         """
+        if self._closing.is_set():
+            return
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -62,29 +64,30 @@ class MaintenanceSchedule:
     def run_due(self, now: float) -> None:
         """Maintain the tables that are due at ``now`` (seconds since 1970); those that do not exist yet are not."""
         for path, (sink, plan) in self._tables.items():
-            last = max(maintained_at(path), self._tried.get(path, 0.0))
-            if self._closing.is_set() or now < last + duration_ms(plan.every) / 1000:
-                continue
-            if is_delta_table(path):
+            if self._closing.is_set():
+                return
+            try:
+                last = max(maintained_at(path), self._tried.get(path, 0.0))
+                if now >= last + duration_ms(plan.every) / 1000 and is_delta_table(path):
+                    self._tried[path] = now
+                    self._maintain(sink, path, plan)
+            except Exception as error:  # noqa: BLE001 - it would end the thread, and with it all later maintenance
                 self._tried[path] = now
-                self._maintain(sink, path, plan)
+                self._report("warning", text=f"sink {sink!r}: its table was not maintained: {error}")
 
     def _maintain(self, sink: str, path: Path, plan: Maintenance) -> None:
         began = time.monotonic()
-        try:
-            found = maintain(
-                path,
-                retention_h=_hours(plan.retention),
-                target_bytes=plan.target_bytes,
-                log_retention_h=None if plan.log_retention is None else _hours(plan.log_retention),
-                in_use=True,
-            )
-        except (PenstockError, OSError) as error:
-            self._report("warning", text=f"sink {sink!r}: its table was not maintained: {error}")
-            return
+        found = maintain(
+            path,
+            retention_h=_hours(plan.retention),
+            target_bytes=plan.target_bytes,
+            log_retention_h=None if plan.log_retention is None else _hours(plan.log_retention),
+            in_use=True,
+        )
         fields: dict[str, Any] = found._asdict()
         self._report("maintenance", sink=sink, **fields, took_s=round(time.monotonic() - began, 3))
 
 
 def _hours(duration: str) -> int:
-    return duration_ms(duration) // _HOUR_MS
+    """Return the hours of ``duration``, rounded up: nothing is removed before the time that the file names."""
+    return -(-duration_ms(duration) // _HOUR_MS)

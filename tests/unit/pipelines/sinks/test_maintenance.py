@@ -18,9 +18,10 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.pipelines.run import maintenance as scheduling
 from penstock.pipelines.run.maintenance import MaintenanceSchedule
 from penstock.pipelines.sinks.delta import DeltaWriter, delta_files
-from penstock.pipelines.sinks.maintenance import maintain, maintained_at
+from penstock.pipelines.sinks.maintenance import TableMaintenance, maintain, maintained_at
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.spec.sinks import Maintenance, Sink, TableSink
 
@@ -161,6 +162,34 @@ def test_a_table_is_maintained_when_it_is_due(tmp_path: Path) -> None:
     ]
     assert "is being maintained by another process" in shown[1][3]
     assert numbers(tmp_path / "a") == [0, 1, 2, 3]
+
+
+def test_an_error_of_one_table_does_not_end_the_maintenance_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = []
+    for name in ("bad", "good"):
+        commit(DeltaWriter(tmp_path / name, "rows", "q"), 0)
+        plan = Maintenance(retention="90 minutes")
+        sinks.append(Sink(name=name, table=TableSink(path=str(tmp_path / name), maintenance=plan)))
+    retentions: list[int] = []
+
+    def maintain_or_fail(path: Path, *, retention_h: int, **_: object) -> TableMaintenance:
+        if path.name == "bad":
+            raise RuntimeError("an error that the library does not document")
+        retentions.append(retention_h)
+        return TableMaintenance(0, 0, 0)
+
+    monkeypatch.setattr(scheduling, "maintain", maintain_or_fail)
+    events: list[tuple[str, object]] = []
+    schedule = MaintenanceSchedule(sinks, lambda event, **fields: events.append((event, fields.get("text"))))
+    schedule.run_due(time.time())
+    text = "sink 'bad': its table was not maintained: an error that the library does not document"
+    assert events == [("warning", text), ("maintenance", None)]
+    # Not less than the retention of the file.
+    assert retentions == [2]
+    schedule.run_due(time.time())
+    assert [event for event, _ in events].count("warning") == 1
 
 
 @pytest.mark.nightly
