@@ -106,14 +106,14 @@ def _located(file: Path, state_dir: Path | None, into: Path | None, *, is_one_of
     """
     if not is_one_of_several:
         return run_of(file, state_dir, into)
+    from penstock.pipelines.spec.loader import load
     from penstock.pipelines.state_dir.replay import RunLocation
 
     if into is not None:
         raise ConfigError("--into needs a single pipeline", option="--into", do="name one file")
-    pipeline, _, lease = run_of(file, None, None)
-    return RunLocation(
-        pipeline, state_of(pipeline.name, None if state_dir is None else state_dir / pipeline.name), lease
-    )
+    pipeline = load(file)
+    state = state_of(pipeline.name, None if state_dir is None else state_dir / pipeline.name)
+    return RunLocation(pipeline, state, pipeline.name)
 
 
 def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:

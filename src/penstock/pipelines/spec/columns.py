@@ -488,7 +488,10 @@ def _explode_problems(given: Explode, columns: Columns, stream: str, where: Loca
         yield Problem((*where, "column"), given.column, f"expected an array column; {found.name!r} is {found.type}")
     others = columns.keys() - {given.column.lower()}
     for option, name in (("as", given.into), ("position", given.position)):
-        if name is not None and (name.lower() in others or (option, name) == ("position", given.element)):
+        if name is None:
+            continue
+        is_element = option == "position" and name.lower() == given.element.lower()
+        if is_element or name.lower() in others:
             yield Problem((*where, option), name, "expected the name of a new column")
 
 

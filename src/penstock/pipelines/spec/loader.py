@@ -305,7 +305,7 @@ def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
                 yield step, "expected one dedupe between the sources and a sink"
             deduped = step.dedupe.on
             if deduped == "arrival" and "explode" in before:
-                yield step, "expected it before the explode: it drops records, and a row of an explode is none"
+                yield step, "expected it before the explode: `on: arrival` compares records, not rows of them"
             if deduped == "event" and not windowed:
                 yield step, "expected a window after it, whose time it uses; `on: arrival` needs none"
         if step.window is not None and deduped == "arrival":

@@ -58,6 +58,7 @@ def test_columns_and_types_after_the_steps_are_known() -> None:
         ("as: reading", "as: place", r"explode.as': got 'place', expected the name of a new column"),
         ("position: nr", "position: AT", r"explode.position': got 'AT', expected the name of a new column"),
         ("position: nr", "position: reading", "expected the name of a new column"),
+        ("position: nr", "position: Reading", "expected the name of a new column"),
         ("position: nr", "position: _nr", "expected names of columns that do not start with '_'"),
         ("columns: [reading]", "columns: [tags]", "expected a struct column; 'tags' is ARRAY<STRING>"),
         ("columns: [reading]", "columns: [readings]", "expected a column of 'each'"),
