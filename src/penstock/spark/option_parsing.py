@@ -136,8 +136,11 @@ def _no_number(name: str) -> float:
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it contains {next(name for name in names if names.count(name) > 1)!r} twice")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"it contains {name!r} twice")
+            seen.add(name)
     return found
 
 

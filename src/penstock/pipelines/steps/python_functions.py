@@ -241,7 +241,8 @@ class CalledFunction:
         if isinstance(error, SyntaxError) and error.filename == self.file:
             lines.append(error.lineno)
         where = f"{self.file}, line {lines[-1]}" if lines else self.file
-        text = " ".join(str(error).split())
+        # A text with half of a surrogate pair, as JSON may have, cannot be a reason in Arrow.
+        text = " ".join(str(error).encode(errors="backslashreplace").decode().split())
         return _shortened(f"{where}: {type(error).__name__}" + (f": {text}" if text else ""))
 
 

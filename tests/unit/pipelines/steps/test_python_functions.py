@@ -75,6 +75,12 @@ def test_only_the_rows_on_which_it_fails_have_a_reason_with_the_line() -> None:
     assert [row["value"]["score"] for row in found if row and not row["reason"]] == [*range(9)] * 2
 
 
+def test_a_reason_is_unicode() -> None:
+    (row,) = called("def score(batch):\n    raise ValueError('half \\ud83d')\n", "a")
+    assert row is not None
+    assert row["reason"] == r"score.py, line 2: ValueError: half \ud83d"
+
+
 def test_a_value_of_another_type_fails_its_row() -> None:
     code = """\
 def score(batch):
