@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+import threading
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -118,6 +119,25 @@ def test_the_status_of_a_directory_has_all_its_pipelines(
     assert "c.yaml" in printed.err
     assert main(["pipeline", "status", str(place), "--into", "x"]) == 2
     assert "--into needs a single pipeline" in capsys.readouterr().err
+
+
+def test_the_leases_of_a_directory_are_asked_for_at_the_same_time(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(3)
+
+    def wait_for_others(*_: object) -> lease.LeaseHolder:
+        together.wait(60)
+        raise UnavailableError("nobody answers", applied=False)
+
+    monkeypatch.setattr(lease, "lease_holder", wait_for_others)
+    place = run.root / "plant"
+    place.mkdir()
+    for name in ("a", "b", "c"):
+        text = run.file.read_text().replace(f"name: {run.pipeline.name}", f"name: {name}", 1)
+        (place / f"{name}.yaml").write_text(text)
+    assert main(["pipeline", "status", str(place), "--state-dir", str(run.root / "states")]) == 0
+    assert capsys.readouterr().err.count("is unknown: nobody answers") == 3
 
 
 def test_status_is_watched_until_an_interrupt(

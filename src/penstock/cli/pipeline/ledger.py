@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +32,8 @@ app = Commands("List, correct, redrive, close and purge dead letters: records th
 
 _STORE_TIMEOUT_S = 2.0
 """Timeout in seconds of the request to the state store for the lease. It is short, because the ledger is local."""
+_REQUESTS = 16
+"""Maximum number of requests at a time."""
 _NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes", "state_disk_bytes")
 _SUMS = ("batches", "read", "exploded", "out", "dead", "filtered", "duplicates", "late")
 
@@ -79,7 +82,10 @@ def status(
             refused.append(error)
 
     def look() -> list[tuple[RunLocation, PipelineStatus]]:
-        return [(place, _status(place.pipeline, place.state, place.lease)) for place in located]
+        # At the same time, because each of them waits for the timeout if the state store does not respond.
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            found = pool.map(lambda place: _status(place.pipeline, place.state, place.lease), located)
+            return list(zip(located, found, strict=True))
 
     def show(found: list[tuple[RunLocation, PipelineStatus]]) -> None:
         if as_json:
