@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.sinks.delta import (
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TableMaintenance", "maintain", "maintained_at"]
 
+_ATTEMPTS = 5
+"""Maximum number of compactions: batches of a sink with `mode: merge` may replace rows of the same files meanwhile."""
 _SAFE_RETENTION_H = 168
 """Below this retention ``deltalake`` must be told that no reader or writer needs older files."""
 
@@ -105,7 +107,7 @@ def _maintain(path: Path, retention_h: int, target_bytes: int, log_retention_h: 
     with storage_errors(path):
         if log_retention_h is not None:
             _set_log_retention(table, log_retention_h)
-        metrics = table.optimize.compact(target_size=target_bytes, writer_properties=without_bounds_of_floats(table))
+        metrics = _compact(table, target_bytes)
         sync_versions(path, before, files=True)
         removed = table.vacuum(
             retention_h, dry_run=False, enforce_retention_duration=retention_h >= _SAFE_RETENTION_H, full=True
@@ -114,6 +116,21 @@ def _maintain(path: Path, retention_h: int, target_bytes: int, log_retention_h: 
         sync_versions(path, before)
         table.cleanup_metadata()
     return TableMaintenance(metrics["numFilesRemoved"], metrics["numFilesAdded"], len(removed))
+
+
+def _compact(table: DeltaTable, target_bytes: int) -> dict[str, Any]:
+    from deltalake.exceptions import CommitFailedError
+
+    def compact() -> dict[str, Any]:
+        return table.optimize.compact(target_size=target_bytes, writer_properties=without_bounds_of_floats(table))
+
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return compact()
+        except CommitFailedError:
+            # A merge has replaced rows of the files meanwhile.
+            table.update_incremental()
+    return compact()
 
 
 def _set_log_retention(table: DeltaTable, hours: int) -> None:

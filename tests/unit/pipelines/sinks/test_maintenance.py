@@ -20,7 +20,8 @@ from deltalake import DeltaTable
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.run import maintenance as scheduling
 from penstock.pipelines.run.maintenance import MaintenanceSchedule
-from penstock.pipelines.sinks.delta import DeltaWriter, delta_files
+from penstock.pipelines.sinks import maintenance as maintaining
+from penstock.pipelines.sinks.delta import DeltaWriter, delta_files, without_bounds_of_floats
 from penstock.pipelines.sinks.maintenance import TableMaintenance, maintain, maintained_at
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.spec.sinks import Maintenance, Sink, TableSink
@@ -223,6 +224,25 @@ def test_one_process_maintains_a_table_at_a_time(tmp_path: Path) -> None:
     maintain(tmp_path, retention_h=168, target_bytes=1 << 20)
     assert before == 0
     assert maintained_at(tmp_path) > 1
+
+
+def test_a_merge_during_the_compaction_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = DeltaWriter(tmp_path, "rows", "q", ["x"])
+    commit(writer, 0)
+    commit(writer, 3)
+    merged: list[int] = []
+
+    def merge_first(table: DeltaTable) -> Any:
+        if not merged:
+            merged.append(4)
+            commit(writer, 4)
+        return without_bounds_of_floats(table)
+
+    monkeypatch.setattr(maintaining, "without_bounds_of_floats", merge_first)
+    found = maintain(tmp_path, retention_h=168, target_bytes=1 << 20, in_use=True)
+    assert (merged, found.combined, found.written) == ([4], 2, 1)
+    # Batch 4 has replaced the row of batch 0, which has the same key.
+    assert numbers(tmp_path) == [3, 4]
 
 
 def test_maintenance_keeps_what_a_run_writes_at_the_moment(tmp_path: Path) -> None:
