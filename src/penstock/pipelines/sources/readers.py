@@ -452,9 +452,9 @@ def _without_replaced(
         & (sf.col("_source.broker") == partition.broker_id)
         & (sf.col("_source.partition") == partition.partition)
     )
-    whole = [offset for offset, copies in repeated.items() if any(part is None for _, part in copies)]
+    whole = {offset for offset, copies in repeated.items() if any(part is None for _, part in copies)}
     if whole:
-        is_repeated = is_here & sf.col("_source.offset").isin(whole)
+        is_repeated = is_here & sf.col("_source.offset").isin(*sorted(whole))
         # With another id, because a dedupe would mistake the copy for a duplicate of the record.
         replaced = sf.when(is_repeated, sf.concat("_id", sf.lit("/replaced"))).otherwise(sf.col("_id"))
         is_filtered = sf.coalesce("_filtered", sf.when(is_repeated, sf.col("_source.source")))
