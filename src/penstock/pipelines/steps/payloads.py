@@ -114,7 +114,7 @@ def decode_cloudevent(payload: bytes, headers: Headers) -> _Decoded:
         if not isinstance(attributes.get(name), str) or not attributes[name]:
             raise PayloadError(NOT_CLOUDEVENT, f"the CloudEvent has no attribute {name!r}")
     extensions = {
-        name: value if isinstance(value, str) else json.dumps(value, default=str)
+        name: str(value) if isinstance(value, str | Decimal) else json.dumps(value, default=str)
         for name, value in attributes.items()
         if name not in _NO_EXTENSION and value is not None
     }

@@ -75,8 +75,8 @@ def test_events_of_both_modes_have_the_same_columns(payload: object, headers: di
 
 
 def test_extensions_are_texts_and_other_properties_are_not_extensions() -> None:
-    found = decoded(EVENT | {"data": {}, "comexampleothervalue": 5, "traceparent": "00-a", "none": None})
-    assert found["ce_extensions"] == {"comexampleothervalue": "5", "traceparent": "00-a"}
+    found = decoded(EVENT | {"data": {}, "comexampleothervalue": 5, "ratio": 0.5, "traceparent": "00-a", "none": None})
+    assert found["ce_extensions"] == {"comexampleothervalue": "5", "ratio": "0.5", "traceparent": "00-a"}
     found = decoded(
         {}, **binary("", traceparent="00-a"), **{"mqtt.topic": "a", "Upper": "x", "content__type": "application/json"}
     )
