@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.ledger import dead_letters
@@ -18,6 +19,7 @@ from penstock.pipelines.ledger.reconcile import QueryReconciliation, reconcile, 
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
+from penstock.pipelines.steps.nested import REPLACED
 from penstock.tube.record import Record
 from tests.spark.pipelines import Setup
 from tests.spark.test_pipeline_steps import apply, no_lookup, rows, steps
@@ -85,6 +87,37 @@ def test_records_without_elements_may_be_dead_letters(spark: SparkSession) -> No
     found = apply(rows(spark, b'{"groups":[]}', b'{"groups":[{"g":"x"}]}'), made, no_lookup).orderBy("_id").collect()
     assert tuple(found[0]["_dead"])[:3] == ("groups", "explode.empty", "column 'groups' has no elements")
     assert (found[1]["_dead"], found[1]["groups"]["g"]) == (None, "x")
+
+
+def test_a_row_without_elements_is_neither_a_missing_part_nor_a_replaced_one(spark: SparkSession) -> None:
+    """Redriven and replayed records, whose elements 0 and 1 have no and two elements."""
+    value = b'{"groups":[{"g":"p","items":[]},{"g":"q","items":[{"n":1},{"n":2}]}]}'
+    made = steps(
+        PARSE,
+        {"name": "groups", "explode": {"column": "groups", "as": "group"}},
+        {"name": "outer", "flatten": {"prefix": False}},
+        {"name": "items", "explode": {"column": "items", "as": "item", "empty": "keep"}},
+    )
+
+    def result(wanted: str | None, replaced: str) -> list[tuple[str | None, str | None, str | None]]:
+        given = rows(spark, value).withColumns(
+            {
+                "_redrive": sf.struct(
+                    sf.lit(1).alias("number"), sf.lit("x").alias("step"), sf.lit(wanted).cast("string").alias("parts")
+                ),
+                "_replaced": sf.expr(f"CAST(array({replaced}) AS {REPLACED})"),
+            }
+        )
+        found = apply(given, made, no_lookup).orderBy("_part").collect()
+        return [(row["_part"], row["_filtered"], row["_dead"] and row["_dead"]["code"]) for row in found]
+
+    one = "named_struct('step', 's', 'part', '1.1')"
+    assert result(None, one) == [("0", None, None), ("1.0", None, None)]
+    assert result("0", "") == [("0", None, None)]
+    assert result("0.0", "") == [("0", None, "explode.no_part")]
+    # Redriven twice: the newest copy makes the row.
+    assert result("1.1", one) == [("1", "items", None)]
+    assert result("1", one) == [("1.0", None, None)]
 
 
 def test_columns_of_other_types_are_refused_when_the_query_is_built(spark: SparkSession) -> None:

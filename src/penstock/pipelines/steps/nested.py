@@ -21,7 +21,7 @@ from penstock.pipelines.rows import added_rows, alive, data_columns, internal_co
 from penstock.pipelines.spec.steps import Explode, Flatten
 from penstock.pipelines.steps.expressions import quoted, quoted_column, shortened
 
-__all__ = ["EMPTY", "NO_PART", "explode_step", "flatten_step"]
+__all__ = ["EMPTY", "NO_PART", "REPLACED", "explode_step", "flatten_step"]
 
 EMPTY, NO_PART = "explode.empty", "explode.no_part"
 
@@ -54,20 +54,22 @@ def explode_step(rows: DataFrame, name: str, given: Explode, after_dedupe: Colle
     )
     wanted = sf.split("_redrive.parts", ",")
     kept = sf.when(wanted.isNull(), entries).otherwise(sf.filter(entries, lambda each: _is_wanted(each, wanted)))
-    if "_replaced" in rows.columns:
-        kept = sf.filter(kept, lambda each: ~_is_replaced(each, after_dedupe))
     rows = rows.withColumn("_entries", sf.when(alive(), kept))
     count = sf.coalesce(sf.size("_entries"), sf.lit(0))
-    is_empty = alive() & (count <= 0)
+    # A row of an explode before that is wanted as a whole, since a step between them rejected it, may have no elements.
+    is_whole = sf.exists(wanted, lambda each: _contains(each, sf.col("_part"))) if part else sf.lit(False)
+    lacks_part = wanted.isNotNull() & ~sf.coalesce(is_whole, sf.lit(False))
     no_part = sf.format_string("the record has no element %s", "_redrive.parts")
-    rows = mark_dead(rows, name, [(NO_PART, sf.when(is_empty & wanted.isNotNull(), no_part))])
-    if "_replaced" in rows.columns:
-        rows = _filtered(rows, name, (count <= 0) & sf.col("_replaced").isNotNull())
+    rows = mark_dead(rows, name, [(NO_PART, sf.when((count <= 0) & lacks_part, no_part))])
     if given.empty == "dead_letter":
         reason = sf.lit(f"column {column!r} has no elements")
         rows = mark_dead(rows, name, [(EMPTY, sf.when(count <= 0, reason))])
     elif given.empty == "drop":
         rows = _filtered(rows, name, count <= 0)
+    if "_replaced" in rows.columns:
+        rest = sf.filter("_entries", lambda each: ~_is_replaced(each, after_dedupe))
+        rows = _filtered(rows.withColumn("_rest", rest), name, (count > 0) & (sf.size("_rest") == 0))
+        rows = rows.withColumn("_entries", sf.col("_rest")).drop("_rest")
     rows = rows.select(
         *(quoted_column(each) for each in rows.columns if each not in (column, "_entries", "_part", "_more")),
         *([sf.col("_part").alias("_outer")] if part else [sf.lit(None).cast("string").alias("_outer")]),
@@ -98,8 +100,8 @@ _TEMPORARY = ("_outer", "_outer_more", "_count", "_at", "_entry")
 
 def _is_wanted(entry: Column, wanted: Column) -> Column:
     """Return a condition: ``entry`` is one of the parts ``wanted``, contains one of them, or belongs to one of them."""
-    part = sf.concat(entry["part"], sf.lit("."))
-    return sf.exists(wanted, lambda each: part.startswith(_dotted(each)) | _dotted(each).startswith(part))
+    part = entry["part"]
+    return sf.exists(wanted, lambda each: _contains(each, part) | _contains(part, each))
 
 
 def _is_replaced(entry: Column, after_dedupe: Collection[str] | None) -> Column:
@@ -107,10 +109,9 @@ def _is_replaced(entry: Column, after_dedupe: Collection[str] | None) -> Column:
 
     A dedupe drops a copy whose dead letter is not of this query; without a dedupe every copy is read.
     """
-    part = sf.concat(entry["part"], sf.lit("."))
 
     def replaces(each: Column) -> Column:
-        covers = part.startswith(_dotted(each["part"]))
+        covers = _contains(each["part"], entry["part"])
         return covers if after_dedupe is None else covers & each["step"].isin(*after_dedupe)
 
     return sf.exists(sf.coalesce(sf.col("_replaced"), sf.expr(f"CAST(array() AS {REPLACED})")), replaces)
@@ -120,8 +121,9 @@ REPLACED = "ARRAY<STRUCT<step: STRING, part: STRING>>"
 """Type of the column ``_replaced``."""
 
 
-def _dotted(part: Column) -> Column:
-    return sf.concat(part, sf.lit("."))
+def _contains(part: Column, other: Column) -> Column:
+    """Return a condition: the part ``other`` is ``part``, or inside it."""
+    return sf.concat(other, sf.lit(".")).startswith(sf.concat(part, sf.lit(".")))
 
 
 def _filtered(rows: DataFrame, name: str, condition: Column) -> DataFrame:
