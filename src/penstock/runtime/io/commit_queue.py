@@ -59,7 +59,8 @@ _log = logging.getLogger("penstock.runtime")
 INLINE_S: Final = 0.002
 """Expected duration below which a small commit runs in the loop; passing it to the thread costs about a third of it."""
 _EXPECTED_FADE: Final = 0.5
-"""Single stalls of a fast disk are independent of each other, so a longer memory would not avoid the next one."""
+"""With a longer memory fewer of the slow commits, which come in groups, stop the loop, but the thread gets mostly fast
+commits (decision 34)."""
 _LONGEST_FADE: Final = 0.9
 _RETRY_S = 1.0
 """Delay before a commit that found no disk space is retried. Not Final: tests shorten it in the compiled form too."""
