@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
 import secrets
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -26,7 +24,7 @@ from penstock.errors import StorageError
 from penstock.node.config.node import NodeConfig
 from penstock.node.config.profiles import AIO_LISTENER, AioFiles
 from penstock.node.data_dir import DataDirectory
-from penstock.runtime.io.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles, replace_file
 
 __all__ = ["SERVICE_ACCOUNT", "prepare"]
 
@@ -60,7 +58,6 @@ def prepare(config: NodeConfig, now: datetime | None = None) -> AioFiles:
             authority, key = _authority(files, now)
             if not _is_current(files, authority, names, now):
                 _issue(files, authority, key, names, now)
-            DirectFiles().sync_dir(files.directory)
         except (OSError, ValueError) as error:
             raise StorageError(
                 f"the files of the profile aio in {files.directory} cannot be used",
@@ -73,14 +70,14 @@ def prepare(config: NodeConfig, now: datetime | None = None) -> AioFiles:
 
 def _prepare_token(files: AioFiles) -> None:
     if not files.token.exists():
-        _write(files.token, secrets.token_urlsafe(48).encode())
+        replace_file(files.token, secrets.token_urlsafe(48).encode(), mode=0o600)
     token = files.token.read_bytes().strip()
     if not token:
         raise ValueError(f"{files.token} is empty")
     digest = hashlib.sha256(token).hexdigest()
     wanted = f"tokens:\n  - {{sha256: {digest}, user: {SERVICE_ACCOUNT}}}\n".encode()
     if not files.tokens.exists() or files.tokens.read_bytes() != wanted:
-        _write(files.tokens, wanted)
+        replace_file(files.tokens, wanted, mode=0o600)
 
 
 def _authority(files: AioFiles, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -99,8 +96,8 @@ def _authority(files: AioFiles, now: datetime) -> tuple[x509.Certificate, ec.Ell
         .add_extension(_key_usage(key_cert_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    _write(files.authority_key, _pem(key))
-    _write(files.authority, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    replace_file(files.authority_key, _pem(key), mode=0o600)
+    replace_file(files.authority, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
     return certificate, key
 
 
@@ -140,8 +137,8 @@ def _issue(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    _write(files.key, _pem(key))
-    _write(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    replace_file(files.key, _pem(key), mode=0o600)
+    replace_file(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
 
 
 def _builder(
@@ -191,14 +188,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _write(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace the file at ``path``, durably; private content is never readable by other users."""
-    fresh = path.with_name(f"{path.name}.new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

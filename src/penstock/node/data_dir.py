@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
 from penstock.runtime.io.directory_lock import DirectoryLock, is_locked, unusable
-from penstock.runtime.io.files import DirectFiles
+from penstock.runtime.io.files import replace_file
 
 __all__ = ["ADDRESSES", "FORMAT", "DataDirectory", "running_node"]
 
@@ -174,15 +173,9 @@ class DataDirectory:
             )
 
     def _write_format(self, kept: list[str]) -> None:
-        new = self._format.with_name("format.json.new")
         content = {"format": FORMAT} | ({"environments": kept} if kept else {})
         try:
-            with new.open("w", encoding="utf-8") as file:
-                json.dump(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._format)
-            DirectFiles().sync_dir(self.path)
+            replace_file(self._format, json.dumps(content).encode(), mode=0o666)
         except OSError as error:
             raise unusable(self.path, error, _NAME) from error
 

@@ -26,6 +26,7 @@ __all__ = [
     "File",
     "Files",
     "free_space_text",
+    "replace_file",
 ]
 
 
@@ -267,6 +268,21 @@ def free_space_text(path: Path) -> str:
     except OSError as error:
         return f"its file system does not report its free space: {error.strerror}"
     return f"{found.f_bavail * found.f_frsize // 1024} KiB are free on its file system"
+
+
+def replace_file(path: Path, content: bytes, *, mode: int) -> None:
+    """Create or replace the file at ``path``; after a power loss it has the old or the new content.
+
+    The directory is synced, too. ``mode``: permissions of the file, reduced by the umask; it never has other ones.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    DirectFiles().sync_dir(path.parent)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

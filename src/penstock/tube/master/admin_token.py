@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
 from penstock.errors import StorageError
-from penstock.runtime.io.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles, replace_file
 
 __all__ = ["KNOWN_TOKENS", "load_or_create_token", "read_token"]
 
@@ -24,14 +23,7 @@ def load_or_create_token(path: Path) -> str:
     try:
         if not path.exists():
             DirectFiles().make_dir(path.parent)
-            fresh = path.with_name(f"{path.name}.new")
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(secrets.token_urlsafe(24) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-            DirectFiles().sync_dir(path.parent)
+            replace_file(path, f"{secrets.token_urlsafe(24)}\n".encode(), mode=0o600)
     except OSError as error:
         raise _unusable(path, error) from error
     return read_token(path)
