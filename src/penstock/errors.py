@@ -28,7 +28,13 @@ __all__ = [
     "RemoteProtocolError",
     "StorageError",
     "UnavailableError",
+    "shortened",
 ]
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """Return the beginning of a text for an error or a dead letter, with at most ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class PenstockError(Exception):

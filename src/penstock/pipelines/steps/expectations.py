@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 
+from penstock.errors import shortened
 from penstock.pipelines.rows import alive, mark_dead
 from penstock.pipelines.spec.pipeline import SinkPlan
 from penstock.pipelines.spec.steps import Expectation
-from penstock.pipelines.steps.expressions import add_conditions, shortened
+from penstock.pipelines.steps.expressions import add_conditions
 
 __all__ = ["CHECKS", "VIOLATED", "check_counts", "checks_of", "expect_step"]
 

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, shortened
 from penstock.pipelines.catalyst import Catalyst, analyzed, class_name, root_and_child, scala_items
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Map
@@ -33,7 +33,6 @@ __all__ = [
     "packed_columns",
     "quoted",
     "quoted_column",
-    "shortened",
     "sql_step",
     "tried_columns",
     "tried_windows",
@@ -42,7 +41,6 @@ __all__ = [
 ]
 
 FAILED = "expression.failed"
-_SHOWN = 200
 _SAFE = frozenset(
     {
         *("AttributeReference", "Literal", "GetStructField", "CreateNamedStruct", "Alias"),
@@ -127,11 +125,6 @@ def tried_windows(windows: DataFrame) -> DataFrame:
 def value_of(column: str, texts: dict[str, str]) -> Column:
     """Return a column after :func:`packed_columns`, unpacked if necessary."""
     return sf.col(f"{quoted(column)}.v") if column in texts else quoted_column(column)
-
-
-def shortened(text: str) -> str:
-    """Shorten the text of an expression for an error or a dead letter."""
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def quoted(column: str) -> str:

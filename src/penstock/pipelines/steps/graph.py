@@ -10,14 +10,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType, NumericType
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, shortened
 from penstock.pipelines.catalyst import attributes
 from penstock.pipelines.rows import data_columns, internal_columns
 from penstock.pipelines.spec.pipeline import PlanNode, SinkPlan
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.spec.values import sink_letter
 from penstock.pipelines.steps.expectations import expect_step
-from penstock.pipelines.steps.expressions import filter_step, map_step, quoted, quoted_column, shortened, sql_step
+from penstock.pipelines.steps.expressions import filter_step, map_step, quoted, quoted_column, sql_step
 from penstock.pipelines.steps.lookups import WithLookup, enrich_step
 from penstock.pipelines.steps.nested import explode_step, flatten_step
 from penstock.pipelines.steps.parsing import parse_step

@@ -16,10 +16,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, StructType
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, shortened
 from penstock.pipelines.rows import added_rows, alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Explode, Flatten
-from penstock.pipelines.steps.expressions import quoted, quoted_column, shortened
+from penstock.pipelines.steps.expressions import quoted, quoted_column
 
 __all__ = ["EMPTY", "NO_PART", "REPLACED", "explode_step", "flatten_step"]
 

@@ -15,11 +15,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, DataType, DoubleType, FloatType, StringType, StructField, StructType
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, shortened
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Parse
 from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
-from penstock.pipelines.steps.expressions import quoted, shortened
+from penstock.pipelines.steps.expressions import quoted
 from penstock.pipelines.steps.payloads import CODES, DECODERS, WITH_HEADERS, PayloadDecoder
 
 __all__ = ["from_json", "is_one_value_without_jar", "parse_step", "schema_of"]

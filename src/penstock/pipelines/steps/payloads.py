@@ -19,6 +19,7 @@ from decimal import Context, Decimal, InvalidOperation
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import shortened
 from penstock.spark.option_parsing import json_value
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ EMPTY, MISMATCH, RANGE = "parse.empty", "schema.mismatch", "schema.range"
 NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON = "parse.not_cbor", "parse.not_cloudevent", "parse.not_json"
 CODES = (EMPTY, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, MISMATCH, RANGE)
 """Codes of payloads that cannot be decoded."""
-_SHOWN = 200
 
 
 class PayloadError(ValueError):
@@ -48,7 +48,7 @@ class PayloadError(ValueError):
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-        self.reason = reason if len(reason) <= _SHOWN else f"{reason[: _SHOWN - 3]}..."
+        self.reason = shortened(reason)
 
 
 Headers = Mapping[str, bytes]

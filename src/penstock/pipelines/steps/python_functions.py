@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, shortened
 from penstock.pipelines.spec.steps import PythonFunction
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ __all__ = ["FAILED", "CalledFunction", "python_step"]
 
 FAILED = "python.failed"
 """Code of the dead letters."""
-_SHOWN = 300
+_MOST_REASON = 300
+"""Maximum characters of a reason."""
 _MOST_FUNCTIONS = 64
 _loaded: dict[tuple[str, str, str], Callable[[pa.RecordBatch], object]] = {}
 """Functions of this process by file, name and text of the file."""
@@ -231,7 +232,8 @@ class CalledFunction:
                     given = pa.concat_arrays(given.chunks) if given.num_chunks else pa.nulls(0, given.type)
                 arrays.append(given.cast(field.type) if isinstance(given, pa.Array) else make(given, field.type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                return _shortened(f"{self.file}: column {field.name!r} cannot be converted to {field.type}: {error}")
+                text = f"{self.file}: column {field.name!r} cannot be converted to {field.type}: {error}"
+                return shortened(text, _MOST_REASON)
         assert all(len(array) == rows for array in arrays)
         return pa.StructArray.from_arrays(arrays, fields=list(self.schema))
 
@@ -243,7 +245,7 @@ class CalledFunction:
         where = f"{self.file}, line {lines[-1]}" if lines else self.file
         # A text with half of a surrogate pair, as JSON may have, cannot be a reason in Arrow.
         text = " ".join(str(error).encode(errors="backslashreplace").decode().split())
-        return _shortened(f"{where}: {type(error).__name__}" + (f": {text}" if text else ""))
+        return shortened(f"{where}: {type(error).__name__}" + (f": {text}" if text else ""), _MOST_REASON)
 
 
 def _places(given: pa.StructArray) -> pa.Array[Any]:
@@ -253,7 +255,3 @@ def _places(given: pa.StructArray) -> pa.Array[Any]:
 
     is_live = np.asarray(given.is_valid())
     return pa.array(np.cumsum(is_live) - 1, pa.int64(), mask=~is_live)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
+from penstock.errors import shortened
 from penstock.pipelines.rows import alive, mark_dead
 from penstock.pipelines.spec.steps import Dedupe, Step, Window
 from penstock.pipelines.spec.values import duration_ms
-from penstock.pipelines.steps.expressions import FAILED, quoted_column, shortened, tried_windows, try_arguments
+from penstock.pipelines.steps.expressions import FAILED, quoted_column, tried_windows, try_arguments
 
 __all__ = [
     "AHEAD",
