@@ -27,7 +27,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tools.suites import ENVIRONMENT, PYTEST, PYTHON, ROOT, first_lines
+from tools.suites import ENVIRONMENT, PYTEST, PYTHON, ROOT, failure_text
 
 OWN = {"simulation": "tests/simulation", "fuzz": "tests/fuzz", "cluster": "tests/histories/test_cluster.py"}
 PARTS = {
@@ -113,7 +113,7 @@ def read_report(report: Path, tests: Iterable[str]) -> Results:
         outcome, message = "passed", notes.get("summary", "")
         for kind, name in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
             if (element := case.find(kind)) is not None:
-                outcome, message = name, first_lines(element.get("message", ""))
+                outcome, message = name, failure_text(element)
         found[test] = {"outcome": outcome, "message": message, "seconds": float(case.get("time", "0"))}
     return found
 

@@ -56,6 +56,9 @@ COMMANDS: dict[str, list[list[str]]] = {
 ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "interpreted", "end_to_end", "spark"]
 """Fastest suites first, and suites with Spark last, so that one of two jobs begins with them (:func:`run_all`)."""
 
+_EXCEPTION = re.compile(r"(?:E {3,}| +\| )([A-Za-z_][\w.]*: .+)")
+"""A line of a test's traceback with an exception: pytest's own form, or Python's form of an exception group."""
+
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES = 6 << 30
 """Free memory that is needed to keep the files of the tests in memory."""
@@ -90,7 +93,7 @@ def read_report(report: Path, result: Result) -> None:
         broken = case.find("failure") if case.find("failure") is not None else case.find("error")
         if broken is not None:
             result.failed += 1
-            result.failures.append(f"{name}: {first_lines(broken.get('message', ''))}")
+            result.failures.append(f"{name}: {failure_text(broken)}")
         elif skip is not None:
             result.skipped.append(f"{name}: {skip.get('message', '')}")
         else:
@@ -102,6 +105,16 @@ def first_lines(message: str, most: int = 300) -> str:
     available."""
     text = " ".join(message.split())
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def failure_text(failure: ET.Element, most: int = 6) -> str:
+    """Return a failure or error of a JUnit report as one line: its message, then the causes and the members of an
+    exception group, at most ``most`` of them. The message of a group only has their number."""
+    message = failure.get("message", "")
+    found = (match[1] for match in map(_EXCEPTION.fullmatch, (failure.text or "").splitlines()) if match)
+    causes = list(dict.fromkeys(line for line in found if line[:200] not in message))
+    left = [f"{len(causes) - most} more"] if len(causes) > most else []
+    return "; ".join([first_lines(message), *(first_lines(line, 200) for line in causes[:most]), *left])
 
 
 def pytest_command(paths: list[str], report: Path, mark: str = "not nightly") -> list[str]:

@@ -1,0 +1,81 @@
+"""The last lines of a run of the suites name the cause of each failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tools import suites
+
+TESTS = """\
+import asyncio
+import socket
+
+
+def leak(count):
+    sockets = [socket.socket() for _ in range(count)]
+
+
+def test_one_socket():
+    leak(1)
+
+
+def test_two_sockets():
+    leak(2)
+
+
+async def fail(error):
+    raise error
+
+
+def test_tasks():
+    async def run():
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail(ValueError("first")))
+            tasks.create_task(fail(KeyError("y" * 500)))
+
+    asyncio.run(run())
+
+
+def test_group():
+    raise ExceptionGroup("group", [ValueError(n) for n in range(9)])
+
+
+def test_cause():
+    try:
+        int("x")
+    except ValueError as error:
+        raise RuntimeError("outer") from error
+
+
+def test_plain():
+    assert [1] == [2]
+"""
+
+
+def test_failures_name_their_causes_and_the_members_of_exception_groups(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n", encoding="utf-8"
+    )
+    (tmp_path / "test_fails.py").write_text(TESTS, encoding="utf-8")
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1, done.stdout
+    result = suites.Result("unit")
+    suites.read_report(report, result)
+    assert result.failed == 6
+    texts = dict(line.split(": ", 1) for line in result.failures)
+    one, two, tasks, group, cause, plain = texts.values()
+    assert "ResourceWarning: unclosed <socket.socket" in one
+    assert two.startswith("ExceptionGroup: multiple unraisable exception warnings (2 sub-exceptions); ")
+    assert two.count("ResourceWarning: unclosed <socket.socket") == 2
+    assert "; ValueError: first" in tasks
+    assert "; KeyError: 'yyyy" in tasks
+    assert tasks.endswith("y...")
+    assert "ValueError: 0; " in group
+    assert group.endswith("ValueError: 5; 3 more")
+    assert cause == "RuntimeError: outer; ValueError: invalid literal for int() with base 10: 'x'"
+    assert plain == "assert [1] == [2] At index 0 diff: 1 != 2 Use -v to get more diff"
+    assert all(len(text) < 1_800 for text in texts.values())
