@@ -29,10 +29,13 @@ FILES = {
     "uplot.js": "uplot/dist/uPlot.iife.min.js",
     "uplot.css": "uplot/dist/uPlot.min.css",
     "pico.css": "@picocss/pico/css/pico.min.css",
+    "dagre.mjs": "@dagrejs/dagre/dist/dagre.esm.js",
     "LICENSE-preact": "preact/LICENSE",
     "LICENSE-htm": "htm/LICENSE",
     "LICENSE-uplot": "uplot/LICENSE",
     "LICENSE-pico": "@picocss/pico/LICENSE.md",
+    "LICENSE-dagre": "@dagrejs/dagre/LICENSE",
+    "LICENSE-graphlib": "@dagrejs/graphlib/LICENSE",
 }
 """Files in ``vendor``, by their paths in the packages."""
 

@@ -28,12 +28,29 @@ from tests.unit.node.test_node import config, token_of
 
 __all__ = ["LOOKS", "Browser", "browsing", "console_node", "filled"]
 
+
+def _node(name: str, role: str, kind: str, reads: str = "", **more: Any) -> dict[str, Any]:
+    key = f"sink:{name}" if role == "sink" else name
+    return {"id": key, "name": name, "role": role, "kind": kind, "reads": reads.split(), "late": False,
+            "dead_letters": False} | more  # fmt: skip
+
+
 STATUS = {
+    "graph": [
+        _node("source", "source", "tubemq"),
+        _node("parsed", "step", "parse", "source", dead_letters=True),
+        _node("checked", "step", "expect", "parsed"),
+        _node("levels", "step", "window", "checked", dead_letters=True),
+        _node("bottles", "sink", "delta table", "checked"),
+        _node("alarms", "sink", "statestore", "levels"),
+        _node("late", "sink", "parquet table", "levels", late=True),
+    ],
     "run": "run-7", "host": "line-3", "pid": 711, "since": "2026-11-26T10:00:00Z", "state": "running", "why": "",
     "progress": {
         "sinks": {
             "bottles": {"batch": 41, "batches": 42, "read": 12_400, "out": 12_380, "dead": 20, "rows_per_s": 310.5,
-                        "batch_s": 0.41, "lag_records": 155, "lag_s": 0.9},
+                        "batch_s": 0.41, "lag_records": 155, "lag_s": 0.9,
+                        "expectations": {"checked.pressure": {"rows": 12_400, "violations": 3}}},
             "alarms": {"batch": 12, "batches": 13, "read": 12_400, "out": 37, "rows_per_s": 280.0, "lag_records": 2_300,
                        "lag_s": 8.2, "behind_s": 60.0, "state_rows": 48, "state_bytes": 24_576,
                        "state_disk_bytes": 4_096, "failing_s": 0.0},

@@ -146,6 +146,11 @@ async def test_pipelines_show_lag_dead_letters_and_the_last_error(node: Node) ->
         await expect(page.get_by_role("alert")).to_contain_text("its lease has expired")
         await browser.open("pipelines/bottling")
         await expect(page.get_by_role("cell", name="48 rows, 24.0 KiB")).to_be_visible()
+        graph = page.get_by_role("region", name="Graph of the pipeline")
+        await expect(graph.get_by_role("listitem")).to_have_count(7)
+        await expect(graph.get_by_role("listitem").filter(has_text="bottles")).to_contain_text("lag 155, 900 ms")
+        await expect(graph.get_by_role("listitem").filter(has_text="checked").first).to_contain_text("violations: 3")
+        await expect(graph.locator("path.late")).to_have_count(1)
         await page.get_by_role("link", name="pipeline-bottling-…").click()
         await expect(page.get_by_label("Filter")).to_have_value("pipeline-bottling-")
 

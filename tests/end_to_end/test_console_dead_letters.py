@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node import dead_letters
+from penstock.node import pipeline_commands
 from penstock.node.config.node import PipelineSection, TopicSection, Tube
 from penstock.node.node import Node
 from penstock.node.web import WebConsole
@@ -22,13 +22,21 @@ GROUP = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "lett
 LETTER = {
     "id": "id-0", "step": "parsed", "code": "parse.not_json", "source": "source", "reason": "not JSON",
     "place": "telemetry 1:0@0", "timestamp": "2024-05-01T00:00:00+00:00", "state": "open", "key": "k",
-    "headers": [["site", "north"]], "value": "{0", "corrected": None,
+    "headers": [["site", "north"]], "value": "{0", "corrected": None, "part": 3,
 }  # fmt: skip
 ROWS = {
     "list": [GROUP | {"redriven": 0, "resolved": 0, "discarded": 0}],
     "show": [LETTER, LETTER | {"id": "id-1", "place": "telemetry 1:0@28"}],
 }
-CANNED = f"import json, sys\nfor row in {ROWS}[sys.argv[3]]: print(json.dumps(row))"
+CHANGES = [
+    {"mark": "~", "what": "step parsed", "text": "parse a -> parse b"},
+    {"mark": "!", "what": "sink rows", "text": "its column x has another type"},
+]
+PLAN = {"pipeline": "plain", "changes": CHANGES}
+CANNED = (
+    f"import json, sys\nplanned = sys.argv[2] == 'plan'\n"
+    f"for row in [{PLAN}] if planned else {ROWS}[sys.argv[3]]: print(json.dumps(row))\nsys.exit(planned)"
+)
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ async def test_letters_are_corrected_redriven_and_discarded(
     from playwright.async_api import expect
 
     if look != "light":  # the actions are tried once, because each is a process that loads pyarrow
-        monkeypatch.setattr(dead_letters, "_PROGRAM", (sys.executable, "-c", CANNED))
+        monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", CANNED))
     ready = await node.start()
     read_from(run, ready.tube_master)
     width, scheme = LOOKS[look]
@@ -68,6 +76,11 @@ async def test_letters_are_corrected_redriven_and_discarded(
         await browser.open("pipelines")
         await browser.sign_in()
         await page.get_by_role("link", name="plain").click()
+        if look != "light":
+            await page.get_by_role("button", name="Compare the file with the last run").click()
+            await expect(page.locator(".plan li")).to_have_count(len(CHANGES))
+            await expect(page.locator(".plan li").last).to_contain_text("cannot continue")
+            await browser.look(f"{look}-plan")
         await page.get_by_role("link", name="List, correct, redrive").click()
         letters = page.locator("details.letter")
         await expect(letters).to_have_count(2)
@@ -75,6 +88,7 @@ async def test_letters_are_corrected_redriven_and_discarded(
         await expect(letters.first.locator("pre")).to_contain_text("{0")
         await browser.look(f"{look}-dead-letters")
         if look != "light":
+            await expect(letters.first.locator("dl")).to_contain_text("Part3")
             return
         await letters.first.get_by_label("Corrected payload").fill('{"x": 7}')
         await letters.first.get_by_role("button", name="Save the correction").click()

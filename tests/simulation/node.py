@@ -28,10 +28,10 @@ from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.node.api import api_routes
 from penstock.node.config.node import RuleSection
-from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpAccess, HttpConnection, audited, master_app, server_config
 from penstock.node.metric_help import add_metrics
 from penstock.node.node import _store_metrics
+from penstock.node.pipeline_commands import PipelineCommands
 from penstock.node.rules import Identities, RuleService, TubeTarget
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
@@ -169,7 +169,7 @@ class SimulatedNode:
             metrics,
             audited(self.master.webapi, "master", trail, TOKEN, is_protected),
             identify=identify,
-            more=api_routes(console, server, identify, trail, (), lambda: None, DeadLetterService({})),
+            more=api_routes(console, server, identify, trail, (), lambda: None, PipelineCommands({})),
         )
 
     def _problems(self) -> list[str]:

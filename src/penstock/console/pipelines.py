@@ -11,10 +11,11 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from penstock.console.pages import Page, PageQuery, Pages
-from penstock.console.snapshots import PipelineDetail, PipelineSink, PipelineSnapshot
+from penstock.console.run_status import MAX_TEXT, expectations_of, field_of, graph_of, sinks_of
+from penstock.console.snapshots import PipelineDetail, PipelineSnapshot
 from penstock.statestore.engine.record import Record
 from penstock.statestore.service.service import StateStoreService
 
@@ -27,10 +28,6 @@ MAX_PIPELINES: Final = 1000
 MAX_STATUS_BYTES: Final = 256 << 10
 MAX_S: Final = 1.0
 STEP_KEYS: Final = 100
-MAX_TEXT: Final = 10_000
-MAX_SINKS: Final = 1000
-
-T = TypeVar("T")
 
 
 class PipelineViews:
@@ -77,27 +74,27 @@ class PipelineViews:
         status = None if record is None else _status(record)
         if status is None and name not in self._managed():
             return None
-        found = self._pipeline(name, record, status or {})
-        return PipelineDetail(found, tuple(_sinks(status or {})))
+        found, status = self._pipeline(name, record, status or {}), status or {}
+        return PipelineDetail(found, sinks_of(status), graph_of(status), expectations_of(status))
 
     def _pipeline(self, name: str, record: Record | None, status: Mapping[str, Any]) -> PipelineSnapshot:
         lease = self._store.record(f"{PREFIX}{name}/lease".encode())
-        run = _get(status, "run", str) or None
-        state = _get(status, "state", str) or "never run"
+        run = field_of(status, "run", str) or None
+        state = field_of(status, "state", str) or "never run"
         holds = lease is not None and run is not None and lease.value == run.encode()
         if state == "running" and not holds:
             state = "lost"
-        sinks = list(_sinks(status))
+        sinks = sinks_of(status)
         lags = [sink for sink in sinks if sink.lag_records is not None]
         return PipelineSnapshot(
             pipeline=name,
             state=state,
             run=run,
-            host=_get(status, "host", str) or None,
-            pid=_get(status, "pid", int) or None,
+            host=field_of(status, "host", str) or None,
+            pid=field_of(status, "pid", int) or None,
             since_at=_time(status, "since"),
             status_age_s=None if record is None else max(0, self._store.clock() - record.version.wall_ms) / 1000,
-            why=_get(status, "why", str)[:MAX_TEXT] or None,
+            why=field_of(status, "why", str)[:MAX_TEXT] or None,
             sinks=len(sinks),
             rows_per_s=sum(sink.rows_per_s for sink in sinks) if holds else 0.0,
             lag_records=max((sink.lag_records or 0 for sink in lags), default=None) if holds else None,
@@ -123,54 +120,8 @@ def _status(record: Record) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("run"), str) else None
 
 
-def _sinks(status: Mapping[str, Any]) -> list[PipelineSink]:
-    sinks = _get(_get(status, "progress", dict), "sinks", dict)
-    return [_sink(name, found) for name, found in list(sinks.items())[:MAX_SINKS] if isinstance(found, dict)]
-
-
-def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
-    def number(field: str) -> float | None:
-        value = found.get(field)
-        return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
-
-    def count(field: str) -> int | None:
-        value = number(field)
-        return None if value is None else int(value)
-
-    return PipelineSink(
-        sink=name[:MAX_TEXT],
-        batch=count("batch"),
-        batches=count("batches") or 0,
-        read=count("read") or 0,
-        out=count("out") or 0,
-        dead=count("dead") or 0,
-        letters=count("letters") or 0,
-        filtered=count("filtered") or 0,
-        duplicates=count("duplicates") or 0,
-        exploded=count("exploded") or 0,
-        late=count("late") or 0,
-        restarts=count("restarts") or 0,
-        failing_s=number("failing_s") or 0.0,
-        rows_per_s=number("rows_per_s") or 0.0,
-        batch_s=number("batch_s"),
-        lag_records=count("lag_records"),
-        lag_s=number("lag_s"),
-        in_batch_records=count("in_batch_records"),
-        in_batch_s=number("in_batch_s"),
-        behind_s=number("behind_s"),
-        state_rows=count("state_rows"),
-        state_bytes=count("state_bytes"),
-        state_disk_bytes=count("state_disk_bytes"),
-    )
-
-
-def _get(found: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    value = found.get(name)
-    return value if isinstance(value, kind) else kind()
-
-
 def _time(status: Mapping[str, Any], name: str) -> int | None:
     try:
-        return int(datetime.fromisoformat(_get(status, name, str)).timestamp() * 1000)
+        return int(datetime.fromisoformat(field_of(status, name, str)).timestamp() * 1000)
     except (ValueError, OverflowError):
         return None

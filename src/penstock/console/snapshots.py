@@ -31,6 +31,8 @@ __all__ = [
     "Overview",
     "PartitionSnapshot",
     "PipelineDetail",
+    "PipelineExpectation",
+    "PipelineNode",
     "PipelineSink",
     "PipelineSnapshot",
     "Reason",
@@ -507,11 +509,41 @@ class PipelineSink:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineNode:
+    """A node in the graph of a pipeline file. ``role``: source, step or sink; ``kind``: as in the file.
+
+    ``reads``: ids of the nodes that it reads; ``late``: it reads the late records of a window. ``dead_letters``: it can
+    reject records.
+    """
+
+    id: str
+    name: str
+    role: str
+    kind: str
+    reads: tuple[str, ...]
+    late: bool
+    dead_letters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineExpectation:
+    """Counts of an expectation: rows that the step checked for a sink, and rows that violate it."""
+
+    sink: str
+    step: str
+    expectation: str
+    rows: int
+    violations: int
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineDetail:
-    """A pipeline with its sinks."""
+    """A pipeline with its sinks. ``graph``: empty for runs of earlier versions, which do not report it."""
 
     pipeline: PipelineSnapshot
     sinks: tuple[PipelineSink, ...]
+    graph: tuple[PipelineNode, ...] = ()
+    expectations: tuple[PipelineExpectation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
 from penstock.node.backup import Backups, Item, encode_item, error_item
 from penstock.node.console_clients import ChangedMeanwhileError, ConsoleClients, LiveSubscription, message_snapshot
-from penstock.node.dead_letters import CommandResult, DeadLetterService
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
+from penstock.node.pipeline_commands import CommandResult, PipelineCommands
 from penstock.runtime.observability.audit import AuditTrail, read_audit
 from penstock.runtime.observability.log_levels import check_level, levels, set_level
 from penstock.runtime.observability.logs import LogLevel
@@ -100,7 +100,7 @@ class _Api:
         trail: AuditTrail,
         names: Collection[str],
         backups: Callable[[], Backups | None],
-        dead_letters: DeadLetterService,
+        commands: PipelineCommands,
         permissions: Callable[[str], Permissions | None],
         clients: ConsoleClients,
     ) -> None:
@@ -110,7 +110,7 @@ class _Api:
         self._trail = trail
         self._names = names
         self._backups = backups
-        self._dead_letters = dead_letters
+        self._commands = commands
         self._permissions = permissions
         self._clients = clients
         self._reads: dict[tuple[str, ...], float] = {}
@@ -470,7 +470,7 @@ class _Api:
 
     def _managed(self, request: Request) -> str:
         name: str = request.path_params["name"]
-        if name not in self._dead_letters.pipelines:
+        if name not in self._commands.pipelines:
             hint = "add it to `pipelines` in the configuration of the node, and restart it"
             raise _Failure(404, "not_found", f"pipeline {name!r} is not in the configuration of this node", hint)
         return name
@@ -478,12 +478,11 @@ class _Api:
     async def _dead_letter_command(
         self, name: str, verb: str, options: list[str], payload: bytes = b""
     ) -> CommandResult:
-        try:
-            return await self._dead_letters.run(name, verb, options, payload)
-        except RefusedError as error:
-            raise _Failure(409, "refused", error.what, error.hint, error.why) from None
-        except UnavailableError as error:
-            raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
+        return await _command_result(self._commands.dead_letters(name, verb, options, payload))
+
+    async def plan(self, request: Request, _caller: Caller) -> object:
+        found = await _command_result(self._commands.plan(self._managed(request)))
+        return {"pipeline": found["pipeline"], "changes": found["changes"]}
 
     async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
         """Write an entry of the audit trail; it is durable when this returns."""
@@ -520,7 +519,7 @@ def api_routes(
     trail: AuditTrail,
     names: Collection[str],
     backups: Callable[[], Backups | None],
-    dead_letters: DeadLetterService,
+    commands: PipelineCommands,
     permissions: Callable[[str], Permissions | None] = lambda _: None,
     clients: ConsoleClients | None = None,
 ) -> list[Route]:
@@ -528,7 +527,7 @@ def api_routes(
     node, None before it is ready; ``permissions`` returns those of a user by the policies, None for all; ``clients``:
     connections for users."""
     api = _Api(
-        console, server, identify, trail, names, backups, dead_letters, permissions, clients or ConsoleClients(server)
+        console, server, identify, trail, names, backups, commands, permissions, clients or ConsoleClients(server)
     )
     route = api.route
     return [
@@ -549,6 +548,7 @@ def api_routes(
         route("/pipelines/{name:path}/dead-letters", api.dead_letters, Role.OPERATOR),
         route("/pipelines/{name:path}/dead-letters/records", api.dead_letter_records, Role.OPERATOR),
         route("/pipelines/{name:path}/dead-letters/{verb}", api.change_dead_letters, Role.OPERATOR, method="POST"),
+        route("/pipelines/{name:path}/plan", api.plan, Role.OPERATOR),
         route("/pipelines/{name:path}", api.pipeline, Role.VIEWER),
         route("/events", api.events, Role.VIEWER),
         route("/clients", api.clients, Role.VIEWER),
@@ -578,6 +578,16 @@ async def _carried_out(change: Awaitable[T]) -> T:
         raise _Failure(409, "changed", error.what, error.hint, error.why) from None
     except RefusedError as error:
         raise _Failure(403, "refused", error.what, error.hint, error.why) from None
+    except UnavailableError as error:
+        raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
+
+
+async def _command_result(command: Awaitable[T]) -> T:
+    """Return the result of a command for a pipeline. Raises _Failure."""
+    try:
+        return await command
+    except RefusedError as error:
+        raise _Failure(409, "refused", error.what, error.hint, error.why) from None
     except UnavailableError as error:
         raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
 

@@ -37,11 +37,11 @@ from penstock.node.config.profiles import Profile
 from penstock.node.config.tube import tube_limits
 from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
-from penstock.node.dead_letters import DeadLetterService
 from penstock.node.http import HttpServer, LeaseGate, audited, broker_app, master_app, names_of
 from penstock.node.kafka import KafkaTarget
 from penstock.node.metric_help import METRICS, add_metrics
 from penstock.node.node_broker import advertised_address, node_broker, reachable
+from penstock.node.pipeline_commands import PipelineCommands
 from penstock.node.rules import Identities, RuleService, RuleTarget, TubeTarget
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, reload_failed
 from penstock.node.tube_broker import late_batches
@@ -274,14 +274,14 @@ class Node:
         webapi = _no_tube if master is None else master.webapi
         administer = audited(webapi, "master", trail, token, master_admin.is_protected)
         web = WebConsole()
-        dead_letters = DeadLetterService(config.pipelines)
+        commands = PipelineCommands(config.pipelines)
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
             open_metrics=self.security.open_metrics,
             more=[
                 *api_routes(
                     self.console, self.security.server, identify, trail, names, lambda: self._backups,
-                    dead_letters, self.security.permissions_of,
+                    commands, self.security.permissions_of,
                     ConsoleClients(self.security.server, self.security.console_access),
                 ),
                 *web.routes(),
@@ -291,7 +291,7 @@ class Node:
         if membership is not None:
             pages.add_middleware(LeaseGate, holds=membership.holds)
         http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
-        self._parts.push_async_callback(dead_letters.close)
+        self._parts.push_async_callback(commands.close)
         if master is not None:
             await self._start_master(master, trail)
             if membership is not None:

@@ -30,7 +30,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 _IMPORT_MAP: Final = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
-_NEEDED: Final = ("preact.mjs", "hooks.mjs", "htm.mjs", "uplot.js", "uplot.css", "pico.css")
+_NEEDED: Final = ("preact.mjs", "hooks.mjs", "htm.mjs", "uplot.js", "uplot.css", "pico.css", "dagre.mjs")
 
 
 class _File(NamedTuple):

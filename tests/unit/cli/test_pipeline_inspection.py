@@ -42,7 +42,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
         asked.append((broker, pipeline))
         if len(asked) == 2:
             raise UnavailableError("nobody answers")
-        sink = {"rows_per_s": 2.5, "lag_records": 7, "lag_s": 130.0, "batch_s": 0.4}
+        sink = {"rows_per_s": 2.5, "lag_records": 7, "lag_s": 130.0, "batch_s": 0.4, "behind_s": 61.0, "state_rows": 5}
         record = lease.RunRecord("abc", "edge-7", 42, "2024-05-01T00:00:00Z", progress={"sinks": {"rows": sink}})
         return lease.LeaseHolder("abc", 5_000, record)
 
@@ -71,7 +71,8 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "lag_records": 7,
             "lag_s": 130.0,
             "batch_s": 0.4,
-            "state_rows": None,
+            "behind_s": 61.0,
+            "state_rows": 5,
             "state_bytes": None,
             "state_disk_bytes": None,
             "lease": "held",
@@ -86,6 +87,8 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
     held_by = "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
     assert f"{held_by} holds the lease, 5.0 s unless it renews it" in printed.err
     assert "7 (2 min 10 s)" in printed.out
+    assert "1 min 1 s behind" in printed.out
+    assert "5 rows" in printed.out
 
 
 def test_the_status_of_a_directory_has_all_its_pipelines(

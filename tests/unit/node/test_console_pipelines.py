@@ -13,11 +13,15 @@ from penstock.console import pipelines
 from penstock.console.snapshots import PipelineSink
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
 from penstock.pipelines.run.progress import SinkProgress
+from penstock.pipelines.spec.description import graph
+from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.spec.values import lease_key, run_key
 from penstock.statestore.client.client import StateStoreClient
 from tests.unit.node.test_api import Api
 from tests.unit.node.test_http_access import running
 from tests.unit.node.test_node import config
+from tests.unit.pipelines.files import parse
+from tests.unit.pipelines.spec.test_mermaid import GRAPH
 
 TABLE = SinkProgress(
     batches=7, read=900, out=880, dead=15, letters=15, filtered=5, batch=6, rows_per_s=120.5, batch_s=0.4,
@@ -72,6 +76,24 @@ async def test_pipelines_show_what_their_runs_report(tmp_path: Path) -> None:
         assert (await Api(ready, "").send("/pipelines"))[0] == 401
 
 
+async def test_the_graph_has_the_steps_of_the_file_and_the_counts_of_its_expectations(tmp_path: Path) -> None:
+    pipeline = parse(GRAPH)
+    checked = SinkProgress(expectations={"both.low": ExpectationCounts(rows=9, violations=2)})
+    progress = {"sinks": {"hours": asdict(checked)}}
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        await store.set(run_key("graph"), record("r", graph=graph(pipeline), progress=progress).encode())
+        await store.set(run_key("earlier"), record("r").encode())
+        api = Api(ready)
+        found = await api.get("/pipelines/graph")
+        assert (await api.get("/pipelines/earlier"))["graph"] == []
+    assert found["graph"] == graph(pipeline)
+    late = {node["id"]: node for node in found["graph"]}["sink:late"]
+    assert (late["role"], late["kind"], late["reads"], late["late"]) == ("sink", "parquet table", ["hours"], True)
+    assert found["expectations"] == [
+        {"sink": "hours", "step": "both", "expectation": "low", "rows": 9, "violations": 2}
+    ]
+
+
 async def test_dead_records_count_for_each_sink_if_the_run_does_not_report_letters(tmp_path: Path) -> None:
     sinks = {name: {"dead": 2} for name in ("table", "alarms")}
     async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
@@ -96,6 +118,9 @@ def test_every_field_of_a_sink_is_shown() -> None:
         '{"run": "r", "progress": {"sinks": {"a": 5, "b": {"read": "x", "lag_records": 1e400, "rows_per_s": -1e300}}}}',
         '{"run": "r", "since": "never", "pid": "x", "why": 5, "state": "running", "host": {}}',
         json.dumps({"run": "r", "why": "x" * 300_000}),
+        '{"run": "r", "graph": {"id": "a"}}',
+        '{"run": "r", "graph": [5, {"id": 5}, {"id": "a", "name": "a", "role": "sink", "kind": "", "reads": [1]}]}',
+        '{"run": "r", "progress": {"sinks": {"a": {"expectations": {"x": 5, "y": {"rows": "z"}}}}}}',
     ],
 )  # fmt: skip
 async def test_another_value_of_the_key_is_no_harm(tmp_path: Path, value: str) -> None:

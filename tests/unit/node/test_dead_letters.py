@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import RefusedError, UnavailableError
-from penstock.node import dead_letters
+from penstock.node import pipeline_commands
 from penstock.node.config.node import PipelineSection, TopicSection, Tube
-from penstock.node.dead_letters import DeadLetterService
 from penstock.node.node import ReadyNode
+from penstock.node.pipeline_commands import PipelineCommands
 from penstock.runtime.observability.audit import read_audit
 from penstock.tube.consumer import Consumer
 from tests.unit.node.test_api import Api
@@ -93,7 +93,7 @@ async def test_a_request_is_a_command(
 ) -> None:
     """The program prints its arguments."""
     program = "import json, sys; print(json.dumps({'letters': sys.argv[1:]})); print('a note', file=sys.stderr)"
-    monkeypatch.setattr(dead_letters, "_PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", program))
     method, _, path = request_.partition(" ")
     status, _, body = await Api(ready).send(LETTERS + path, method)
     assert status == 200
@@ -120,23 +120,44 @@ async def test_a_refusal_has_the_text_of_the_command(ready: ReadyNode, run: Reco
     assert "p.yaml" in body["error"]["what"]
 
 
+async def test_the_plan_of_a_changed_file_is_that_of_the_command(
+    ready: ReadyNode, run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit status 1 with a plan means that a run could not continue; without one the command failed."""
+    program = (
+        "import json, sys\n"
+        "change = {'mark': '!', 'what': 'sink rows', 'text': ' '.join(sys.argv[1:])}\n"
+        "print(json.dumps({'pipeline': 'plain', 'queries': [], 'changes': [change]}))\n"
+        "sys.exit(1)"
+    )
+    monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", program))
+    found = await Api(ready).get("/pipelines/plain/plan")
+    arguments = f"pipeline plan {run.file} --json --state-dir={run.state}"
+    assert found == {"pipeline": "plain", "changes": [{"mark": "!", "what": "sink rows", "text": arguments}]}
+    assert (await Api(ready, "").send("/pipelines/plain/plan"))[0] == 401
+    assert (await Api(ready).send("/pipelines/other/plan"))[0] == 404
+    monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", "import sys; sys.exit('no file')"))
+    status, _, body = await Api(ready).send("/pipelines/plain/plan")
+    assert (status, body["error"]["what"]) == (409, "no file")
+
+
 async def test_a_command_that_hangs_or_prints_too_much_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = DeadLetterService({"p": PipelineSection(file=tmp_path / "p.yaml")})
-    monkeypatch.setattr(dead_letters, "_PROGRAM", (sys.executable, "-c", "input()"))
-    monkeypatch.setattr(dead_letters, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(dead_letters, "_write", lambda *_: _nothing())
+    found = PipelineCommands({"p": PipelineSection(file=tmp_path / "p.yaml")})
+    monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", "input()"))
+    monkeypatch.setattr(pipeline_commands, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pipeline_commands, "_write", lambda *_: _nothing())
     with pytest.raises(UnavailableError, match="took longer than"):
-        await found.run("p", "list", [])
-    monkeypatch.setattr(dead_letters, "TIMEOUT_S", 60)
-    monkeypatch.setattr(dead_letters, "_PROGRAM", (sys.executable, "-c", "while True: print('x' * 65536)"))
-    monkeypatch.setattr(dead_letters, "MAX_OUTPUT", 1 << 20)
+        await found.dead_letters("p", "list", [])
+    monkeypatch.setattr(pipeline_commands, "TIMEOUT_S", 60)
+    monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", "while True: print('x' * 65536)"))
+    monkeypatch.setattr(pipeline_commands, "MAX_OUTPUT", 1 << 20)
     with pytest.raises(UnavailableError, match="larger than 1 MiB"):
-        await found.run("p", "list", [])
-    missing = DeadLetterService({"p": PipelineSection(file=tmp_path / "none" / "p.yaml")})
+        await found.dead_letters("p", "list", [])
+    missing = PipelineCommands({"p": PipelineSection(file=tmp_path / "none" / "p.yaml")})
     with pytest.raises(RefusedError, match="cannot run in"):
-        await missing.run("p", "list", [])
+        await missing.dead_letters("p", "list", [])
 
 
 async def _nothing() -> None:

@@ -68,8 +68,8 @@ def test_the_pins_have_a_hash_and_no_address_for_each_library() -> None:
     text = (console_libraries.PINS / "package-lock.json").read_text(encoding="utf-8")
     assert "://" not in text
     packages = {source.rpartition("/dist")[0].split("/hooks")[0] for source in console_libraries.FILES.values()} - {""}
-    assert {"preact", "htm", "uplot"} <= packages
-    assert text.count('"integrity": "sha512-') == 4
+    assert {"preact", "htm", "uplot", "@dagrejs/dagre"} <= packages
+    assert text.count('"integrity": "sha512-') == 6
 
 
 async def test_files_are_kept_for_ever_and_unknown_ones_are_missing(tmp_path: Path) -> None:

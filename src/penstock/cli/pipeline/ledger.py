@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.options import Commands, DryRun, Json, Watch, Yes, confirmed, duration_option, input_bytes, repeat
-from penstock.cli.output import bytes_fields, note, print_error, print_json, print_table, shown, shown_duration
+from penstock.cli.output import (
+    bytes_fields,
+    note,
+    print_error,
+    print_json,
+    print_table,
+    shown,
+    shown_bytes,
+    shown_duration,
+)
 from penstock.cli.pipeline.options import File, Into, StateDir, pipeline_files, run_of, state_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
@@ -34,7 +43,7 @@ _STORE_TIMEOUT_S = 2.0
 """Timeout in seconds of the request to the state store for the lease. It is short, because the ledger is local."""
 _REQUESTS = 16
 """Maximum number of requests at a time."""
-_NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes", "state_disk_bytes")
+_NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "behind_s", "state_rows", "state_bytes", "state_disk_bytes")
 _SUMS = ("batches", "read", "exploded", "out", "dead", "filtered", "duplicates", "late")
 
 
@@ -63,9 +72,9 @@ def status(
 ) -> None:
     """Show the counts of each sink from the ledger, and the run that holds the lease.
 
-    While a run is active: its host and start, and for each sink the lag in records and seconds, rows per second, and
-    the duration of a batch. With --json each line has the state of the lease: held, free, or unknown if the state store
-    does not respond. With --into: the status of that replay.
+    While a run is active: its host and start, and for each sink the lag in records and seconds, rows per second, the
+    duration of a batch, the delay of the watermark, and the size of Spark's state. With --json each line has the state
+    of the lease: held, free, or unknown if the state store does not respond. With --into: the status of that replay.
 
     With a directory: of all its pipelines. --state-dir is then the directory that contains their state directories. If
     a file is not valid, the others are shown, and the exit status is 2.
@@ -123,6 +132,7 @@ def _located(file: Path, state_dir: Path | None, into: Path | None, *, is_one_of
 
 
 def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
+    from penstock.console.run_status import sinks_of
     from penstock.pipelines.ledger.ledger import Ledger
     from penstock.pipelines.run.lease import lease_holder
     from penstock.pipelines.state_dir import layout
@@ -138,13 +148,13 @@ def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
         text += f"; {error.do}" if error.do else ""
     run = None if holder is None else holder.run
     record = None if holder is None else holder.record
+    # Current values are known only while a run is active.
+    reported = {each.sink: each for each in sinks_of(asdict(record))} if record is not None and run is not None else {}
     rows: list[dict[str, Any]] = []
     for sink in pipeline.sinks:
         sums, last = ledger.counts(sink.name), ledger.last(sink.name)
         counts = {name: getattr(sums, name) for name in _SUMS}
-        # Current values are known only while a run is active.
-        said = record.progress.get("sinks", {}).get(sink.name, {}) if record is not None and run is not None else {}
-        now = {name: said.get(name) for name in _NOW}
+        now = {name: getattr(reported.get(sink.name), name, None) for name in _NOW}
         batch = None if last is None else last.batch
         expectations = {name: asdict(each) for name, each in sums.expectations.items()}
         sums_of_sink = {"sink": sink.name, "batch": batch, **counts, "expectations": expectations}
@@ -163,12 +173,16 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
             "lag": "-" if row["lag_records"] is None else f"{row['lag_records']} ({shown_duration(row['lag_s'])})",
             "rows/s": row["rows_per_s"],
             "batch_time": shown_duration(row["batch_s"]),
+            "watermark": "-" if row["behind_s"] is None else f"{shown_duration(row['behind_s'])} behind",
+            "state": "-" if not row["state_rows"] else f"{row['state_rows']} rows, {shown_bytes(row['state_bytes'])}",
         }
         for place, each in found
         for row in each.rows
     ]
     is_running = any(row["run"] is not None for row in rows)
-    columns = [*first, "batch", *_shown_sums(rows), *(["lag", "rows/s", "batch_time"] if is_running else [])]
+    now = ["lag", "rows/s", "batch_time"] if is_running else []
+    now += [name for name in ("watermark", "state") if any(row[name] != "-" for row in rows)]
+    columns = [*first, "batch", *_shown_sums(rows), *now]
     print_table(rows, columns, as_json=False)
     checked = [
         {"pipeline": row["pipeline"], "sink": row["sink"], "expectation": name, **counts}

@@ -1,5 +1,7 @@
 // Pipelines as their runs report them: a list, and a page for one with its sinks.
-import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, usePoll } from "./lib.js";
+import { useContext, useState } from "preact/hooks";
+import { Graph } from "./graph.js";
+import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
 import { Facts, List, Plain } from "./table.js";
 
 const BAD = { failed: "bad", lost: "bad", running: "", stopped: "dim", "never run": "dim" };
@@ -40,6 +42,12 @@ function Pipeline({ name }) {
       ["Consumer groups", html`<a href=${link("groups", null, { q: `pipeline-${name}-` })}>pipeline-${name}-…</a>`],
       ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>`],
     ]} />
+    ${pipeline.managed && html`<${Changes} name=${name} />`}
+    ${data.graph.length > 0 && html`<h2>Graph</h2><${Graph} nodes=${data.graph} card=${(node) => figures(node, data)} />`}
+    ${data.expectations.length > 0 && html`<h2>Expectations</h2><${Plain} title="Expectations" rows=${data.expectations} columns=${[
+      { title: "Step", cell: (row) => row.step }, { title: "Expectation", cell: (row) => row.expectation }, { title: "Sink", cell: (row) => row.sink },
+      { title: "Rows", right: true, cell: (row) => number(row.rows) }, { title: "Violations", right: true, cell: (row) => html`<span class=${row.violations ? "warn" : ""}>${number(row.violations)}</span>` },
+    ]} />`}
     <h2>Sinks</h2>
     ${sinks.length === 0 ? html`<p>No run has reported a sink yet.</p>` : html`<p>Counts of this run, reported every five seconds.</p>
     <${Plain} title="Sinks" rows=${sinks} columns=${[
@@ -52,4 +60,44 @@ function Pipeline({ name }) {
       { title: "Batch time", right: true, cell: (row) => age(row.batch_s) }, { title: "In the batch", right: true, cell: (row) => (row.in_batch_records ? `${number(row.in_batch_records)}, ${age(row.in_batch_s)}` : "–") },
       { title: "Watermark behind", right: true, cell: (row) => age(row.behind_s) }, { title: "State", right: true, cell: (row) => (row.state_rows ? `${number(row.state_rows)} rows, ${bytes(row.state_bytes)}${row.state_disk_bytes === null ? "" : `, ${bytes(row.state_disk_bytes)} on disk`}` : "–") },
     ]} />`}`;
+}
+
+/** Lines of a node in the graph: {text, level}; the values of a sink are those of its query. */
+function figures(node, { pipeline, sinks, expectations }) {
+  if (node.role === "step") {
+    // Each sink counts the rows of a shared step: the largest count is that of the step.
+    const checked = expectations.filter((row) => row.step === node.name);
+    const worst = Object.values(Object.groupBy(checked, (row) => row.expectation)).map((rows) => Math.max(...rows.map((row) => row.violations)));
+    return checked.length ? [{ text: `violations: ${number(worst.reduce((sum, each) => sum + each, 0))}`, level: worst.some(Boolean) ? "warn" : "dim" }] : [];
+  }
+  const sink = node.role === "sink" && sinks.find((row) => row.sink === node.name);
+  if (!sink) return [];
+  return [
+    sink.failing_s > 0 && { text: `failing for ${age(sink.failing_s)}`, level: "bad" },
+    { text: `${rate(pipeline.state === "running" ? sink.rows_per_s : 0)} records/s, ${number(sink.out)} written`, level: "" },
+    sink.lag_records != null && { text: `lag ${lag(sink)}${sink.lag_records ? `, ${oldest(sink)}` : ""}`, level: sink.lag_records ? "warn" : "dim" },
+    sink.behind_s != null && { text: `watermark ${age(sink.behind_s)} behind`, level: "dim" },
+    sink.state_rows > 0 && { text: `state ${number(sink.state_rows)} rows, ${bytes(sink.state_bytes)}`, level: "dim" },
+    sink.dead > 0 && { text: `${number(sink.dead)} dead`, level: "bad" },
+  ].filter(Boolean);
+}
+
+const MARKS = { "+": ["new", "added"], "~": ["changed", "warn"], "-": ["removed", "removed"], "=": ["continues", "dim"], "?": ["asks before it writes all records again", "warn"], "!": ["cannot continue", "bad"] };
+
+/** The changes of the pipeline's file since its last run, on demand: each request is a process. */
+function Changes({ name }) {
+  const { operates } = useContext(Session);
+  const [{ plan, error, busy }, set] = useState({ plan: null, error: null, busy: false });
+  if (!operates) return null;
+  const compare = () => {
+    set({ plan: null, error: null, busy: true });
+    request(`pipelines/${encodeURIComponent(name)}/plan`).then((found) => set({ plan: found, error: null, busy: false }), (problem) => set({ plan: null, error: problem, busy: false }));
+  };
+  const rows = plan?.changes;
+  return html`<div class="action" aria-busy=${busy}><button class="secondary" disabled=${busy} onClick=${compare}>Compare the file with the last run</button>
+    ${error && html`<${Failure} error=${error} />`}
+    ${plan && (rows === null ? html`<p role="status">The pipeline has not run with this state directory: all of the file is new.</p>`
+      : html`<p role="status">${rows.every((row) => row.mark === "=") ? "The file has no changes: a run continues." : `Changes of the file since the last run, which apply when the pipeline is started again:`}</p>
+        <ul class="plan difference">${rows.map((row) => html`<li class=${MARKS[row.mark]?.[1] ?? ""}><code aria-hidden="true">${row.mark}</code> <strong>${row.what}</strong> <small>${MARKS[row.mark]?.[0] ?? ""}</small><br />${row.text}</li>`)}</ul>`)}
+  </div>`;
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +50,7 @@ class RunRecord:
     """Status that a run publishes. ``since`` and ``at`` (time of writing) are ISO 8601, UTC.
 
     ``progress`` is the newest ``progress`` event of the run, ``why`` the whole text of the error that ended it.
+    ``graph``: the nodes of the pipeline (:func:`penstock.pipelines.spec.description.graph`).
     """
 
     run: str
@@ -60,6 +61,7 @@ class RunRecord:
     state: str = RUNNING
     why: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)
+    graph: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     def encode(self) -> str:
         """Encode as the value of the key."""

@@ -47,6 +47,7 @@ from penstock.pipelines.run.shared import QueryBuilder
 from penstock.pipelines.run.write_back import WriteBack
 from penstock.pipelines.sinks.delivery import Targets, check_sinks
 from penstock.pipelines.sources.sources import Sources
+from penstock.pipelines.spec.description import graph
 from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
@@ -136,7 +137,7 @@ class _PipelineRun:
         )
         self._watch = ProgressMonitor(
             self._source.meter(wall_clock_ms),
-            RunRecord(self._run, platform.node(), os.getpid(), now_text()),
+            RunRecord(self._run, platform.node(), os.getpid(), now_text(), graph=graph(pipeline)),
             publish=self._store.publish,
             show=lambda fields: self._emit_event("progress", **fields),
             progress_s=options.progress_s,

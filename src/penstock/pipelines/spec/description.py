@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
@@ -14,7 +14,7 @@ from penstock.pipelines.spec.steps import Enrich, Expectation, Step, Window
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
-__all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_text", "query_path"]
+__all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_text", "graph", "query_path"]
 
 _WIDTH = 110
 
@@ -340,26 +340,52 @@ def _described(sink: Sink) -> SinkDescription:
     return _DELTA if is_delta else SINK_DESCRIPTIONS[sink.kind]
 
 
+def graph(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Return the sources, steps and sinks as the nodes of a graph, in an order in which each follows its inputs.
+
+    ``reads``: ids of the inputs, for late records (``late``) the window; ``role``: source, step or sink;
+    ``dead_letters``: it can reject records.
+    """
+    dying = {name for sink_plan in plan(pipeline) for name in sink_plan.makes_dead_letters}
+
+    def node(name: str, role: str, kind: str, reads: Iterable[str], *, late: bool = False) -> dict[str, Any]:
+        # A sink may have the name of a step.
+        key = sink_letter(name) if role == "sink" else name
+        return {
+            "id": key, "name": name, "role": role, "kind": kind, "reads": list(reads), "late": late,
+            "dead_letters": key in dying,
+        }  # fmt: skip
+
+    return [
+        *(node(name, "source", source.format, ()) for name, source in pipeline.inputs.items()),
+        *(node(step.name, "step", step.kind, reads_of(pipeline, i)) for i, step in enumerate(pipeline.steps)),
+        *(
+            node(
+                sink.name,
+                "sink",
+                sink.kind if sink.table is None else f"{sink.table.format} table",
+                [sink_reads(pipeline, sink)],
+                late=late_of(sink.source or "") is not None,
+            )
+            for sink in pipeline.sinks
+        ),
+    ]
+
+
 def as_mermaid(pipeline: Pipeline) -> str:
     """Return the graph as a Mermaid flowchart: sources, steps, sinks, late events and dead letters."""
+    nodes = graph(pipeline)
     labels: dict[str, str] = {}
     edges: list[tuple[str, str, str]] = []
-    for name, source in pipeline.inputs.items():
-        labels[name] = f'[("{_label(name, source.format)}")]'
-    for index, step in enumerate(pipeline.steps):
-        labels[step.name] = f'["{_label(step.name, step.kind)}"]'
-        edges += [(read, "-->", step.name) for read in reads_of(pipeline, index)]
-    for sink in pipeline.sinks:
-        kind = sink.kind if sink.table is None else f"{sink.table.format} table"
-        # A sink may have the name of a step.
-        labels[sink_letter(sink.name)] = f'(["{_label(sink.name, kind)}"])'
-        arrow = "-->" if late_of(sink.source or "") is None else "-- late -->"
-        edges.append((sink_reads(pipeline, sink), arrow, sink_letter(sink.name)))
-    dying = {name for sink_plan in plan(pipeline) for name in sink_plan.makes_dead_letters}
+    for node in nodes:
+        before, after = _SHAPES[node["role"]]
+        labels[node["id"]] = f'{before}"{_label(node["name"], node["kind"])}"{after}'
+        edges += [(read, "-- late -->" if node["late"] else "-->", node["id"]) for read in node["reads"]]
+    dying = [node["id"] for node in nodes if node["dead_letters"]]
     if dying:
         kept = "counted, not kept" if pipeline.dead_letters is None else pipeline.dead_letters.path
         labels[_LETTERS] = f'(["{_label(_LETTERS, kept)}"])'
-        edges += [(name, "-.->", _LETTERS) for name in labels if name in dying]
+        edges += [(name, "-.->", _LETTERS) for name in dying]
     ids = {name: f"n{number}" for number, name in enumerate(labels)}
     lines = [
         "flowchart LR",
@@ -370,6 +396,8 @@ def as_mermaid(pipeline: Pipeline) -> str:
 
 
 _LETTERS = "dead letters"
+_SHAPES: Mapping[str, tuple[str, str]] = {"source": ("[(", ")]"), "step": ("[", "]"), "sink": ("([", "])")}
+"""Brackets of a node of a flowchart, by role."""
 _ENTITIES = str.maketrans({"&": "#amp;", "<": "#lt;", ">": "#gt;", '"': "#quot;", "#": "#35;"})
 
 

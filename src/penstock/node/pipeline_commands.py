@@ -1,8 +1,7 @@
-"""Dead letters of the pipelines in the configuration, for the console.
+"""Dead letters and plans of the pipelines in the configuration, for the console.
 
-Each request runs a command of ``penstock pipeline dead-letter`` in a process of its own: the tables of dead letters
-need pyarrow, which is not loaded into the node, and a large table or an unreadable file does not affect it. One process
-runs at a time.
+Each request runs a command of ``penstock pipeline`` in a process of its own: tables need pyarrow, which is not loaded
+into the node, and a large table or an unreadable file does not affect it. One process runs at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import sys
 from asyncio import StreamReader
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,14 +20,14 @@ from typing import Any, Final, NamedTuple
 from penstock.errors import RefusedError, UnavailableError
 from penstock.node.config.node import PipelineSection
 
-__all__ = ["CommandResult", "DeadLetterService"]
+__all__ = ["CommandResult", "PipelineCommands"]
 
 TIMEOUT_S: Final = 120.0
 """Time limit of a command; a redrive waits for the acknowledgements of the source."""
 MAX_OUTPUT: Final = 64 << 20
 """Limit of the output of a command in bytes: the letters of a page with their records."""
 _PROGRAM: Final = (sys.executable, "-m", "penstock.cli")
-_NEEDS_STATE_DIR: Final = frozenset({"redrive"})
+_NEEDS_STATE_DIR: Final = frozenset({"redrive", "plan"})
 
 
 class CommandResult(NamedTuple):
@@ -38,7 +37,7 @@ class CommandResult(NamedTuple):
     notes: list[str]
 
 
-class DeadLetterService:
+class PipelineCommands:
     """Runs commands for ``pipelines``, by name."""
 
     def __init__(self, pipelines: Mapping[str, PipelineSection]) -> None:
@@ -56,7 +55,16 @@ class DeadLetterService:
         async with self._one:
             pass
 
-    async def run(self, name: str, verb: str, options: Sequence[str], payload: bytes = b"") -> CommandResult:
+    async def plan(self, name: str) -> dict[str, Any]:
+        """Run ``penstock pipeline plan`` for the pipeline ``name``, and return the plan.
+
+        Raises:
+            RefusedError, UnavailableError: as :meth:`dead_letters`.
+        """
+        # Status 1 with a plan: the file has a change with which a run cannot continue.
+        return (await self._command(name, "plan", ["plan"], [], rows_if=(0, 1))).rows[0]
+
+    async def dead_letters(self, name: str, verb: str, options: Sequence[str], payload: bytes = b"") -> CommandResult:
         """Run ``penstock pipeline dead-letter VERB`` with ``options`` for the pipeline ``name``.
 
         Options are given as ``--name=value``, so that no value is taken for an option. ``payload``: standard input.
@@ -65,8 +73,21 @@ class DeadLetterService:
             RefusedError: the command failed; the error has its text.
             UnavailableError: it took too long, or printed too much.
         """
+        return await self._command(name, verb, ["dead-letter", verb], options, payload)
+
+    async def _command(
+        self,
+        name: str,
+        verb: str,
+        command: Sequence[str],
+        options: Sequence[str],
+        payload: bytes = b"",
+        *,
+        rows_if: Collection[int] = (0,),
+    ) -> CommandResult:
+        """Run a command; ``rows_if``: exit statuses with which it printed its rows."""
         section = self.pipelines[name]
-        arguments = ["pipeline", "dead-letter", verb, str(section.file.absolute()), "--json", *options]
+        arguments = ["pipeline", *command, str(section.file.absolute()), "--json", *options]
         if section.state_dir is not None and verb in _NEEDS_STATE_DIR:
             arguments.append(f"--state-dir={section.state_dir.absolute()}")
         directory = section.file.parent if section.directory is None else section.directory
@@ -77,15 +98,15 @@ class DeadLetterService:
                 status, out, err = await self._run(arguments, directory, payload)
         except TimeoutError:
             raise UnavailableError(
-                f"dead letters of {name!r}: `{verb}` took longer than {TIMEOUT_S:.0f} s", do=_ON_THE_MACHINE
+                f"pipeline {name!r}: `{verb}` took longer than {TIMEOUT_S:.0f} s", do=_ON_THE_MACHINE
             ) from None
         except OSError as error:
             raise RefusedError(
-                f"dead letters of {name!r}: the command cannot run in {directory}",
+                f"pipeline {name!r}: `{verb}` cannot run in {directory}",
                 why=error.strerror,
                 do="correct `pipelines` in the configuration of the node, and restart it",
             ) from error
-        if status != 0:
+        if status not in rows_if or (status != 0 and not out):
             raise _failure(err)
         return CommandResult([json.loads(line) for line in out.splitlines()], err.splitlines())
 
@@ -119,7 +140,7 @@ class DeadLetterService:
                 await process.communicate()
 
 
-_ON_THE_MACHINE: Final = "run the command on the machine: penstock pipeline dead-letter"
+_ON_THE_MACHINE: Final = "run the command on the machine: penstock pipeline"
 
 
 async def _read(stream: StreamReader) -> bytes:
@@ -127,7 +148,7 @@ async def _read(stream: StreamReader) -> bytes:
     while chunk := await stream.read(1 << 16):
         data += chunk
         if len(data) > MAX_OUTPUT:
-            raise UnavailableError(f"the dead letters are larger than {MAX_OUTPUT >> 20} MiB", do=_ON_THE_MACHINE)
+            raise UnavailableError(f"the output is larger than {MAX_OUTPUT >> 20} MiB", do=_ON_THE_MACHINE)
     return bytes(data)
 
 

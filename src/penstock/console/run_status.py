@@ -1,0 +1,107 @@
+"""The status of a pipeline's run as snapshots: its sinks, its graph and its expectations.
+
+The status is JSON that the run writes, see ``penstock.console.pipelines``; other clients may write another value, so
+nothing here trusts its types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from penstock.console.snapshots import PipelineExpectation, PipelineNode, PipelineSink
+
+__all__ = ["MAX_TEXT", "expectations_of", "field_of", "graph_of", "sinks_of"]
+
+MAX_TEXT: Final = 10_000
+MAX_PARTS: Final = 1000
+"""Sinks, nodes and expectations that are shown."""
+
+T = TypeVar("T")
+
+
+def sinks_of(status: Mapping[str, Any]) -> tuple[PipelineSink, ...]:
+    """Return the sinks of a run."""
+    return tuple(_sink(name, found) for name, found in _sinks(status))
+
+
+def graph_of(status: Mapping[str, Any]) -> tuple[PipelineNode, ...]:
+    """Return the nodes of the pipeline, without edges to unknown nodes; empty if the run did not report them."""
+    found = [each for each in field_of(status, "graph", list)[:MAX_PARTS] if isinstance(each, dict)]
+    texts = ("id", "name", "role", "kind")
+    rows = {row["id"]: row for row in found if all(isinstance(row.get(name), str) for name in texts)}
+    return tuple(
+        PipelineNode(
+            **{name: row[name][:MAX_TEXT] for name in texts},
+            reads=tuple(read for read in field_of(row, "reads", list) if isinstance(read, str) and read in rows),
+            late=field_of(row, "late", bool),
+            dead_letters=field_of(row, "dead_letters", bool),
+        )
+        for row in rows.values()
+    )
+
+
+def expectations_of(status: Mapping[str, Any]) -> tuple[PipelineExpectation, ...]:
+    """Return the counts of the expectations of a run, whose names begin with that of their step."""
+    return tuple(
+        PipelineExpectation(sink, step, expectation, _count(counts, "rows") or 0, _count(counts, "violations") or 0)
+        for sink, found in _sinks(status)
+        for name, counts in list(field_of(found, "expectations", dict).items())[:MAX_PARTS]
+        if isinstance(counts, dict)
+        for step, _, expectation in [name[:MAX_TEXT].partition(".")]
+    )
+
+
+def field_of(found: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Return a field of JSON data; an empty value of ``kind`` if it is missing or of another type."""
+    value = found.get(name)
+    return value if isinstance(value, kind) else kind()
+
+
+def _sinks(status: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    sinks = field_of(field_of(status, "progress", dict), "sinks", dict)
+    return [(name[:MAX_TEXT], found) for name, found in list(sinks.items())[:MAX_PARTS] if isinstance(found, dict)]
+
+
+def _number(found: Mapping[str, Any], field: str) -> float | None:
+    value = found.get(field)
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
+
+
+def _count(found: Mapping[str, Any], field: str) -> int | None:
+    value = _number(found, field)
+    return None if value is None else int(value)
+
+
+def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
+    def number(field: str) -> float | None:
+        return _number(found, field)
+
+    def count(field: str) -> int | None:
+        return _count(found, field)
+
+    return PipelineSink(
+        sink=name,
+        batch=count("batch"),
+        batches=count("batches") or 0,
+        read=count("read") or 0,
+        out=count("out") or 0,
+        dead=count("dead") or 0,
+        letters=count("letters") or 0,
+        filtered=count("filtered") or 0,
+        duplicates=count("duplicates") or 0,
+        exploded=count("exploded") or 0,
+        late=count("late") or 0,
+        restarts=count("restarts") or 0,
+        failing_s=number("failing_s") or 0.0,
+        rows_per_s=number("rows_per_s") or 0.0,
+        batch_s=number("batch_s"),
+        lag_records=count("lag_records"),
+        lag_s=number("lag_s"),
+        in_batch_records=count("in_batch_records"),
+        in_batch_s=number("in_batch_s"),
+        behind_s=number("behind_s"),
+        state_rows=count("state_rows"),
+        state_bytes=count("state_bytes"),
+        state_disk_bytes=count("state_disk_bytes"),
+    )
