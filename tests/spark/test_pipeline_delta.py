@@ -16,6 +16,7 @@ from penstock.errors import PenstockError
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.delivery import COORDINATES, RemoteDeltaTable, last_of_each_key
 from penstock.pipelines.sinks.delta import DeltaWriter
+from penstock.pipelines.sinks.maintenance import maintained_at
 from penstock.pipelines.sinks.migration import migrate
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import TableSink
@@ -114,7 +115,7 @@ statestore: {{broker: "{broker}"}}
 steps:
   - {{name: parsed, parse: {{schema: "k STRING NOT NULL, n INT"}}}}
 sinks:
-  - {{name: rows, table: {{path: "{lake}/rows"}}}}
+  - {{name: rows, table: {{path: "{lake}/rows", maintenance: {{every: 1 hour, retention: 1 day}}}}}}
   - {{name: again, table: {{{format}path: "{lake}/again"}}}}
   - {{name: newest, table: {{format: delta, path: "{lake}/newest", mode: merge, keys: [k], order_by: n}}}}
 dead_letters: {{path: "{lake}/dead"}}
@@ -135,6 +136,9 @@ def test_a_pipeline_writes_delta_tables_and_one_that_was_migrated(setup_of: Call
     setup.pipeline = Pipeline.model_validate(migrated)
     setup.send(message("a", 3))
     setup.run()
+    # The table did not exist at the start of the first run, and was due at the start of the second one.
+    assert [event["sink"] for event in setup.events if event["event"] == "maintenance"] == ["rows"]
+    assert maintained_at(setup.lake / "rows") > 0
     for name in ("rows", "again"):
         found = DeltaTable(setup.lake / name).to_pyarrow_table()
         assert Counter(found["n"].to_pylist()) == {1: 1, 2: 1, 3: 1}

@@ -59,6 +59,7 @@ __all__ = [
     "build_query",
     "check_nothing_dropped",
     "check_target",
+    "is_small",
     "ledger_entry",
     "start_query",
 ]
@@ -162,6 +163,7 @@ class SinkBatches:
         self._context = context
         self._writer = SinkWriter(plan, checkpoint, context.targets)
         self._entry = partial(ledger_entry, plan, checkpoint, context.targets)
+        self._last = context.ledger.last(plan.sink.name)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Process one batch. All writes are idempotent by batch id."""
@@ -177,6 +179,7 @@ class SinkBatches:
                 )
                 self._context.ledger.write(entry)
                 self.last_finished = batch
+                self._last = entry
             finally:
                 self.running = {}
         self._context.report(FinishedBatch(entry, time.monotonic() - began))
@@ -214,7 +217,7 @@ class SinkBatches:
 
     def _rows_in_one_pass(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         read = self._read(start, end)
-        if read <= ONE_FILE and not self.plan.has_dedupe:
+        if is_small(read, self._last) and not self.plan.has_dedupe:
             # One file and one task: more would not make a small batch faster.
             rows = rows.coalesce(1)
         found = self._writer.write_once(rows, batch)
@@ -363,7 +366,18 @@ def _counted(found: Row) -> BatchCounts:
 
 
 ONE_FILE = 10_000
-"""Maximum number of records of a batch that are written to a table as one file, by one task."""
+"""Maximum number of rows of a batch that are written to a table as one file, by one task."""
+
+
+def is_small(read: int, last: LedgerEntry | None) -> bool:
+    """Return True if ``read`` records have few rows: as many per record as in ``last``, the batch before.
+
+    Explode steps make several rows of a record; how many is known only after the batch was computed.
+    """
+    rows = read if last is None or not last.read else read * (last.read + last.exploded) / last.read
+    return rows <= ONE_FILE
+
+
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 

@@ -42,6 +42,7 @@ from penstock.pipelines.run.queries import (
     RunStopping,
     build_query,
     check_target,
+    is_small,
     ledger_entry,
     start_query,
 )
@@ -211,6 +212,7 @@ class SharedBatches:
         self.running: Mapping[str, RunningBatch] = {}
         self.gate = BatchBarrier()
         self._context = context
+        self._last = context.ledger.last(plans[0].sink.name)
         self.members = [
             _Member(found, own, SinkWriter(found, own, context.targets), own.position(), f"s{n}")
             for n, (found, own) in enumerate(zip(plans, checkpoints, strict=True))
@@ -242,7 +244,8 @@ class SharedBatches:
         ranges = {member.name: self._range(member, numbers[member.name]) for member in due}
         counts: dict[str, int] = {}
         read = self._count(due[0], ranges, counts)
-        if read <= ONE_FILE:
+        # All sinks of a query are behind the same explode steps.
+        if is_small(read, self._last):
             # One file for each sink, and one task: a small batch is not worth more.
             rows = rows.coalesce(1)
         errors: list[Exception] = []
@@ -253,6 +256,7 @@ class SharedBatches:
                 read = self._count(member, ranges, counts)
                 entry = self._entry(member, number, ranges[member.name], read, out)
                 self._context.ledger.write(entry)
+                self._last = entry
                 member.commit()
             except (PenstockError, PySparkException, OSError, *BROKEN) as error:
                 _raise_if_ended(error)

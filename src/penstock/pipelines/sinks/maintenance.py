@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,11 @@ def maintain(
     ``delta.logRetentionDuration`` (30 days by default). ``log_retention_h`` sets this property, which all programs
     obey that write the table.
 
+    Each checkpoint names the files that were removed within ``delta.deletedFileRetentionDuration`` (a week by default),
+    which readers need as long as the files exist. This property is therefore set to ``retention_h`` if it is shorter,
+    and if it is longer, too, when ``in_use`` or ``log_retention_h`` is given: otherwise the log of a table with many
+    commits is large although the files do not exist any more.
+
     ``in_use``: a run writes the table meanwhile. Otherwise files of attempts that were not committed are removed at
     once; those of a run that writes, too, are not committed yet, so its ``retention_h`` must be longer than a batch.
 
@@ -67,7 +73,7 @@ def maintain(
     with _locked(path):
         if not in_use:
             shutil.rmtree(path / "_attempts", ignore_errors=True)
-        found = _maintain(path, retention_h, target_bytes, log_retention_h)
+        found = _maintain(path, retention_h, target_bytes, log_retention_h, may_shorten=in_use)
         os.utime(path / _LOCK)
     return found
 
@@ -101,12 +107,13 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _maintain(path: Path, retention_h: int, target_bytes: int, log_retention_h: int | None) -> TableMaintenance:
+def _maintain(
+    path: Path, retention_h: int, target_bytes: int, log_retention_h: int | None, *, may_shorten: bool
+) -> TableMaintenance:
     table = load(path)
     before = table.version()
     with storage_errors(path):
-        if log_retention_h is not None:
-            _set_log_retention(table, log_retention_h)
+        _set_retention(table, retention_h, log_retention_h, may_shorten=may_shorten)
         metrics = _compact(table, target_bytes)
         sync_versions(path, before, files=True)
         removed = table.vacuum(
@@ -133,9 +140,31 @@ def _compact(table: DeltaTable, target_bytes: int) -> dict[str, Any]:
     return compact()
 
 
-def _set_log_retention(table: DeltaTable, hours: int) -> None:
-    wanted = {"delta.logRetentionDuration": f"interval {hours} hours"}
-    if wanted.items() <= table.metadata().configuration.items():
+def _set_retention(table: DeltaTable, retention_h: int, log_retention_h: int | None, *, may_shorten: bool) -> None:
+    """Set the properties of the table for removed files and for the log; see :func:`maintain`."""
+    properties = table.metadata().configuration
+    wanted: dict[str, str] = {}
+    if log_retention_h is not None:
+        wanted["delta.logRetentionDuration"] = f"interval {log_retention_h} hours"
+    # Not shorter: a VACUUM of delta-spark obeys it, and would remove files that a batch is about to commit.
+    removed_h = max(retention_h, _SHORTEST_H)
+    stored_h = _interval_h(properties.get(_REMOVED_FILES, _WEEK))
+    if removed_h > stored_h or (removed_h < stored_h and (may_shorten or log_retention_h is not None)):
+        wanted[_REMOVED_FILES] = f"interval {removed_h} hours"
+    if wanted.items() <= properties.items():
         return
     table.alter.set_table_properties(wanted)
     table.update_incremental()
+
+
+_REMOVED_FILES = "delta.deletedFileRetentionDuration"
+_WEEK = "interval 1 week"
+_SHORTEST_H = 1
+_INTERVAL = re.compile(r"(?:interval\s+)?(?P<count>\d+)\s+(?P<unit>second|minute|hour|day|week)s?", re.IGNORECASE)
+_UNIT_H = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1, "day": 24, "week": 168}
+
+
+def _interval_h(text: str) -> float:
+    """Return the hours of a property such as ``interval 1 week``; 0 for a unit shorter than a second."""
+    found = _INTERVAL.fullmatch(text.strip())
+    return 0 if found is None else int(found["count"]) * _UNIT_H[found["unit"].lower()]

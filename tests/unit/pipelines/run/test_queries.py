@@ -6,7 +6,13 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.pipelines.run.queries import BatchCounts, RunningQuery, check_nothing_dropped, ledger_entry
+from penstock.pipelines.run.queries import (
+    BatchCounts,
+    RunningQuery,
+    check_nothing_dropped,
+    is_small,
+    ledger_entry,
+)
 from penstock.pipelines.spec.pipeline import plan
 from tests.unit.pipelines.files import FILE, parse
 
@@ -55,3 +61,20 @@ def test_records_without_a_row_are_duplicates_only_if_there_is_a_dedupe(sink: st
     entry = ledger_entry(found, cast("Any", checkpoint), cast("Any", targets), 4, *span, 10, counts, out=12, checks={})
     # 10 records became 18 rows, of which 15 have an outcome.
     assert (entry.read, entry.exploded, entry.duplicates) == (10, 8, duplicates)
+
+
+@pytest.mark.parametrize(
+    ("read", "before", "small"),
+    [
+        (10_000, None, True),
+        (10_001, None, False),
+        (10_000, (50, 0), True),
+        # An explode step made three rows of each record of the batch before.
+        (3_333, (50, 100), True),
+        (3_334, (50, 100), False),
+        (10_000, (0, 0), True),
+    ],
+)
+def test_a_batch_is_small_by_its_rows(read: int, before: tuple[int, int] | None, *, small: bool) -> None:
+    last = None if before is None else SimpleNamespace(read=before[0], exploded=before[1])
+    assert is_small(read, cast("Any", last)) is small

@@ -76,6 +76,45 @@ def test_small_files_are_combined_and_batches_continue(tmp_path: Path) -> None:
     assert numbers(tmp_path) == list(range(11))
 
 
+REMOVED_FILES = "delta.deletedFileRetentionDuration"
+
+
+@pytest.mark.parametrize(
+    ("before", "retention_h", "options", "after"),
+    [
+        # The log must name removed files as long as they are kept: otherwise they would be removed before.
+        (None, 720, {}, "interval 720 hours"),
+        ("interval 1 day", 168, {}, "interval 168 hours"),
+        ("interval 90 minutes", 2, {}, "interval 2 hours"),
+        # A shorter time only if the table is maintained regularly, or properties are given.
+        (None, 24, {}, None),
+        (None, 24, {"in_use": True}, "interval 24 hours"),
+        ("INTERVAL 2 weeks", 24, {"log_retention_h": 48}, "interval 24 hours"),
+        (None, 0, {"in_use": True}, "interval 1 hours"),
+        ("interval 7 days", 168, {"in_use": True}, "interval 7 days"),
+    ],
+)
+def test_the_log_names_removed_files_as_long_as_they_are_kept(
+    tmp_path: Path, before: str | None, retention_h: int, options: dict[str, Any], after: str | None
+) -> None:
+    commit(DeltaWriter(tmp_path, "rows", "q"), 0)
+    if before is not None:
+        DeltaTable(tmp_path).alter.set_table_properties({REMOVED_FILES: before})
+    maintain(tmp_path, retention_h=retention_h, target_bytes=1 << 20, **options)
+    assert DeltaTable(tmp_path).metadata().configuration.get(REMOVED_FILES) == after
+    version = DeltaTable(tmp_path).version()
+    maintain(tmp_path, retention_h=retention_h, target_bytes=1 << 20, **options)
+    assert DeltaTable(tmp_path).metadata().configuration.get(REMOVED_FILES) == after
+    # The property is not set again.
+    assert max(metadata_versions(tmp_path)) <= version
+
+
+def metadata_versions(path: Path) -> list[int]:
+    """Return the versions of the log that changed the metadata of the table."""
+    entries = sorted((path / "_delta_log").glob("*.json"))
+    return [int(entry.stem) for entry in entries if '"metaData"' in entry.read_text(encoding="utf-8")]
+
+
 class Round(NamedTuple):
     """State of a table after some commits and its maintenance."""
 
@@ -114,13 +153,19 @@ def _age(path: Path, seconds: float) -> None:
             os.utime(file, (at, at))
 
 
-def test_regular_maintenance_bounds_files_and_log(tmp_path: Path) -> None:
+def test_regular_maintenance_bounds_files_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six hours of six commits each, with maintenance every hour that keeps the log of two hours."""
+    monkeypatch.setattr(maintaining, "_SHORTEST_H", 0)
     found = rounds(tmp_path, 6, 6, 2, every_s=3_600)
     assert [each.files for each in found] == [1] * 6
+    # A checkpoint does not name files that were removed before.
+    assert found[-1].log_bytes <= 1.1 * found[3].log_bytes
     # Six batches and the versions of maintenance in each hour, since the last checkpoint before the retention.
     assert max(each.log_entries for each in found[3:]) <= found[3].log_entries + 1 <= 3 * 14
-    assert DeltaTable(tmp_path).metadata().configuration == {"delta.logRetentionDuration": "interval 2 hours"}
+    assert DeltaTable(tmp_path).metadata().configuration == {
+        "delta.logRetentionDuration": "interval 2 hours",
+        REMOVED_FILES: "interval 0 hours",
+    }
     assert numbers(tmp_path) == sorted([*range(36), *range(36)])
     commit(DeltaWriter(tmp_path, "rows", "q"), 35, 2)
     assert len(numbers(tmp_path)) == 72
@@ -196,9 +241,10 @@ def test_an_error_of_one_table_does_not_end_the_maintenance_of_others(
 @pytest.mark.nightly
 @pytest.mark.timeout(2_400)
 def test_a_day_of_commits_of_four_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit every ten seconds, maintenance every ten minutes: files and entries of the log do not grow."""
+    """A commit every ten seconds, maintenance every ten minutes: files and log do not grow."""
     # A power loss is not part of this test, and a hundred thousand fsyncs would be most of its time.
     monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(maintaining, "_SHORTEST_H", 0)
     found = rounds(tmp_path, 144, 60, 4, every_s=600)
     sys.stdout.write("hour  files  log entries  log bytes  open ms\n")
     for hour, each in enumerate(found[5::6], 1):
@@ -206,8 +252,7 @@ def test_a_day_of_commits_of_four_small_files(tmp_path: Path, monkeypatch: pytes
     assert max(each.files for each in found) <= 2
     # From the third hour the log has the versions of the two hours before.
     assert max(each.log_entries for each in found[18:]) <= 1.1 * found[18].log_entries
-    # Each checkpoint has the files that were removed in the last week (delta.deletedFileRetentionDuration), so the
-    # bytes of the log grow with them.
+    assert max(each.log_bytes for each in found[18:]) <= 1.1 * found[18].log_bytes
     assert DeltaTable(tmp_path).to_pyarrow_dataset().count_rows() == 8_640 * 4
 
 
