@@ -13,6 +13,8 @@ import trustme
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.dead_letters import DeadLetter, redrive
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import Options, TubeSource
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 from penstock.security.passwords import edit_passwords, make_credential
@@ -160,9 +162,11 @@ def test_dead_letters_are_sent_again_with_the_credentials_of_the_source(node: Se
     letter = DeadLetter("p", "parse.not_json", "why", "id-1", "", "mended", 1, 0, 0, at, b"k", [], b"nope")
     options: Options = {"tubemq.user": "edge", "tubemq.passwordFile": str(node.directory / "secret")}
     master = str(node.ready["tube_master"])
-    nobody = TubeSource(topics=["mended"], master=master)
+    sinks = [Sink.model_validate({"name": "shown", "console": {}})]
+    nobody = Pipeline(name="p", source=TubeSource(topics=["mended"], master=master), sinks=sinks)
     with pytest.raises(RefusedError, match="authentication failed"):
-        asyncio.run(redrive(tmp_path, [letter], {"source": nobody}, tmp_path))
-    somebody = TubeSource(topics=["mended"], master=master, options=options)
-    assert asyncio.run(redrive(tmp_path, [letter], {"source": somebody}, tmp_path)) == 1
+        asyncio.run(redrive(tmp_path, [letter], nobody, tmp_path))
+    source = TubeSource(topics=["mended"], master=master, options=options)
+    somebody = nobody.model_copy(update={"source": source})
+    assert asyncio.run(redrive(tmp_path, [letter], somebody, tmp_path)) == 1
     assert [row["value"] for row in node.rows("tube", "consume", "mended", *node.user)] == ["nope"]

@@ -18,6 +18,7 @@ from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.reconcile import QueryReconciliation, reconcile, source_count
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
 from penstock.pipelines.steps.nested import REPLACED
 from penstock.tube.record import Record
@@ -64,10 +65,10 @@ def test_nested_arrays_become_rows_with_parts(spark: SparkSession) -> None:
     )
     found = apply(rows(spark, *values), made, no_lookup).orderBy("_id", "_part").collect()
     assert [(row["_id"], row["_part"], row["_more"]) for row in found] == [
-        ("i0", "0.0", 3),
-        ("i0", "0.1", 0),
-        ("i0", "1", 0),
-        ("i0", "2.0", 0),
+        ("i0", "groups.0.items.0", 3),
+        ("i0", "groups.0.items.1", 0),
+        ("i0", "groups.1", 0),
+        ("i0", "groups.2.items.0", 0),
         *((f"i{n}", None, 0) for n in (1, 2, 3)),
     ]
     columns = ["d", "g", "item_n", "item_at_x", "nr"]
@@ -111,13 +112,43 @@ def test_a_row_without_elements_is_neither_a_missing_part_nor_a_replaced_one(spa
         found = apply(given, made, no_lookup).orderBy("_part").collect()
         return [(row["_part"], row["_filtered"], row["_dead"] and row["_dead"]["code"]) for row in found]
 
-    one = "named_struct('step', 's', 'part', '1.1')"
-    assert result(None, one) == [("0", None, None), ("1.0", None, None)]
-    assert result("0", "") == [("0", None, None)]
-    assert result("0.0", "") == [("0", None, "explode.no_part")]
+    one = "named_struct('step', 's', 'part', 'groups.1.items.1')"
+    assert result(None, one) == [("groups.0", None, None), ("groups.1.items.0", None, None)]
+    assert result("groups.0", "") == [("groups.0", None, None)]
+    assert result("groups.0.items.0", "") == [("groups.0", None, "explode.no_part")]
     # Redriven twice: the newest copy makes the row.
-    assert result("1.1", one) == [("1", "items", None)]
-    assert result("1", one) == [("1.0", None, None)]
+    assert result("groups.1.items.1", one) == [("groups.1", "items", None)]
+    assert result("groups.1", one) == [("groups.1.items.0", None, None)]
+    # Parts of other steps have been written: as filtered, not as dead letters or rows without an element.
+    assert result("others.0", "") == [(None, "groups", None)]
+    assert result("groups.0.others.1", "") == [("groups.0", "items", None)]
+    assert result("others.0,groups.1.items.1", "") == [("groups.1.items.1", None, None)]
+
+
+@pytest.mark.parametrize("deduped", [False, True])
+def test_a_redriven_part_makes_no_row_of_another_explode(spark: SparkSession, deduped: bool) -> None:
+    """Two steps make rows of two arrays of the same records; the part 1 of the first one is redriven, also twice."""
+    parse = {"name": "parsed", "parse": {"schema": "a ARRAY<INT>, b ARRAY<INT>"}}
+    dedupe = [{"name": "once", "dedupe": {"within": "1 day"}}] if deduped else []
+    first = steps(parse, *dedupe, {"name": "first", "explode": {"column": "a"}})
+    second = steps(parse, *dedupe, {"name": "second", "explode": {"column": "b", "empty": "keep"}})
+    value = b'{"a":[1,2],"b":[3,4]}'
+
+    def rows_of(made: list[Step], copy_steps: str) -> list[tuple[str | None, str | None]]:
+        """Rows of a record and of its redriven copy, as far as they are live, then the filtered ones."""
+        redrive = "struct<number: string, step: string, parts: string>"
+        original = rows(spark, value).withColumn("_redrive", sf.lit(None).cast(redrive))
+        marks = {"number": "1", "step": copy_steps, "parts": "first.1"}
+        copy = original.withColumn("_redrive", sf.struct(*(sf.lit(text).alias(name) for name, text in marks.items())))
+        found = apply(original.unionByName(copy), made, no_lookup).collect()
+        return sorted(((row["_part"], row["_filtered"]) for row in found), key=str)
+
+    first_twice = [("first.0", None), ("first.1", None), ("first.1", None)]
+    # A dedupe drops the copy in the query of the second one; without it the step counts the copy as filtered.
+    second_once = [("second.0", None), ("second.1", None), *([] if deduped else [(None, "second")])]
+    for copy_steps in ("sink:ones,first", "parsed,first"):
+        assert rows_of(first, copy_steps) == first_twice
+        assert rows_of(second, copy_steps) == sorted(second_once, key=str)
 
 
 def test_columns_of_other_types_are_refused_when_the_query_is_built(spark: SparkSession) -> None:
@@ -148,13 +179,13 @@ def test_a_redriven_part_makes_no_row_twice_in_the_run_and_in_a_replay(
     setup = setup_of(FILE, 1)
     setup.send(device("a", "1", "x", "3", "y"), device("b"), device("c", "7"), b"no JSON")
     setup.run()
-    expected = ["a#0 a0=1", "a#2 a2=3", "c#0 c0=7"]
+    expected = ["a#each.0 a0=1", "a#each.2 a2=3", "c#each.0 c0=7"]
     dead = setup.lake / "dead"
     assert parts(setup.lake / "rows") == parts(setup.lake / "copies") == expected
     letters = {letter.part: letter for letter in dead_letters.letters(dead)}
     assert {(letter.id, part, letter.step) for part, letter in letters.items() if part} == {
-        ("a", "1", "number"),
-        ("a", "3", "number"),
+        ("a", "each.1", "number"),
+        ("a", "each.3", "number"),
     }
     for sink in ("rows", "copies"):
         sums = setup.ledger.counts(sink)
@@ -164,11 +195,11 @@ def test_a_redriven_part_makes_no_row_twice_in_the_run_and_in_a_replay(
     assert [each.off for each in accounts(setup)] == [(), (), ()]
 
     fixed = device("a", "1", "2", "3", "4").value
-    chosen = [letters["1"], letters["3"]]
+    chosen = [letters["each.1"], letters["each.3"]]
     dead_letters.set_state(dead, chosen, dead_letters.LetterState.CORRECTED, fixed)
-    assert asyncio.run(dead_letters.redrive(dead, chosen, setup.pipeline.inputs, setup.state)) == 2
+    assert asyncio.run(dead_letters.redrive(dead, chosen, setup.pipeline, setup.state)) == 2
     setup.run()
-    expected = sorted([*expected, "a#1 a1=2", "a#3 a3=4"])
+    expected = sorted([*expected, "a#each.1 a1=2", "a#each.3 a3=4"])
     assert parts(setup.lake / "rows") == parts(setup.lake / "copies") == expected
     assert setup.node.get(f"{setup.topic}/a1") == b'{"total":2}'
     sums = setup.ledger.counts("rows")
@@ -185,11 +216,11 @@ def test_a_redriven_part_makes_no_row_twice_in_the_run_and_in_a_replay(
     assert [each.off for each in reconcile(again, state, source_count(again, state))] == [(), ()]
 
     # A correction without the element is a letter again, not a row.
-    dead_letters.set_state(dead, [letters["3"]], dead_letters.LetterState.CORRECTED, device("a", "1").value)
-    asyncio.run(dead_letters.redrive(dead, [letters["3"]], setup.pipeline.inputs, setup.state))
+    dead_letters.set_state(dead, [letters["each.3"]], dead_letters.LetterState.CORRECTED, device("a", "1").value)
+    asyncio.run(dead_letters.redrive(dead, [letters["each.3"]], setup.pipeline, setup.state))
     setup.run()
     *_, last = dead_letters.letters(dead)
-    assert (last.step, last.code, last.reason) == ("each", "explode.no_part", "the record has no element 3")
+    assert (last.step, last.code, last.reason) == ("each", "explode.no_part", "the record has no element each.3")
     assert parts(setup.lake / "rows") == expected
 
 

@@ -100,7 +100,7 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[...,
     assert (null.topic, null.offset) == (str(csv / "a.csv"), (csv / "a.csv").read_bytes().index(b"," + at(3).encode()))
     # A crash before the last commits doubles nothing; a letter of a file is read again, beside a new file.
     setup.forget_the_last_data("rows")
-    asyncio.run(dead_letters.redrive(setup.lake / "dead", [null], setup.pipeline.inputs, setup.state))
+    asyncio.run(dead_letters.redrive(setup.lake / "dead", [null], setup.pipeline, setup.state))
     (csv / "c.csv").write_text(f"name,at,x\nold4,{at(1)},6\n")
     commit(setup.lake / "bought", 1, "bought3")
     setup.run()
@@ -222,6 +222,6 @@ def test_state_store_changes_are_a_source(setup_of: Callable[..., Setup]) -> Non
     (letter,) = dead_letters.letters(setup.lake / "dead")
     assert (letter.code, letter.value, letter.key) == ("parse.not_json", b"nope", b"graph/b=,%")
     with pytest.raises(ConfigError, match="only the node may write to the topic of its changes"):
-        asyncio.run(dead_letters.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state))
+        asyncio.run(dead_letters.redrive(setup.lake / "dead", [letter], setup.pipeline, setup.state))
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())

@@ -113,7 +113,7 @@ def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setu
     # The table keeps its types.
     changed["steps"][3]["map"]["compute"] = {"share": "limits.high", "n": "CAST(n AS INT)"}
     setup.pipeline = loader.parse(json.dumps(changed), name="p.yaml")
-    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 11
+    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", letters, setup.pipeline, setup.state)) == 11
     setup.run()
     assert setup.rows() == sorted(f"m{n}" for n in range(5_000))
     (account,) = books(setup)
@@ -234,7 +234,7 @@ def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
     assert _limits(setup.lake / "passed") == {f"m{n}": 5.0 if n < 50 else None for n in range(100)}
     assert _limits(setup.lake / "waited") == {f"m{n}": 5.0 for n in range(100)}
     letters = list(dead_letters.letters(setup.lake / "dead"))
-    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 50
+    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", letters, setup.pipeline, setup.state)) == 50
     setup.run()
     assert _limits(setup.lake / "rows") == {f"m{n}": 5.0 for n in range(100)}
     # For the other sinks, which had them, the letters are copies.

@@ -333,7 +333,7 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     setup.run()
     assert [x["id"] for x in setup.dead()] == ["broken"]
     (letter,) = dead_letters.letters(setup.lake / "dead")
-    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state)) == 1
+    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", [letter], setup.pipeline, setup.state)) == 1
     assert dead_letters.redriven(setup.lake / "dead") == {letter.coordinates}
     setup.run()
     # It failed once more, and is a letter of its own with the same id.
@@ -352,7 +352,7 @@ def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Se
     dead = setup.lake / "dead"
     (letter,) = dead_letters.letters(dead)
     dead_letters.set_state(dead, [letter], dead_letters.LetterState.CORRECTED, message("broken", 2).value)
-    assert asyncio.run(dead_letters.redrive(dead, [letter], setup.pipeline.inputs, setup.state)) == 1
+    assert asyncio.run(dead_letters.redrive(dead, [letter], setup.pipeline, setup.state)) == 1
     setup.run()
     assert setup.rows() == ["a", "broken"]
     assert dead_letters.letter_states(dead)[letter.place].state is dead_letters.LetterState.REDRIVEN

@@ -11,12 +11,13 @@ Names of metadata columns start with ``_``:
     _checks    only after an expect step: names of the expect steps that the row passed and of the expectations that it
                violates (``expectations``)
     _path      only after a concat of branches of one source: the branches that the row passed
-    _part      only after an explode step: index of the array's element of which the row was made; after several steps
-               the indices joined with dots; null if the record left the stream before. With _id it identifies the row
+    _part      only after an explode step: name of the step and index of the array's element of which the row was made
+               (``each.0``), after several steps all of them joined with dots; null if the record left the stream
+               before. With _id it identifies the row
     _more      only after an explode step: number of rows that the record has in addition to this one, in its first row;
                0 in others. The sum is the number of rows that explode steps added
-    _redrive   struct: number, step, parts (comma-separated, null for a whole record), for a redriven dead letter; null
-               for other rows
+    _redrive   struct: number, step (the steps that rejected the record, comma-separated), parts (comma-separated, null
+               for a whole record), for a redriven dead letter; null for other rows
     _replaced  only in a replay: array of structs (step, part) of the record's parts whose redriven copies are read, too
     _shared    only in a query of several sinks: the columns at the point where their steps separate, and what became
                of the row in the sinks before (``graph.fan_out``)

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.cli.main import main
+from penstock.cli.pipeline import ledger as cli_ledger
 from penstock.errors import UnavailableError
 from penstock.pipelines.ledger import reconcile
 from penstock.pipelines.ledger.ledger import Ledger
@@ -91,6 +92,10 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
     assert "5 rows" in printed.out
 
 
+def _end_of_watch(*_: object, as_json: bool) -> None:
+    raise UnavailableError("the watch has begun", applied=False)
+
+
 def test_the_status_of_a_directory_has_all_its_pipelines(
     run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +125,11 @@ def test_the_status_of_a_directory_has_all_its_pipelines(
     ]
     assert f"pipeline {name}: no run holds the lease" in printed.err
     assert "c.yaml" in printed.err
+    # With --watch before the first status.
+    with monkeypatch.context() as watching:
+        watching.setattr(cli_ledger, "repeat", _end_of_watch)
+        assert main([*command, "--watch", "5s"]) == 1
+    assert "c.yaml" in capsys.readouterr().err
     assert main(["pipeline", "status", str(place), "--into", "x"]) == 2
     assert "--into needs a single pipeline" in capsys.readouterr().err
 

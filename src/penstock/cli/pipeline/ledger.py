@@ -77,7 +77,7 @@ def status(
     of the lease: held, free, or unknown if the state store does not respond. With --into: the status of that replay.
 
     With a directory: of all its pipelines. --state-dir is then the directory that contains their state directories. If
-    a file is not valid, the others are shown, and the exit status is 2.
+    a file is not valid, this is reported first, the others are shown, and the exit status is 2.
     """
     located: list[RunLocation] = []
     refused: list[ConfigError] = []
@@ -106,9 +106,10 @@ def status(
         else:
             _print_status(found, with_pipelines=is_directory)
 
-    repeat(look, show, watch, as_json=as_json)
+    # First: with --watch, the status is shown until Ctrl-C.
     for refusal in refused:
         print_error(refusal)
+    repeat(look, show, watch, as_json=as_json)
     if refused:
         raise typer.Exit(2)
 
@@ -408,7 +409,7 @@ def dead_redrive(
         else:
             note(f"{count} not sent: {', '.join(sorted(left_out))}; `penstock pipeline dead-letter reopen` opens it")
     state = state_of(pipeline.name, state_dir)
-    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline.inputs, state))
+    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline, state))
     if as_json:
         print_json({"chosen": len(chosen), "sent": sent})
     elif dry_run:

@@ -2,7 +2,8 @@
 
 A dead letter stores the unchanged record: value, key and headers. A redriven record has the same id, and a header with
 the number of redrives, so that a dedupe accepts it. If only parts of a record (rows of an explode step) are dead
-letters, another header names them, and the redriven record makes only these rows. A TubeMQ record is sent to its topic;
+letters, another header names them, and the redriven record makes only these rows. A record that several sinks rejected
+is sent once, with the steps of all of them. A TubeMQ record is sent to its topic;
 a record of a file is written to a file in the source's inbox, which is read like the others. Redriven records are
 listed in files next to the table after TubeMQ or the disk has acknowledged them: a crash in between may redrive a
 record twice, but never loses it.
@@ -18,7 +19,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.sinks.table import delete_rows, files
+from penstock.pipelines.spec.pipeline import Pipeline, steps_after
 from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
@@ -254,27 +256,30 @@ def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
     return offset is not None and offset >= 0 and letter.offset < offset
 
 
-async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str, Source], state: Path) -> int:
-    """Send ``chosen`` to their sources ``inputs`` again, with unchanged ids; return the number of acknowledged and
-    listed records.
+async def redrive(path: Path, chosen: Sequence[DeadLetter], pipeline: Pipeline, state: Path) -> int:
+    """Send ``chosen`` to their sources again, with unchanged ids; return the number of acknowledged and listed letters.
 
     Raises:
-        ConfigError: the file no longer has the source of a dead letter, or the source is read-only; nothing was sent.
+        ConfigError: ``pipeline`` no longer has the source or the explode step of a dead letter, or the source is
+            read-only; nothing was sent.
         PenstockError: a record was not acknowledged; none is listed as redriven, so all of them may be sent again.
     """
     if not chosen:
         return 0
+    inputs = pipeline.inputs
     by_source: dict[str, list[DeadLetter]] = {}
     for letter in chosen:
         by_source.setdefault(letter.source or next(iter(inputs)), []).append(letter)
     for name in by_source:
         _check_writable(name, inputs)
+    _check_parts(chosen, pipeline)
     since_ms = time.time_ns() // 1_000_000
     states = letter_states(path)
+    after = steps_after(pipeline)
     copies: dict[RecordPart, Coordinates] = {}
     for name, found in by_source.items():
         source = inputs[name]
-        mine = _records([_corrected(letter, states) for letter in found])
+        mine = _records([_corrected(letter, states) for letter in found], after)
         if isinstance(source, TubeOptions):
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
                 copies |= await _into_topics(source, mine)
@@ -297,18 +302,20 @@ def _corrected(letter: DeadLetter, states: Mapping[RecordPart, LetterStatus]) ->
 
 
 class _RedrivenRecord(NamedTuple):
-    """A record to send: that of ``letter``, and the letters that it stands for, more than one for several parts."""
+    """A record to send: that of ``letter``, its places (more than one for several parts), and the steps that rejected
+    it."""
 
     letter: DeadLetter
     places: tuple[RecordPart, ...]
+    steps: tuple[str, ...]
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
-        """The headers of the record, with the number of redrives, the step that rejected it, and its parts."""
+        """The headers of the record, with the number of redrives, the steps that rejected it, and its parts."""
         letter = self.letter
         times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
         kept = [(name, value) for name, value in letter.headers if name not in _REDRIVE_HEADERS]
-        marks = [(REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
+        marks = [(REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, ",".join(self.steps).encode())]
         parts = [part for place in self.places for part in _parts_to_make(letter, place.part)]
         return [*kept, *marks, *([(REDRIVE_PARTS, ",".join(parts).encode())] if parts else [])]
 
@@ -322,26 +329,62 @@ class _RedrivenRecord(NamedTuple):
 _REDRIVE_HEADERS = frozenset({REDRIVE, REDRIVE_STEP, REDRIVE_PARTS})
 
 
+def _listed(letter: DeadLetter, header: str) -> list[str]:
+    """Return the comma-separated values of ``header`` of the record of ``letter``."""
+    text = next((value.decode(errors="replace") for name, value in letter.headers if name == header), "")
+    return [each for each in text.split(",") if each]
+
+
 def _parts_to_make(letter: DeadLetter, failed: str | None) -> list[str]:
     """Return the parts of the record of ``letter`` to make if the part ``failed`` is redriven; empty for all.
 
     If the record was redriven for parts inside ``failed`` (all are inside None), the others have been written.
     """
-    wanted = next((value.decode(errors="replace") for name, value in letter.headers if name == REDRIVE_PARTS), "")
-    inside = [part for part in wanted.split(",") if part and (failed is None or part.startswith(f"{failed}."))]
+    wanted = _listed(letter, REDRIVE_PARTS)
+    inside = [part for part in wanted if failed is None or part.startswith(f"{failed}.")]
     return inside or ([] if failed is None else [failed])
 
 
-def _records(letters: Sequence[DeadLetter]) -> list[_RedrivenRecord]:
-    """Return the records to send for ``letters``: one for all parts of a record that one step rejected.
+def _records(letters: Sequence[DeadLetter], after: Mapping[str, Collection[str]]) -> list[_RedrivenRecord]:
+    """Return the records to send for ``letters``: one for all parts of a record that the same steps rejected.
 
-    With one for each part, a dedupe would drop all but the first: they have the same id.
+    With one for each part or step, a dedupe would drop all but the first, which have the same id, and without a dedupe
+    each sink would write all of them. ``after``: see :func:`steps_after`.
     """
-    found: dict[object, list[DeadLetter]] = {}
+    by_place: dict[RecordPart, list[DeadLetter]] = {}
     for letter in letters:
-        key = (letter.coordinates, letter.part is None, letter.step, letter.value)
-        found.setdefault(key, []).append(letter)
-    return [_RedrivenRecord(mine[0], tuple(dict.fromkeys(each.place for each in mine))) for mine in found.values()]
+        by_place.setdefault(letter.place, []).append(letter)
+    found: dict[object, tuple[tuple[str, ...], list[DeadLetter]]] = {}
+    for same in by_place.values():
+        letter, steps = same[0], _steps_of(same, after)
+        key = (letter.coordinates, letter.part is None, letter.value, frozenset(steps))
+        found.setdefault(key, (steps, []))[1].append(letter)
+    return [_RedrivenRecord(mine[0], tuple(each.place for each in mine), steps) for steps, mine in found.values()]
+
+
+def _steps_of(letters: Sequence[DeadLetter], after: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Return the steps that rejected the record of ``letters``, so that dedupes before them accept it once more.
+
+    If the record had been redriven, and now failed before a step that had rejected it, this step still waits for it.
+    """
+    steps = dict.fromkeys(each.step for each in letters)
+    later = {name for step in steps for name in after.get(step, ())}
+    before = (name for each in letters for name in _listed(each, REDRIVE_STEP) if name in later)
+    return tuple(steps | dict.fromkeys(before))
+
+
+def _check_parts(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
+    """Refuse a part that no step of ``pipeline`` would make: all of them would count it as filtered."""
+    known = {step.name for step in pipeline.steps if step.explode is not None}
+    for letter in letters:
+        for name in (letter.part or "").split(".")[:-1:2]:
+            if name not in known:
+                raise ConfigError(
+                    f"the explode step {name!r} of a dead letter is not in the file",
+                    option="steps",
+                    why=f"it made the part {letter.part} of the record {letter.id!r}",
+                    do="give the step its former name, or close the letter (penstock pipeline dead-letter resolve)",
+                )
 
 
 def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:

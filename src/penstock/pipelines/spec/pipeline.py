@@ -28,6 +28,7 @@ __all__ = [
     "query_groups",
     "reads_of",
     "sink_reads",
+    "steps_after",
     "written_paths",
 ]
 
@@ -264,6 +265,20 @@ def plan(pipeline: Pipeline) -> list[SinkPlan]:
         owned |= mine
         plans[plans.index(found)] = found._replace(dead_letters_of=mine)
     return plans
+
+
+def steps_after(pipeline: Pipeline) -> dict[str, set[str]]:
+    """Map each step to the step names of dead letters that may occur after it, those of sinks included."""
+    after: dict[str, set[str]] = {step.name: set() for step in pipeline.steps}
+    for found in plan(pipeline):
+        before: dict[str, set[str]] = {}
+        for step, reads in found.nodes:
+            before[step.name] = {*reads}.union(*(before.get(read, ()) for read in reads))
+            for name in before[step.name] & after.keys():
+                after[name].add(step.name)
+        for name in before:
+            after[name] |= {sink_letter(sink.name) for sink in (found.sink, *found.late_sinks)}
+    return after
 
 
 def _plan(pipeline: Pipeline, sink: Sink) -> SinkPlan:

@@ -217,8 +217,9 @@ class Map(Part):
 class Explode(Part):
     """Make a row for each element of an array; the element takes the place of the array, other columns are repeated.
 
-    Rows of one record have the same id and different parts: `_part` is the index of the element, after several explode
-    steps the indices joined with dots. Dead letters have the part, and a redrive of a part makes only its row.
+    Rows of one record have the same id and different parts: `_part` is the name of the step and the index of the
+    element, such as `each.0`, after several explode steps all of them. Dead letters have the part, and a redrive of a
+    part makes only its row.
     """
 
     column: Column = Field(description="array column")

@@ -65,9 +65,9 @@ _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 REDRIVE = "penstock.redrive"
 """Header of a redriven dead letter: number of redrives."""
 REDRIVE_STEP = "penstock.redrive.step"
-"""Header of a redriven dead letter: step or sink that could not process it."""
+"""Header of a redriven dead letter: steps and sinks that could not process it, comma-separated."""
 REDRIVE_PARTS = "penstock.redrive.parts"
-"""Header of a redriven dead letter of parts of a record: the parts, comma-separated."""
+"""Header of a redriven dead letter of parts of a record: the parts (``each.1``), comma-separated."""
 _LATE = "late"
 MAX_KEY_TEMPLATE = 1_024
 """Maximum length of a key template; the state store itself accepts longer keys."""

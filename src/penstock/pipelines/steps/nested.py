@@ -3,8 +3,9 @@
 Each record that is live at an explode step keeps at least one row, and one of its rows has the number of the others
 (``_more``), so the ledger can account for every record: ``read + exploded = out + dead + filtered + duplicates``.
 
-A redriven record makes only the rows of the parts that were dead letters (``_redrive.parts``): the others have been
-written. In a replay that reads both the record and its redriven copy, the record makes all rows but these
+A part is named by the explode steps and indices that lead to it: ``groups.2.items.0``. A redriven record makes only the
+rows of the parts that were dead letters (``_redrive.parts``): the others, and the rows of other explode steps, have
+been written. In a replay that reads both the record and its redriven copy, the record makes all rows but these
 (``_replaced``).
 """
 
@@ -46,21 +47,26 @@ def explode_step(rows: DataFrame, name: str, given: Explode, after_dedupe: Colle
     made = [element, *([] if given.position is None else [given.position])]
     _refuse_existing(name, made, [each for each in data_columns(rows) if each != column])
     part = [sf.col("_part")] if "_part" in rows.columns else []
+    # All parts that this step makes of a row, as one.
+    made_parts = sf.concat_ws(".", *part, sf.lit(name))
     entries = sf.transform(
         quoted_column(column),
         lambda value, at: sf.struct(
-            sf.concat_ws(".", *part, at.cast("string")).alias("part"), at.alias("at"), value.alias("value")
+            sf.concat_ws(".", made_parts, at.cast("string")).alias("part"), at.alias("at"), value.alias("value")
         ),
     )
     wanted = sf.split("_redrive.parts", ",")
-    kept = sf.when(wanted.isNull(), entries).otherwise(sf.filter(entries, lambda each: _is_wanted(each, wanted)))
+    kept = sf.when(wanted.isNull(), entries).otherwise(
+        sf.filter(entries, lambda each: _is_wanted(each["part"], wanted))
+    )
     rows = rows.withColumn("_entries", sf.when(alive(), kept))
     count = sf.coalesce(sf.size("_entries"), sf.lit(0))
+    rows = _filtered(rows, name, wanted.isNotNull() & ~_is_wanted(made_parts, wanted))
     # A row of an explode before that is wanted as a whole, since a step between them rejected it, may have no elements.
-    is_whole = sf.exists(wanted, lambda each: _contains(each, sf.col("_part"))) if part else sf.lit(False)
-    lacks_part = wanted.isNotNull() & ~sf.coalesce(is_whole, sf.lit(False))
-    no_part = sf.format_string("the record has no element %s", "_redrive.parts")
-    rows = mark_dead(rows, name, [(NO_PART, sf.when((count <= 0) & lacks_part, no_part))])
+    is_whole = sf.exists(wanted, lambda each: _contains(each, made_parts))
+    own = sf.filter(wanted, lambda each: _contains(made_parts, each))
+    no_part = sf.format_string("the record has no element %s", sf.array_join(own, ","))
+    rows = mark_dead(rows, name, [(NO_PART, sf.when((count <= 0) & wanted.isNotNull() & ~is_whole, no_part))])
     if given.empty == "dead_letter":
         reason = sf.lit(f"column {column!r} has no elements")
         rows = mark_dead(rows, name, [(EMPTY, sf.when(count <= 0, reason))])
@@ -98,9 +104,8 @@ def explode_step(rows: DataFrame, name: str, given: Explode, after_dedupe: Colle
 _TEMPORARY = ("_outer", "_outer_more", "_count", "_at", "_entry")
 
 
-def _is_wanted(entry: Column, wanted: Column) -> Column:
-    """Return a condition: ``entry`` is one of the parts ``wanted``, contains one of them, or belongs to one of them."""
-    part = entry["part"]
+def _is_wanted(part: Column, wanted: Column) -> Column:
+    """Return a condition: ``part`` is one of the parts ``wanted``, contains one of them, or belongs to one of them."""
     return sf.exists(wanted, lambda each: _contains(each, part) | _contains(part, each))
 
 

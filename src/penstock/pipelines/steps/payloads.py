@@ -67,17 +67,48 @@ def decode_cbor(payload: bytes) -> _Decoded:
     stream = BytesIO(payload)
     # Keys of other types may be chosen such that their hashes collide.
     decoder = cbor2.CBORDecoder(
-        stream, tag_hook=_unknown_tag, allow_duplicate_keys=False, strict_hashable_types=True, read_size=1
+        stream,
+        tag_hook=_unknown_tag,
+        # References to values could make a cycle, or a value that is much larger than the payload.
+        semantic_decoders={28: _shared_value, 29: _shared_value},
+        allow_duplicate_keys=False,
+        strict_hashable_types=True,
+        read_size=1,
+        max_depth=200,
     )
     try:
         value = decoder.decode()
+    except cbor2.CBORDecodeError as error:
+        cause = error.__cause__
+        raise cause if isinstance(cause, PayloadError) else _not_cbor(error) from None
     except (cbor2.CBORError, RecursionError, MemoryError, ValueError, OverflowError, ArithmeticError) as error:
-        raise PayloadError(NOT_CBOR, f"the payload is not CBOR: {error}") from None
+        raise _not_cbor(error) from None
     if stream.tell() != len(payload):
         raise PayloadError(NOT_CBOR, f"the payload is not one CBOR value: it ends after {stream.tell()} bytes")
     if not isinstance(value, Mapping):
         raise PayloadError(MISMATCH, "the payload is not a CBOR map")
-    return {key: None if each is cbor2.undefined else each for key, each in value.items()}
+    # Undefined is encoded as this byte, which most payloads lack.
+    return _without_undefined(value, cbor2.undefined) if b"\xf7" in payload else value
+
+
+def _not_cbor(error: Exception) -> PayloadError:
+    return PayloadError(NOT_CBOR, f"the payload is not CBOR: {error}")
+
+
+def _shared_value(*_: object) -> object:
+    """Refuse the tags 28 and 29."""
+    raise PayloadError(NOT_CBOR, "the payload has references to shared values (tags 28 and 29)")
+
+
+def _without_undefined(value: Any, undefined: object) -> Any:
+    """Return ``value`` with null instead of ``undefined``, also in maps and arrays. The decoder bounds its depth."""
+    if value is undefined:
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_undefined(each, undefined) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_undefined(each, undefined) for each in value]
+    return value
 
 
 def _unknown_tag(tag: Any, *_: object) -> object:
@@ -108,7 +139,7 @@ def decode_cloudevent(payload: bytes, headers: Headers) -> _Decoded:
     else:
         data = _data_of(payload, _media_type(attributes.get("datacontenttype") or kind))
     version = attributes.get("specversion")
-    if not isinstance(version, str) or not version.startswith("1."):
+    if version != "1.0":
         raise PayloadError(NOT_CLOUDEVENT, f"the CloudEvent has specversion {version!r}; only 1.0 is supported")
     for name in ("id", "source", "type"):
         if not isinstance(attributes.get(name), str) or not attributes[name]:

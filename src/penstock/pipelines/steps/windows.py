@@ -67,7 +67,8 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
     # A redriven dead letter has the id of its record, but is not a duplicate of it.
     again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_redrive.parts"), row_id)
     # The same for a record that passed this step and was rejected by a later one: the state contains its id.
-    first = ~sf.coalesce(sf.col("_redrive.step").isin(*after), sf.lit(False))
+    rejected_by = sf.split("_redrive.step", ",")
+    first = ~sf.coalesce(sf.exists(rejected_by, lambda each: each.isin(*after)), sf.lit(False))
     own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), row_id)).otherwise(again)
     if dedupe.key != "id":
         # A row without the key, such as a dead row, is compared by its id.

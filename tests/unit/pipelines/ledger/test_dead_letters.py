@@ -1,28 +1,34 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from penstock.errors import ConfigError
 from penstock.pipelines.ledger.dead_letters import (
     LetterState,
     LetterStatus,
+    _check_parts,
     _corrected,
     _records,
     letter_states,
     letters,
     purge,
+    redrive,
     redriven,
     redriven_copies,
     set_state,
     warning_of_copies,
 )
 from penstock.pipelines.ledger.reconcile import reconcile
+from penstock.pipelines.spec.pipeline import steps_after
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import RecordPart, RedrivenCopy, ReplayRange, parse_point
 from penstock.tube.record import Record
+from tests.unit.pipelines.files import parse
 from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
 
@@ -50,7 +56,7 @@ def test_a_letter_sent_again_keeps_its_id_and_counts(tmp_path: Path) -> None:
     run.commit("dead", 2, [letter(7, headers=twice)])
     first, _, last = letters(tmp_path / "dead")
     step = (REDRIVE_STEP, b"parsed")
-    sent = [each.as_record() for each in _records([first, last])]
+    sent = [each.as_record() for each in _records([first, last], {})]
     assert sent[0] == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
     assert sent[1] == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
 
@@ -139,25 +145,25 @@ def test_purged_letters_are_gone_and_accounted_for(tmp_path: Path) -> None:
 def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path)
     dead = tmp_path / "dead"
-    again = [{"key": REDRIVE_PARTS, "value": b"0"}, {"key": REDRIVE, "value": b"1"}]
-    parts = [("1", "judged"), ("2.0", "judged"), ("3", "sink:rows")]
+    again = [{"key": REDRIVE_PARTS, "value": b"each.0"}, {"key": REDRIVE, "value": b"1"}]
+    parts = [("each.1", "judged"), ("each.2.inner.0", "judged"), ("each.3", "sink:rows")]
     run.commit(
         "dead", 2, [letter(7, headers=again) | {"part": part, "step": step, "key": b"k"} for part, step in parts]
     )
     *_, first, second, third = letters(dead)
-    assert first.place == RecordPart(("t", 1, 0, 7 * 28), "1")
-    sent = _records([first, second, third])
+    assert first.place == RecordPart(("t", 1, 0, 7 * 28), "each.1")
+    sent = _records([first, second, third], {})
     # One record for both parts of one step: a dedupe would drop the second of two with one id.
     assert [dict(each.headers) for each in sent] == [
-        {REDRIVE: b"2", REDRIVE_STEP: b"judged", REDRIVE_PARTS: b"1,2.0"},
-        {REDRIVE: b"2", REDRIVE_STEP: b"sink:rows", REDRIVE_PARTS: b"3"},
+        {REDRIVE: b"2", REDRIVE_STEP: b"judged", REDRIVE_PARTS: b"each.1,each.2.inner.0"},
+        {REDRIVE: b"2", REDRIVE_STEP: b"sink:rows", REDRIVE_PARTS: b"each.3"},
     ]
     assert [each.places for each in sent] == [(first.place, second.place), (third.place,)]
     set_state(dead, [second], LetterState.CORRECTED, b"{}")
     assert letter_states(dead) == {second.place: LetterStatus(LetterState.CORRECTED, b"{}")}
     corrected = [_corrected(each, letter_states(dead)) for each in (first, second)]
-    assert [each.letter.value for each in _records(corrected)] == [first.value, b"{}"]
-    places = [["t", 1, 0, 7 * 28, "1"], ["t", 1, 0, 7 * 28, "2.0"]]
+    assert [each.letter.value for each in _records(corrected, {})] == [first.value, b"{}"]
+    places = [["t", 1, 0, 7 * 28, "each.1"], ["t", 1, 0, 7 * 28, "each.2.inner.0"]]
     note = {"places": places, "copies": [["t", 1, 0, 560]] * 2, "steps": ["judged"] * 2}
     write_json(dead / "_redriven" / f"{10**20}.json", note)
     copy = RedrivenCopy(("t", 1, 0, 560), "judged")
@@ -165,18 +171,18 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
     assert redriven(dead) == {first.coordinates}
     assert letter_states(dead).keys() == {first.place, second.place}
     assert purge(dead, [first]) == 1
-    assert [each.part for each in letters(dead)] == [None, None, "2.0", "3"]
+    assert [each.part for each in letters(dead)] == [None, None, "each.2.inner.0", "each.3"]
 
 
 @pytest.mark.parametrize(
     ("before", "failed", "redriven"),
     [
-        (b"1,2.0", None, b"1,2.0"),
-        (b"1,2.0", "2", b"2.0"),
-        (b"1,2.0", "2.0", b"2.0"),
-        (b"1,20.0", "2", b"2"),
-        (b"1", "1.3", b"1.3"),
-        (None, "2", b"2"),
+        (b"a.1,a.2.b.0", None, b"a.1,a.2.b.0"),
+        (b"a.1,a.2.b.0", "a.2", b"a.2.b.0"),
+        (b"a.1,a.2.b.0", "a.2.b.0", b"a.2.b.0"),
+        (b"a.1,a.20.b.0", "a.2", b"a.2"),
+        (b"a.1", "a.1.b.3", b"a.1.b.3"),
+        (None, "a.2", b"a.2"),
         (None, None, None),
     ],
 )
@@ -187,5 +193,76 @@ def test_a_part_that_fails_again_makes_no_other_rows(
     run = RecordedRun(tmp_path)
     headers = [] if before is None else [{"key": REDRIVE_PARTS, "value": before}]
     run.commit("dead", 2, [letter(7, headers=headers) | {"part": failed}])
-    (sent,) = _records([list(letters(tmp_path / "dead"))[-1]])
+    (sent,) = _records([list(letters(tmp_path / "dead"))[-1]], {})
     assert dict(sent.headers).get(REDRIVE_PARTS) == redriven
+
+
+BRANCHES = """\
+name: plain
+source: {topics: [t]}
+steps:
+  - {name: parsed, parse: {schema: "a ARRAY<STRING>, b ARRAY<STRING>"}}
+  - {name: first, from: parsed, explode: {column: a}}
+  - {name: one, map: {compute: {a: CAST(a AS INT)}}}
+  - {name: second, from: parsed, explode: {column: b}}
+  - {name: two, map: {compute: {b: CAST(b AS INT)}}}
+sinks:
+  - {name: ones, from: one, statestore: {entries: [{key: "{a}", value: [a]}]}}
+  - {name: twos, from: two, statestore: {entries: [{key: "{b}", value: [b]}]}}
+"""
+
+
+def test_steps_after_a_step_are_those_of_its_queries() -> None:
+    ones, twos = {"first", "one", "sink:ones"}, {"second", "two", "sink:twos"}
+    assert steps_after(parse(BRANCHES)) == {
+        "parsed": ones | twos,
+        "first": ones - {"first"},
+        "one": {"sink:ones"},
+        "second": twos - {"second"},
+        "two": {"sink:twos"},
+    }
+
+
+def test_a_record_that_several_steps_rejected_is_sent_once(tmp_path: Path) -> None:
+    """With two copies each sink would write both, and a dedupe would drop the second one."""
+    run = RecordedRun(tmp_path)
+    rejected = [
+        (None, "sink:ones"),
+        (None, "sink:twos"),
+        ("first.0", "one"),
+        ("first.0", "sink:ones"),
+        ("first.1", "one"),
+    ]
+    run.commit("dead", 2, [letter(7, step=step) | {"part": part} for part, step in rejected])
+    sent = [dict(each.headers) for each in _records(list(letters(tmp_path / "dead"))[2:], {})]
+    assert [(each[REDRIVE_STEP], each.get(REDRIVE_PARTS)) for each in sent] == [
+        (b"sink:ones,sink:twos", None),
+        (b"one,sink:ones", b"first.0"),
+        (b"one", b"first.1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "steps"),
+    [("parsed", b"parsed,one,two"), ("first", b"first,one"), ("one", b"one"), ("sink:twos", b"sink:twos")],
+)
+def test_a_record_that_fails_earlier_than_before_is_still_awaited_by_the_steps_that_rejected_it(
+    tmp_path: Path, step: str, steps: bytes
+) -> None:
+    """Otherwise the dedupes before these steps would drop it as a duplicate."""
+    after = steps_after(parse(BRANCHES))
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step=step, headers=[{"key": REDRIVE_STEP, "value": b"one,two"}])])
+    (sent,) = _records([list(letters(tmp_path / "dead"))[-1]], after)
+    assert dict(sent.headers)[REDRIVE_STEP] == steps
+
+
+def test_a_part_of_an_unknown_explode_step_is_not_sent(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7) | {"part": part} for part in ("first.0", "second.1.first.0", "former.2")])
+    *_, first, nested, former = letters(tmp_path / "dead")
+    pipeline = parse(BRANCHES)
+    _check_parts([first, nested], pipeline)
+    with pytest.raises(ConfigError, match="the explode step 'former' of a dead letter is not in the file") as caught:
+        asyncio.run(redrive(tmp_path / "dead", [first, former], pipeline, tmp_path))
+    assert "it made the part former.2 of the record 'id-7'" in str(caught.value)

@@ -96,6 +96,8 @@ def test_an_event_without_data_has_attributes_only() -> None:
         (b"\xff", {}, "parse.not_cloudevent", "the payload is not JSON"),
         (DATA, {}, "parse.not_cloudevent", "neither its headers nor its payload have a specversion"),
         (EVENT | {"specversion": "0.3"}, {}, "parse.not_cloudevent", "specversion '0.3'; only 1.0"),
+        (EVENT | {"specversion": "1.1"}, {}, "parse.not_cloudevent", "specversion '1.1'; only 1.0"),
+        (b"{}", binary("ce_", specversion="1.0.2"), "parse.not_cloudevent", "specversion '1.0.2'; only 1.0"),
         (EVENT | {"specversion": 1}, {}, "parse.not_cloudevent", "specversion 1; only 1.0"),
         (EVENT | {"id": ""}, {}, "parse.not_cloudevent", "no attribute 'id'"),
         (EVENT | {"type": None}, {}, "parse.not_cloudevent", "no attribute 'type'"),

@@ -34,6 +34,9 @@ NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
         ("a16164c48221196ab3", {"d": Decimal("273.15")}),
         ("a16166f97e00", "nan"),
         ("a16161f7", {"a": None}),
+        # Undefined in an array, in a map in it, and in a tag; a text with the same byte is not changed.
+        ("a2616183f7a16162f7d9fffef7" + "6163" + "62c3b7", {"a": [None, {"b": None}, None], "c": "\u00f7"}),
+        ("a16161" + "42f7f7", {"a": b"\xf7\xf7"}),
         ("a16161f6", {"a": None}),
         ("a1616144" + "01020304", {"a": b"\x01\x02\x03\x04"}),
         ("d9d9f7a1616101", {"a": 1}),
@@ -70,6 +73,9 @@ def test_valid_cbor_is_decoded(payload: str, expected: object) -> None:
         ("a16161" + "81" * 100_000, "parse.not_cbor", "depth"),
         ("a16161" + "c6" * 100_000, "parse.not_cbor", ""),
         ("a16161c4821b7fffffffffffffff01", "parse.not_cbor", "decimal"),
+        # A list that contains itself, and a map that is in itself twice at each level.
+        ("a16161d81c81d81d00", "parse.not_cbor", "references to shared values"),
+        ("a26161d81c8101" + "6162" + "82d81d00d81d00", "parse.not_cbor", "references to shared values"),
         # Keys with colliding hashes are a denial of service.
         ("a1810102", "parse.not_cbor", "map key"),
         ("a201020304", "parse.not_cbor", "map key"),
