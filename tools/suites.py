@@ -49,6 +49,10 @@ PYTEST = {
 }
 ENVIRONMENT = {"interpreted": {"PENSTOCK_CORE": "interpreted"}}
 """Environment variables of a suite. All other suites run on the compiled core, if it is built."""
+COMMON = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Environment variables of all suites. The tests start hundreds of processes; without bytecode in ``__pycache__``, as
+in many container images, each start of a node compiles all of its modules and needs 0.3 s more (1.2 instead of 0.9 s of
+processor time)."""
 COMMANDS: dict[str, list[list[str]]] = {
     "lint": [[PYTHON, "-m", "ruff", "format", "--check", "."], [PYTHON, "-m", "ruff", "check", "."]],
     "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
@@ -147,7 +151,7 @@ def run_suite(name: str, *, headed: bool) -> Result:
             commands.append(pytest_command(paths, report))
         for command in commands:
             print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
-            environment = {**os.environ, "TMPDIR": scratch, **ENVIRONMENT.get(name, {})}
+            environment = {**os.environ, "TMPDIR": scratch, **COMMON, **ENVIRONMENT.get(name, {})}
             status = run_headed(command, environment, f"{name:<10} | ") if headed else run_plain(command, environment)
             result.ok = result.ok and status == 0
         read_report(report, result)
