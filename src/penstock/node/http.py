@@ -80,7 +80,7 @@ TLS_HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.1
 
 CLOSE_S: Final = 2.0
-"""Seconds for which running requests may continue while a server is closed."""
+"""Seconds for which running requests may continue, and responses be read, while a server is closed."""
 
 _CLOSING_S: Final = 0.01
 """Seconds between two looks at the connections of a server that is being closed."""
@@ -448,7 +448,8 @@ class _Server(uvicorn.Server):
                     await self._stopped.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening; running requests finish within :data:`CLOSE_S`. uvicorn's takes 0.1 s without requests."""
+        """Stop listening; running requests finish within :data:`CLOSE_S`, then all connections are closed. uvicorn's
+        takes 0.1 s without requests, and leaves connections open whose peers do not read."""
         assert sockets is None
         tasks = [task for task in (self._accepting, *self._handshakes) if task is not None]
         for task in tasks:
@@ -465,6 +466,10 @@ class _Server(uvicorn.Server):
         except TimeoutError:
             for request in list(state.tasks):
                 request.cancel()
+            for connection in list(state.connections):  # the peer does not read, or does not answer the end of TLS
+                connection.transport.abort()
+            while state.connections:  # noqa: ASYNC110 - see above
+                await asyncio.sleep(_CLOSING_S)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ received requests wait, and reading is paused, until its next share (:class:`Tur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -82,7 +83,7 @@ class Listeners:
             server.close()
 
     async def closed(self) -> None:
-        """Wait until everything is closed; call `stop` and close the connections before."""
+        """Wait until the listeners are closed; call `stop` and close the connections before."""
         servers, self._servers = self._servers, []
         self.tls_bound = None
         for server in servers:
@@ -105,6 +106,8 @@ REQUEST_WORK: Final = 32
 rows."""
 STALLED_S = 60.0
 """Time after which a peer that does not read is disconnected: it is unreachable, or occupies memory on purpose."""
+CLOSE_S: Final = 1.0
+"""Time in which a closing server sends the rest of its responses and ends TLS; what is open then is aborted."""
 _SMALL_FRAME = 1 << 20
 
 
@@ -124,12 +127,45 @@ class OpenConnections:
         self.held = 0
         self.refused = 0
         self.work = 0
+        self._closed: asyncio.Event | None = None
+        """Set when the last connection is closed; None until :meth:`close`."""
         self.turns: TurnQueue[ServerConnection] = TurnQueue(
             ServerConnection.take_turn, lambda: self.work, TURN_SHARES * TURN_WORK, self._wake
         )
 
     def _wake(self) -> None:
         asyncio.get_running_loop().call_soon(self.turns.proceed)
+
+    def add(self, connection: ServerConnection) -> bool:
+        """Add a new connection; False if it is refused."""
+        if self._closed is not None:  # its TLS handshake was not complete when the server was closed
+            return False
+        if len(self.open) >= self.max_connections:
+            self.refuse(f"{self.max_connections} connections are open")
+            return False
+        self.open.add(connection)
+        return True
+
+    def discard(self, connection: ServerConnection) -> None:
+        """Remove a connection that has ended."""
+        self.open.discard(connection)
+        if self._closed is not None and not self.open:
+            self._closed.set()
+
+    async def close(self) -> None:
+        """Close all connections and wait for their end. Peers have :data:`CLOSE_S` to read pending data and to answer
+        the end of TLS."""
+        self._closed = asyncio.Event()
+        for connection in list(self.open):
+            connection.close()
+        if self.open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._closed.wait()
+        for connection in list(self.open):
+            connection.abort()
+        if self.open:
+            await self._closed.wait()
 
     def refuse(self, reason: str) -> None:
         """Count and log a connection that is closed because of its peer's behavior."""
@@ -203,12 +239,9 @@ class ServerConnection(asyncio.Protocol):
         if name:
             self.place = f"{name[0]}:{name[1]}"
         self.tls = transport.get_extra_info("sslcontext") is not None
-        connections = self._connections
-        if len(connections.open) >= connections.max_connections:
-            connections.refuse(f"{connections.max_connections} connections are open")
+        if not self._connections.add(self):
             self._transport.abort()
             return
-        connections.open.add(self)
         connection = self._transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -227,7 +260,7 @@ class ServerConnection(asyncio.Protocol):
         self._out.clear()
         self._connections.held -= self._held
         self._held = 0
-        self._connections.open.discard(self)
+        self._connections.discard(self)
         self.ended()
 
     def pause_writing(self) -> None:

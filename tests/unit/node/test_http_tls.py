@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
+import time
 from pathlib import Path
 
 import pytest
 import trustme
+from starlette.applications import Starlette
 
+import penstock.node.http
 from penstock.errors import ConfigError, UnavailableError
+from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.config.node import HttpListener, HttpTls, NodeConfig, Tube, TubeBrokerHttpListener
 from penstock.node.config.tube import TubeTls
+from penstock.node.http import HttpServer
 from penstock.node.node import Node
 from penstock.runtime.io.network import parse_address
 from penstock.tube.client.web import WebLogin, call, call_broker
@@ -194,3 +200,23 @@ async def test_certificates_of_the_tubemq_listeners_are_read_again_by_a_reload(t
         assert any("server.key" in warning for warning in node.warnings())
     finally:
         await node.close()
+
+
+async def test_a_closed_server_has_no_open_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that does not answer the end of TLS is disconnected."""
+    monkeypatch.setattr(penstock.node.http, "CLOSE_S", 0.1)
+    files = Certificates(tmp_path)
+    tls = ServerTls(files.tls.files(), protocol="http/1.1")
+    server = HttpServer(Starlette(), tls)
+    address = await server.start("http", parse_address("127.0.0.1:0"))
+    with socket.create_connection((address.host, address.port), timeout=20) as plain:
+        context = files.client()
+        with await asyncio.to_thread(context.wrap_socket, plain, server_hostname="127.0.0.1") as silent:
+            silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"404" in await asyncio.to_thread(silent.recv, 1000)
+            await server.close()
+            ended = time.monotonic()
+            with contextlib.suppress(OSError):  # a reset, or the end without the end of TLS
+                while await asyncio.to_thread(silent.recv, 1000):
+                    pass
+            assert time.monotonic() - ended < 10, "asyncio waits 30 s for the end of TLS"

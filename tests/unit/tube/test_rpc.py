@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from types import TracebackType
 
 import pytest
+import trustme
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.limits import TubeLimits
-from penstock.tube.rpc import AnsweringProtocol, OpenConnections
+from penstock.tube.rpc import AnsweringProtocol, Listeners, OpenConnections
+from tests.unit.tube.servers import until
 
 
 @pytest.fixture
@@ -105,3 +109,37 @@ async def test_large_answers_to_a_slow_reader_all_arrive(port: int) -> None:
     data = b"".join(encode_frame(n, encode_request(Request(n, 1, 3, payload))) for n in range(8))
     frames = await talk(port, data, lambda found: len(found) == 8)
     assert all(len(decode_response(serial, body).payload) == 2 << 20 for serial, body in frames)
+
+
+async def test_a_closed_server_has_no_open_connections() -> None:
+    """A peer that does not answer the end of TLS is disconnected, and a handshake cannot be completed any more."""
+    authority = trustme.CA()
+    server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("localhost").configure_cert(server_tls)
+    authority.configure_trust(client_tls)
+    connections = OpenConnections("test", TubeLimits())
+    listeners = Listeners(lambda: AnsweringProtocol(lambda *_: b"", connections, lambda: 0))
+    await listeners.start("127.0.0.1", 0, tls=server_tls)
+    address = listeners.tls_bound
+    assert address is not None
+
+    def connect() -> ssl.SSLSocket:
+        connection = socket.create_connection(address, timeout=20)
+        return client_tls.wrap_socket(connection, server_hostname="localhost", do_handshake_on_connect=False)
+
+    def closed(connection: ssl.SSLSocket) -> bool:
+        try:
+            connection.do_handshake()
+            return connection.recv(100) == b""
+        except OSError as error:  # a reset, or the end without the end of TLS
+            return not isinstance(error, TimeoutError)
+
+    with connect() as silent, connect() as late:
+        await asyncio.to_thread(silent.do_handshake)
+        await until(lambda: len(connections.open) == 1)
+        listeners.stop()
+        await connections.close()
+        assert not connections.open
+        await listeners.closed()
+        assert await asyncio.gather(*(asyncio.to_thread(closed, each) for each in (silent, late))) == [True, True]
+        assert not connections.open

@@ -314,8 +314,7 @@ class TubeBroker:
         for connection in self.connections.open:
             connection.stop()
         await self._commits.close()
-        for connection in list(self.connections.open):
-            connection.close()
+        await self.connections.close()
         await self._listeners.closed()
         storage, self._storage = self._storage, None
         clean = self.failure is None

@@ -240,8 +240,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         if self._stalls is not None:
             self._stalls.remove(self._stalled)
         self._listeners.stop()
-        for connection in list(self._connections.open):
-            connection.close()
+        await self._connections.close()
         if self._queue is not None:
             await self._queue.close()
         await self._listeners.closed()

@@ -32,6 +32,5 @@ class StandbyMaster:
     async def close(self) -> None:
         """Stop listening, and close the connections."""
         self._listeners.stop()
-        for connection in list(self._connections.open):
-            connection.close()
+        await self._connections.close()
         await self._listeners.closed()
