@@ -143,7 +143,7 @@ def pages() -> list[ParameterSet]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages())
 def test_page(page: Path, tmp_path: Path) -> None:
-    environment = reader_environment()
+    environment = reader_environment() | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     with ExitStack() as servers:
         ports = dict(zip(WELL_KNOWN, map(str, free_ports(len(WELL_KNOWN))), strict=True))
         for original in blocks(page):

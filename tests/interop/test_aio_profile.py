@@ -54,6 +54,16 @@ def test_the_exported_variables_are_those_of_json_and_survive_a_restart(node: Ru
     done = subprocess.run(["bash", "-c", command], env=node.environment, capture_output=True, text=True, check=True)
     exported = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("AIO_"))
     assert exported == found
+    options = node.out("aio", "env", "--client-id", "line-3", "--format", "docker").split()
+    pairs = [option.removeprefix("--env=").split("=", 1) for option in options if option.startswith("--env=")]
+    volumes = [option.removeprefix("--volume=").split(":") for option in options if option.startswith("--volume=")]
+    mounts = {inside: outside for outside, inside, _ in volumes}
+    # In the container the files have the paths of their mounts.
+    assert {name: mounts.get(value, value) for name, value in pairs} == found
+    assert len(mounts) == 2
+    assert {"--network=host", f"--user={os.getuid()}:{os.getgid()}"} <= set(options)
+    blank = node.penstock("aio", "env", "--client-id", "line 3", "--format", "docker")
+    assert (blank.returncode, b"cannot be an option of docker run" in blank.stderr) == (2, True)
     token = Path(found["AIO_SAT_FILE"]).read_bytes()
     node.stop()
     stopped = node.penstock("aio", "env")

@@ -58,6 +58,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "pipeline": CommandEntry("penstock.cli.pipeline", "Check, run and account for pipelines."),
     "cluster": CommandEntry("penstock.cli.cluster", "Show the members of a cluster, and hand over to a standby."),
     "user": CommandEntry("penstock.cli.user", "Manage the users in a password file."),
+    "context": CommandEntry("penstock.cli.context", "Manage contexts: named addresses and credentials of nodes."),
     "audit": CommandEntry("penstock.cli.audit", "Show the audit trail of a node or broker."),
     "log": CommandEntry("penstock.cli.log", "Show and change the log levels of a running node."),
     "backup": CommandEntry("penstock.cli.backup", "Back up a node, running or stopped, to a directory."),
@@ -90,6 +91,11 @@ OTHER_NAMES: dict[str, str] = {
     "penstock tube group reset": "penstock tube offset reset",
     "penstock tube group reset-offsets": "penstock tube offset reset",
     "penstock tube lag": "penstock tube group lag",
+    "penstock context create": "penstock context add",
+    "penstock context select": "penstock context use",
+    "penstock context delete": "penstock context remove",
+    "penstock context rm": "penstock context remove",
+    "penstock context ls": "penstock context list",
     "penstock user add": "penstock user create",
     "penstock user passwd": "penstock user update",
 }
@@ -159,6 +165,16 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def penstock_command(
+    ctx: typer.Context,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            help="Use the addresses and credentials of this context (penstock context); none: of no context.",
+            envvar="PENSTOCK_CONTEXT",
+            metavar="NAME",
+        ),
+    ] = None,
     _version_asked: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -169,6 +185,7 @@ def penstock_command(
 
     Exit status: 0 success, 1 failed or refused, 2 wrong usage.
     """
+    ctx.obj = context
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -240,6 +257,8 @@ def _print_usage_error(error: Any) -> None:
         other = OTHER_NAMES.get(f"{command} {unknown[1]}")
         what, do = (what, do) if other is None else (unknown[0], f"use {other}")
     elif isinstance(getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
+        if error.option_name == "--context":
+            do = "put it before the command: penstock --context NAME COMMAND"
         known = get_close_matches(error.option_name, error.possibilities or (), cutoff=_SIMILAR)
         what = error.message + (f". Did you mean {', '.join(map(repr, known))}?" if known else "")
     elif isinstance(error, typer.BadParameter) and (details := getattr(error.__cause__, "errors", None)):

@@ -33,10 +33,11 @@ T = TypeVar("T")
 
 
 def _unless_a_directory_is_given(ctx: typer.Context, value: str | None) -> str | None:
-    """Ignore PENSTOCK_HTTP if the command line has a data directory, which names a node, too."""
+    """Ignore PENSTOCK_HTTP if the command line has a data directory, which names a node, too; likewise a context."""
+    order = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
     sources = [ctx.get_parameter_source(name) for name in ("http", "data_dir")]
-    names = [None if source is None else source.name for source in sources]
-    return None if names == ["ENVIRONMENT", "COMMANDLINE"] else value
+    http, data_dir = (0 if source is None else order.index(source.name) for source in sources)
+    return None if data_dir > http else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, Typ
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.cli.context_file import defaults, read_contexts
 from penstock.cli.output import print_error, unless_standard
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.config.values import duration_ms, size_bytes
@@ -62,6 +63,9 @@ class _Dataclass(Protocol):
 
 
 Command = Callable[..., None]
+
+_GIVEN: Final = ("COMMANDLINE", "ENVIRONMENT")
+"""Sources of values that have precedence over a context."""
 
 
 def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command], Command]:
@@ -112,7 +116,18 @@ class CommandGroup(TyperGroup):
 
 
 class CommandWithExamples(TyperCommand):
-    """Command whose epilog is a list of examples, one per line."""
+    """Command whose epilog is a list of examples, one per line; its options have the values of the selected context."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the arguments; for options that are not set, the values of the context are the defaults."""
+        if parent is not None and (context := read_contexts().selected(parent.find_root().obj)):
+            # Parsed first without it, because its credentials are for its own addresses only.
+            parsed = super().make_context(info_name, list(args), parent, **{**extra, "resilient_parsing": True})
+            variables = {each.name: each.envvar for each in self.params if isinstance(each.envvar, str) and each.name}
+            sources = {name: parsed.get_parameter_source(name) for name in variables}
+            given = {name: source is not None and source.name in _GIVEN for name, source in sources.items()}
+            extra["default_map"] = defaults(context, variables, given)
+        return super().make_context(info_name, args, parent, **extra)
 
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
         """Write the examples as a section, without wrapping."""
