@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import cbor2
 import pytest
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipelines.rows import rows_of
 from tests.spark.test_pipeline_steps import SOURCE, apply, no_lookup, rows, steps
+from tests.unit.pipelines.steps.test_avro import MESSAGE
 
 SCHEMA = "n INT NOT NULL, at TIMESTAMP, d DECIMAL(5, 2), m MAP<STRING, ARRAY<DOUBLE>>, s STRUCT<x: BINARY, y: DATE>"
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
@@ -77,3 +79,33 @@ def test_cloudevents_in_headers_and_payloads_become_the_same_columns(spark: Spar
         assert row["_dead"] is None
         assert [row[name] for name in columns] == ["e1", "/press", "reading", None, {"site": "north"}, 21.5]
     assert tuple(found[3]["_dead"])[:2] == ("parsed", "parse.not_cloudevent")
+
+
+def test_avro_becomes_columns_and_broken_messages_dead_letters(spark: SparkSession) -> None:
+    schema = (Path(__file__).parents[1] / "vectors" / "avro" / "everything.avsc").read_text()
+    made = steps({"name": "parsed", "parse": {"format": "avro", "schema": schema}})
+    found = apply(rows(spark, MESSAGE, MESSAGE[:-1], None), made, no_lookup).orderBy("_id").collect()
+    first = found[0].asDict(recursive=True)
+    assert (first["l"], first["none"], first["e"], first["a"], first["m"]) == (
+        1 << 40,
+        None,
+        "BAD",
+        [1, None],
+        {"k": 0.5},
+    )
+    assert (str(first["price"]), str(first["day"]), first["r"]) == (
+        "-12.34",
+        "2024-05-01",
+        {"hall": "A", "state": "OK"},
+    )
+    seconds = steps({"name": "s", "sql": "SELECT unix_millis(ms) AS ms, unix_micros(us) AS us FROM parsed"})
+    assert tuple(apply(rows(spark, MESSAGE), [*made, *seconds], no_lookup).collect()[0][-2:]) == (
+        1_714_543_200_250,
+        1_714_543_200_250_000,
+    )
+    reason = "the payload is not Avro of this schema: it ends within the field 'other'"
+    assert [row["_dead"] and tuple(row["_dead"])[1:3] for row in found] == [
+        None,
+        ("parse.not_avro", reason),
+        ("parse.empty", "the payload is empty"),
+    ]

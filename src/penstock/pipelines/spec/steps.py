@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from penstock.pipelines.spec.avro_schema import parse_avro_schema
 from penstock.pipelines.spec.values import (
     Column,
     Duration,
@@ -44,28 +45,47 @@ CLOUDEVENT_ATTRIBUTES = (
 
 
 class Parse(Part):
-    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent or line of CSV, or the unchanged bytes
-    (``raw``).
+    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent, Avro record or line of CSV, or the
+    unchanged bytes (``raw``).
 
-    A record that does not have the format, or lacks a ``NOT NULL`` column, becomes a dead letter.
+    The columns of Avro are the fields of its schema. A record that does not have the format, or lacks a ``NOT NULL``
+    column, becomes a dead letter.
     """
 
-    format: Literal["json", "cbor", "cloudevents", "csv", "raw"] = Field(
+    format: Literal["json", "cbor", "cloudevents", "avro", "csv", "raw"] = Field(
         default="json", description="format of the payload"
     )
     columns: Annotated[str | None, Field(min_length=1, alias="schema")] = Field(
         default=None,
         description="columns as DDL: `name TYPE [NOT NULL], ...`; for `raw` one column of type STRING or BINARY, for "
-        "`cloudevents` those of the data",
+        "`cloudevents` those of the data; for `avro` the Avro schema, a record, in JSON",
     )
     schema_file: str | None = Field(
         default=None,
         min_length=1,
         description="file with the schema, relative to the pipeline file; instead of `schema`",
     )
+    encoding: Literal["plain", "single_object", "confluent"] | None = Field(
+        default=None,
+        description="what precedes an Avro record: nothing (`plain`, default), the fingerprint of the schema "
+        "(`single_object`), or a byte 0 and the id of the schema in a registry (`confluent`)",
+    )
+    schema_id: int | None = Field(
+        default=None,
+        ge=0,
+        lt=1 << 32,
+        description="id of the schema with `encoding: confluent`; messages with another id are dead letters",
+    )
     delimiter: str | None = Field(
         default=None, min_length=1, max_length=1, description="separator of CSV columns; default: a comma"
     )
+
+    _message_schema: str = PrivateAttr(default="")
+
+    @property
+    def message_schema(self) -> str:
+        """The text of the Avro schema."""
+        return self._message_schema
 
     @property
     def ddl(self) -> str:
@@ -82,18 +102,30 @@ class Parse(Part):
     def _one_schema(self) -> Parse:
         if (self.columns is None) == (self.schema_file is None):
             raise ValueError("expected exactly one of schema, schema_file")
+        if self.format != "avro" and (self.encoding is not None or self.schema_id is not None):
+            raise ValueError("expected encoding and schema_id only with `format: avro`")
+        if (self.encoding == "confluent") != (self.schema_id is not None):
+            raise ValueError("expected a schema_id with `encoding: confluent`, and only there")
         if self.delimiter is not None and self.format != "csv":
             raise ValueError("expected delimiter only with `format: csv`")
-        if self.schema_file is None:
-            return self
-        path = directory.get() / self.schema_file
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"expected a readable schema_file: {error}") from None
-        if not text.strip():
-            raise ValueError(f"expected columns in {str(path)!r}, the file is empty")
+        text = self.columns if self.schema_file is None else _schema_text(self.schema_file)
+        if self.format == "avro":
+            assert text is not None, "one of the two is set"
+            made = self.model_copy(update={"columns": parse_avro_schema(text).ddl})
+            made._message_schema = text  # noqa: SLF001 - an attribute of this class
+            return made
         return self.model_copy(update={"columns": text})
+
+
+def _schema_text(file: str) -> str:
+    path = directory.get() / file
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"expected a readable schema_file: {error}") from None
+    if not text.strip():
+        raise ValueError(f"expected columns in {str(path)!r}, the file is empty")
+    return text
 
 
 class Enrich(Part):

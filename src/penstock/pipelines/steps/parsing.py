@@ -19,8 +19,10 @@ from penstock.errors import ConfigError, shortened
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Parse
 from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
+from penstock.pipelines.steps.avro import AvroMessages
 from penstock.pipelines.steps.expressions import quoted
-from penstock.pipelines.steps.payloads import CODES, DECODERS, WITH_HEADERS, PayloadDecoder
+from penstock.pipelines.steps.payload_errors import CODES
+from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, PayloadDecoder
 
 __all__ = ["from_json", "is_one_value_without_jar", "parse_step", "schema_of"]
 
@@ -45,8 +47,8 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
     if parse.format == "raw":
         return _raw(rows, name, schema)
     value = sf.col("_source.value")
-    if parse.format in DECODERS:
-        decoded = rows.withColumn("_decoded", _decoded(schema, parse.format))
+    if parse.format in DECODERS or parse.format == "avro":
+        decoded = rows.withColumn("_decoded", _decoded(schema, parse))
         found = sf.col("_decoded")
         failures = [(code, sf.when(found["code"] == code, found["reason"])) for code in CODES]
         return _columns(decoded.withColumn("_parsed", found["value"]), rows, name, schema, failures)
@@ -86,10 +88,15 @@ def _columns(
     return marked.select(*internal_columns(rows), *data_columns(rows), *data)
 
 
-def _decoded(schema: StructType, format_: str) -> Column:
+def _decoded(schema: StructType, parse: Parse) -> Column:
     """Return a struct for a payload: ``value`` with the columns of ``schema``, or ``code`` and ``reason``."""
     nullable = StructType([StructField(field.name, field.dataType) for field in schema.fields])
-    decoder = PayloadDecoder(format_, arrow_schema(nullable))
+    decoder: PayloadDecoder | MessageDecoder
+    if parse.format == "avro":
+        messages = AvroMessages(parse.message_schema, parse.encoding or "plain", parse.schema_id)
+        decoder = MessageDecoder(messages, arrow_schema(nullable))
+    else:
+        decoder = PayloadDecoder(parse.format, arrow_schema(nullable))
     kind = StructType(
         [StructField("value", nullable), StructField("code", StringType()), StructField("reason", StringType())]
     )
@@ -98,10 +105,11 @@ def _decoded(schema: StructType, format_: str) -> Column:
         return decoder(payloads)
 
     def decode_with_headers(payloads: Any, headers: Any) -> Any:
+        assert isinstance(decoder, PayloadDecoder)
         return decoder(payloads, headers)
 
     value = sf.when(alive(), sf.col("_source.value"))
-    if format_ not in WITH_HEADERS:
+    if parse.format not in WITH_HEADERS:
         return arrow_function(decode, kind)(value)
     return arrow_function(decode_with_headers, kind)(value, sf.when(alive(), sf.col("_source.headers")))
 

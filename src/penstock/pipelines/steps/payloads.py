@@ -19,37 +19,31 @@ from decimal import Context, Decimal, InvalidOperation
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import shortened
+from penstock.pipelines.steps.payload_errors import (
+    EMPTY,
+    MISMATCH,
+    NOT_CBOR,
+    NOT_CLOUDEVENT,
+    NOT_JSON,
+    RANGE,
+    PayloadError,
+)
 from penstock.spark.option_parsing import json_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.pipelines.steps.avro import AvroMessages
+
 __all__ = [
-    "CODES",
     "DECODERS",
     "WITH_HEADERS",
+    "MessageDecoder",
     "PayloadDecoder",
-    "PayloadError",
     "decode_cbor",
     "decode_cloudevent",
     "decode_json",
 ]
-
-EMPTY, MISMATCH, RANGE = "parse.empty", "schema.mismatch", "schema.range"
-NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON = "parse.not_cbor", "parse.not_cloudevent", "parse.not_json"
-CODES = (EMPTY, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, MISMATCH, RANGE)
-"""Codes of payloads that cannot be decoded."""
-
-
-class PayloadError(ValueError):
-    """A payload cannot be decoded, or a value does not have the type of its column."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = shortened(reason)
-
 
 Headers = Mapping[str, bytes]
 """Headers of a record by name in lower case, the first one of each name."""
@@ -289,10 +283,47 @@ class PayloadDecoder:
             reasons.append(reason)
         make: Any = pa.array
         arrays = [make(values, field.type) for values, field in zip(found, self.schema, strict=True)]
-        value = pa.StructArray.from_arrays(arrays, fields=list(self.schema))
-        return pa.StructArray.from_arrays(
-            [value, pa.array(codes, pa.string()), pa.array(reasons, pa.string())], ["value", "code", "reason"]
-        )
+        return _result(pa.StructArray.from_arrays(arrays, fields=list(self.schema)), codes, reasons)
+
+
+def _result(value: Any, codes: Sequence[str | None], reasons: Sequence[str | None]) -> pa.StructArray:
+    import pyarrow as pa
+
+    return pa.StructArray.from_arrays(
+        [value, pa.array(codes, pa.string()), pa.array(reasons, pa.string())], ["value", "code", "reason"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDecoder:
+    """Function over an array of payloads of a format with a schema of its own, which ``schema`` has the columns of.
+
+    The values of ``messages`` are what Arrow builds the columns of, and need no further check.
+    """
+
+    messages: AvroMessages
+    schema: pa.Schema
+
+    def __call__(self, payloads: pa.Array[Any]) -> pa.StructArray:
+        """Return the same as :class:`PayloadDecoder`."""
+        import pyarrow as pa
+
+        rows: list[dict[str, object] | None] = []
+        codes: list[str | None] = []
+        reasons: list[str | None] = []
+        for payload in payloads.to_pylist():
+            code = reason = row = None
+            try:
+                if not payload:
+                    raise PayloadError(EMPTY, "the payload is empty")
+                row = self.messages.decode(payload)
+            except PayloadError as error:
+                code, reason = error.code, error.reason
+            rows.append(row)
+            codes.append(code)
+            reasons.append(reason)
+        make: Any = pa.array
+        return _result(make(rows, pa.struct(list(self.schema))), codes, reasons)
 
 
 def _first_of_each(headers: Sequence[Mapping[str, Any]] | None) -> Headers:

@@ -15,7 +15,8 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.loader import parse
-from penstock.pipelines.steps.payloads import PayloadDecoder, PayloadError, decode_cloudevent
+from penstock.pipelines.steps.payload_errors import PayloadError
+from penstock.pipelines.steps.payloads import PayloadDecoder, decode_cloudevent
 
 EVENT = {
     "specversion": "1.0",

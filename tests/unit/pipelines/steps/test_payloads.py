@@ -15,7 +15,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.loader import parse
-from penstock.pipelines.steps.payloads import PayloadDecoder, PayloadError, decode_cbor
+from penstock.pipelines.steps.payload_errors import PayloadError
+from penstock.pipelines.steps.payloads import PayloadDecoder, decode_cbor
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
 
@@ -234,7 +235,7 @@ sinks:
         ("a INT", "a VARIANT", "expected no VARIANT with `format: cbor`; 'a' is one"),
         ("a INT", "a ARRAY<VARIANT>", "expected no VARIANT with `format: cbor`; 'a' is one"),
         ("format: cbor", "format: cbor, delimiter: ;", "expected delimiter only with `format: csv`"),
-        ("format: cbor", "format: cobr", "'json', 'cbor', 'cloudevents', 'csv' or 'raw'"),
+        ("format: cbor", "format: cobr", "'json', 'cbor', 'cloudevents', 'avro', 'csv' or 'raw'"),
     ],
 )
 def test_options_that_cbor_does_not_have_are_refused(old: str, new: str, message: str) -> None:

@@ -1,0 +1,35 @@
+"""Codes and reasons of payloads that cannot be decoded."""
+
+from __future__ import annotations
+
+from penstock.errors import shortened
+
+__all__ = [
+    "CODES",
+    "EMPTY",
+    "MISMATCH",
+    "NOT_AVRO",
+    "NOT_CBOR",
+    "NOT_CLOUDEVENT",
+    "NOT_JSON",
+    "OTHER_SCHEMA",
+    "RANGE",
+    "PayloadError",
+]
+
+EMPTY, MISMATCH, RANGE, OTHER_SCHEMA = "parse.empty", "schema.mismatch", "schema.range", "schema.other"
+NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON = (
+    *("parse.not_avro", "parse.not_cbor"),
+    *("parse.not_cloudevent", "parse.not_json"),
+)
+CODES = (EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, OTHER_SCHEMA, MISMATCH, RANGE)
+"""Codes of payloads that cannot be decoded."""
+
+
+class PayloadError(ValueError):
+    """A payload cannot be decoded, or a value does not have the type of its column."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = shortened(reason)
