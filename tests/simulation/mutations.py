@@ -46,7 +46,7 @@ from tests.simulation.node import SimulatedCommitQueue, SimulatedLog, SimulatedN
 from tests.simulation.run import simulate
 from tests.unit.runtime.recorded_disk import MemoryFile
 
-__all__ = ["ANY_FORM", "ENGINE", "FOUND_BY", "HTTP", "LOG", "seeds_needed"]
+__all__ = ["ANY_FORM", "ENGINE", "FOUND_BY", "HTTP", "LOG", "MOST_SEEDS", "seeds_needed"]
 
 MOST_SEEDS = 20
 FOUND_BY = {
