@@ -98,7 +98,8 @@ class KafkaBroker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def _java(self) -> list[str]:
-        return [str(find_java().home / "bin" / "java"), "-Xmx256m", "-cp", f"{self._peer.broker}/*"]
+        short_run = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+        return [str(find_java().home / "bin" / "java"), *short_run, "-cp", f"{self._peer.broker}/*"]
 
     def start(self) -> None:
         """Start, and wait until it accepts connections."""
