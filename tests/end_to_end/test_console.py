@@ -297,7 +297,7 @@ async def test_a_problem_has_its_action_on_the_first_page_and_a_client_is_discon
             await page.get_by_role("button", name="Disconnect…").click()
             await expect(page.get_by_role("alert")).to_contain_text("Its session stays")
             await page.get_by_role("button", name="Disconnect", exact=True).click()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while node.security.server.stats.connections_opened < 6:  # it connects again
                     await asyncio.sleep(0.02)
         await page.get_by_role("button", name="Sign out").click()

@@ -16,7 +16,7 @@ from penstock.runtime.observability.metrics import Metrics
 from penstock.tube.admin.request import Caller
 from tests.mutations import mutated
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 REQUESTS = [
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -16,7 +16,7 @@ from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, Pub
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class Peer:
     async def ask(self, method: int, service: int, payload: bytes) -> Response:
         self._serial += 1
         self._writer.write(encode_frame(self._serial, encode_request(Request(self._serial, service, method, payload))))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 data = await self._reader.read(1 << 16)
                 assert data, f"method {method}: the connection was closed"
@@ -101,7 +101,7 @@ def with_a_text_that_is_none(row: Method) -> Iterator[tuple[str, bytes]]:
 async def still_served(running: Tube) -> None:
     async with Producer(running.masters) as producer:
         await producer.send("demo", b"still served")
-    async with Consumer(running.masters, "auditor", ["demo"]) as consumer, asyncio.timeout(10):
+    async with Consumer(running.masters, "auditor", ["demo"]) as consumer, asyncio.timeout(60):
         async for message in consumer:
             if message.data == b"still served":
                 return
@@ -185,14 +185,14 @@ async def test_frames_that_cannot_be(running: Tube, role: PeerRole) -> None:
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(running, role))
         writer.write(data)
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         await closed(writer)
     # Blocks without end: as many as there may be, all of them empty, are no request.
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(running, role))
     writer.write(HEAD + struct.pack(">I", 3584) + bytes(4 * 3584))
     data = b""
     while not (frames := FrameDecoder().feed(data)):
-        data += await asyncio.wait_for(reader.read(1 << 16), 10)
+        data += await asyncio.wait_for(reader.read(1 << 16), 60)
     assert decode_response(1, frames[0][1]).status == FATAL
     await closed(writer)
     await still_served(running)
@@ -208,7 +208,7 @@ async def test_consumers_skip_and_count_messages_with_invalid_attributes(running
         answer = await peer.ask(13, 3, request.SerializeToString())
         assert broker_pb2.SendMessageResponseB2P.FromString(answer.payload).success
     await peer.close()
-    async with Consumer(running.masters, "lake", ["demo"]) as consumer, asyncio.timeout(10):
+    async with Consumer(running.masters, "lake", ["demo"]) as consumer, asyncio.timeout(60):
         async for message in consumer:
             assert message.data == b"good"
             break

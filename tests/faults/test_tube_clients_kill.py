@@ -119,7 +119,7 @@ class Program:
             *(sys.executable, "-c", self._source, *self.arguments), stdout=asyncio.subprocess.PIPE, limit=OUTPUT_BYTES
         )
         assert self.process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return (await self.process.stdout.readline()).decode().strip()
 
     async def kill(self) -> list[str]:

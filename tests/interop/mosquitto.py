@@ -10,7 +10,7 @@ from tests.tools import require_tool
 
 __all__ = ["Mosquitto"]
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 class Mosquitto:

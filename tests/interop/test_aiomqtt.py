@@ -14,7 +14,7 @@ from paho.mqtt.properties import Properties
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.server import MqttServer
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 VERSIONS = (aiomqtt.ProtocolVersion.V5, aiomqtt.ProtocolVersion.V311)
 
 

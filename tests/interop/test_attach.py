@@ -26,7 +26,7 @@ from penstock.statestore.service.attach import Attachment
 from penstock.statestore.service.service import StateStoreService
 from tests.interop.mosquitto import Mosquitto
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @pytest.fixture

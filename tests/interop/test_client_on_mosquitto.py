@@ -16,7 +16,7 @@ from penstock.mqtt.codec.packets import Publish, Will
 from penstock.mqtt.codec.properties import Properties
 from tests.interop.mosquitto import Mosquitto
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from penstock.mqtt.server import MqttServer
 from tests.ports import free_port
 from tests.tools import require_tool
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 async def run(program: str, *arguments: str) -> tuple[int, str, str]:

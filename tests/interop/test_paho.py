@@ -16,7 +16,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from penstock.mqtt.server import MqttServer
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 @pytest.fixture

@@ -119,14 +119,14 @@ async def held_by_rust(program: str, port: int, name: str) -> AsyncIterator[Hlc]
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         token = parse((await process.stdout.readline()).decode().strip())
     assert token is not None
     try:
         yield token
     finally:
         process.stdin.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
 
 

@@ -19,7 +19,7 @@ from penstock.security.passwords import edit_passwords, make_credential
 from tests.certificates import Authority
 from tests.interop.test_mosquitto import run
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 POLICY = """
 rules:
   - principals: {certificates: ["press-7"]}

@@ -169,7 +169,7 @@ async def test_client_balance(masters: str) -> None:
     async with halves[0], halves[1]:
         assert set((await halves[0].available()).values()) == {True}
         await until(lambda: [len(consumer.assignment) for consumer in halves] == [2, 1])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(seen) < COUNT:
                 for consumer in halves:
                     while (message := consumer.next_message()) is not None:

@@ -141,7 +141,7 @@ class Node:
         """Until so many changes of the state store are in their topic."""
 
         async def wait() -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while self.capture.stats.captured < count:
                     await asyncio.sleep(0.01)
 
@@ -162,7 +162,7 @@ class Node:
             async with MqttClient(self.mqtt) as client:
                 await client.subscribe(topic_filter)
                 found: list[Publish] = []
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     async for message in client.messages():
                         found.append(message)
                         if len(found) == count:

@@ -136,7 +136,7 @@ class PlainClient:
         correlation = await self.send(words, ft=ft, extra=extra)
         return await self.wait_for(lambda message: message.properties.correlation_data == correlation)
 
-    async def wait_for(self, wanted: object, *, timeout_s: float = 10.0) -> Publish:
+    async def wait_for(self, wanted: object, *, timeout_s: float = 60.0) -> Publish:
         """The first message for which ``wanted`` is true, taken out of ``messages``."""
         assert callable(wanted)
         async with asyncio.timeout(timeout_s):

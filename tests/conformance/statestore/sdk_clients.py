@@ -169,7 +169,7 @@ class SdkClient:
         future: asyncio.Future[Publish] = asyncio.get_running_loop().create_future()
         self._answers[correlation] = future
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await self.mqtt.publish(INVOKE, payload, qos=1, properties=properties)
                 answer = await future
         finally:
@@ -228,7 +228,7 @@ class SdkClient:
 
     async def notice(self) -> Notice:
         """The next notification."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return self._notice(await self.notices.get())
 
     async def settled(self) -> None:

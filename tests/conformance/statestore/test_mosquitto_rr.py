@@ -20,7 +20,7 @@ async def request(node: StoreNode, payload: str, *user: str) -> tuple[str, str]:
         *("-D", "publish", "correlation-data", "abc", *properties, "-F", "%D|%P|%p", "-N", "-m", payload),
         stdout=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         output, _ = await process.communicate()
     assert process.returncode == 0
     correlation, found, answer = output.decode().split("|", 2)

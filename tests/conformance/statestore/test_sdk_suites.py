@@ -267,7 +267,7 @@ async def test_the_store_is_asked_while_a_command_is_carried_out(node: StoreNode
         for wanted in (key, name()):
             properties = Properties(response_topic=f"{topic}/response", correlation_data=uuid.uuid4().bytes)
             await invoker.mqtt.publish(topic, wanted.encode(), qos=1, properties=properties)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             # A message is acknowledged when the next one is asked for.
             for _ in range(2):
                 asked = await anext(requests)

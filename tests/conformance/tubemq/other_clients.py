@@ -151,7 +151,7 @@ class Client:
         serial = next(_serials)
         writer.write(self._frame(serial, body))
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 token, answered, size = struct.unpack(">III", await reader.readexactly(12))
                 assert (token, answered) == (0xFF7FF4FE, serial)
                 assert 1 <= size <= self.kind.most_blocks, f"{size} blocks"

@@ -48,7 +48,7 @@ class Peer:
 
     async def ask(self, frame: bytes) -> bytes:
         self._writer.write(frame)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 found = self._decoder.feed(await self._reader.read(1 << 16))
                 if found:

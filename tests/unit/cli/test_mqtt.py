@@ -22,7 +22,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound, Service
 from tests.unit.cli.conftest import Command
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 class Broker(Service):

@@ -18,7 +18,7 @@ from penstock.mqtt.service import Inbound, Service
 from penstock.security.policy_file import parse_policy
 from tests.ports import free_port
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 STATE = "$SYS/broker/bridge/plant/state"
 
 

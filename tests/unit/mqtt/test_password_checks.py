@@ -14,7 +14,7 @@ from penstock.mqtt.listener_access import PasswordChecks, check_workers
 from penstock.security.passwords import Credential, make_credential
 
 ANN = make_credential("ann", b"right")
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 class Hashing:

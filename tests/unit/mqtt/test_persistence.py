@@ -32,7 +32,7 @@ from penstock.mqtt.storage import SessionStore
 from penstock.runtime.io.files import Durability
 from tests.unit.mqtt.test_server import Wire
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 class Place:

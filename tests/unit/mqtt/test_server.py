@@ -31,7 +31,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.service import Inbound, Service
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 class Wire:

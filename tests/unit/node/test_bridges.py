@@ -17,7 +17,7 @@ from tests.certificates import Authority
 from tests.ports import free_port
 from tests.unit.node.test_node import config, http
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 FILE = """
 bridges:

@@ -33,7 +33,7 @@ from penstock.statestore.engine.store import Context
 from tests.certificates import Authority
 from tests.unit.node.test_node import config
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 EVERYTHING = """
 rules:
   - principals: {clientIds: ["*"]}

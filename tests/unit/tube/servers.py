@@ -131,7 +131,7 @@ def _serving(master: TubeMaster, topic: str) -> int:
     return len(info.brokers) if info is not None else 0
 
 
-def announced(masters: str, topic: str, timeout_s: float = 30.0) -> list[PartitionInfo]:
+def announced(masters: str, topic: str, timeout_s: float = 60.0) -> list[PartitionInfo]:
     """The partitions of a topic, as soon as a broker that has it is registered (again)."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -174,7 +174,7 @@ async def scripted(answer: Answer) -> AsyncIterator[tuple[int, list[asyncio.Tran
         await server.wait_closed()
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Return when ``condition()`` holds; fails after ``timeout_s``."""
     async with asyncio.timeout(timeout_s):
         while not condition():

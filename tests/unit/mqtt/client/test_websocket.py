@@ -15,7 +15,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from penstock.runtime.io.network import accept
 from penstock.runtime.turns import TURN_SHARES
 from tests.certificates import Authority
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 CONNECT = encode(Connect("c"))
 
 
