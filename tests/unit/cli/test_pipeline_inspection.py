@@ -459,7 +459,10 @@ def test_tables_are_migrated_and_maintained_under_the_lease(
     assert line == {"sink": "rows", "table": str(rows), "combined": 2, "written": 1, "removed": 2}
     assert main([*maintain, "--retention", "forever", "--log-retention", "7d"]) == 0
     assert capsys.readouterr().out == f"rows: {rows}: 0 files combined into 0, 0 old files removed\n"
-    assert DeltaTable(rows).metadata().configuration == {"delta.logRetentionDuration": "interval 168 hours"}
+    assert DeltaTable(rows).metadata().configuration == {
+        "delta.logRetentionDuration": "interval 168 hours",
+        "delta.deletedFileRetentionDuration": "interval 2777777 hours",
+    }
     # Batches of the Parquet table are counted in its commit log.
     write_json(run.state / "checkpoints" / "rows" / "metadata", {"id": "q"})
     assert main(["pipeline", "reconcile", str(run.file), "--state-dir", str(run.state)]) == 0
