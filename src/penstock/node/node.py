@@ -294,6 +294,7 @@ class Node:
         self._parts.push_async_callback(commands.close)
         if master is not None:
             await self._start_master(master, trail)
+            await self._create_topics(master)  # first: a producer fails at once if its topic does not exist
             if membership is not None:
                 master.engine.peers, master.engine.hand_over = membership.masters, membership.hand_over_soon
         self._parts.callback(self.security.close)
@@ -309,7 +310,7 @@ class Node:
             broker = await self._broker()
             self.console.show_tube(master, broker)
             master.on_change = broker.heartbeat_now
-            await self._topics(master)
+            await self._await_topics(master)
             stored += [directory.tube_master, broker.storage.meta.path]
         mqtt = await self._mqtt(server, directory, master, broker)
         self._backups = self._backup(directory, master, broker)
@@ -474,10 +475,10 @@ class Node:
             ) from None
         return broker
 
-    async def _topics(self, master: TubeMaster) -> None:
-        wanted = self.config.topics()
+    async def _create_topics(self, master: TubeMaster) -> None:
+        """Create the topics of the configuration that do not exist, and set the retention of the others."""
         known = {topic.name: topic for topic in master.topics()}
-        for name, topic in wanted.items():
+        for name, topic in self.config.topics().items():
             found = known.get(name)
             policy = None if topic.retention is None else f"delete,{topic.retention}"
             if found is not None and policy not in (None, found.delete_policy):
@@ -492,15 +493,18 @@ class Node:
                     "topic keeps its partitions and stores",
                     extra={"fields": {"topic": name, "partitions": found.partitions, "stores": found.stores}},
                 )
-        for made in master.topics():
-            if made.name in wanted and made.writable:
-                await master.wait_topic(made.name, READY_S)
-            elif made.name in wanted:
+
+    async def _await_topics(self, master: TubeMaster) -> None:
+        """Wait until the broker serves all topics: clients may use them as soon as the node is ready."""
+        wanted = self.config.topics()
+        for topic in master.topics():
+            if topic.name in wanted and topic.writable:
+                await master.wait_topic(topic.name, READY_S)
+            elif topic.name in wanted:
                 _log.warning(
-                    "topic does not accept records: it is closed or deleted", extra={"fields": {"topic": made.name}}
+                    "topic does not accept records: it is closed or deleted", extra={"fields": {"topic": topic.name}}
                 )
-        # Include topics of earlier runs: clients may use them as soon as the node is ready.
-        await master.wait_taken_up(known)
+        await master.wait_taken_up([topic.name for topic in master.topics()])
 
     async def _mqtt(
         self, server: MqttServer, directory: DataDirectory, master: TubeMaster | None, broker: TubeBroker | None

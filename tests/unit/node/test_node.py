@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address, parse_address
 from penstock.statestore.client.client import StateStoreClient
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
 from tests.unit.tube.servers import announced
@@ -196,6 +199,29 @@ async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_top
         await node.close()
         DataDirectory(tmp_path).close()
     assert "topic keeps its partitions and stores" in caplog.text
+
+
+async def test_a_producer_that_comes_before_the_broker_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topics of the configuration exist as soon as the master answers clients."""
+    node = Node(config(tmp_path, tube=Tube(topics={"early": TopicSection()})))
+    register = node._broker
+
+    async def late() -> TubeBroker:
+        producer = await producers.enter_async_context(Producer(str(node._bound["tube-master"]), topic_timeout_s=60))
+        sends.append(asyncio.create_task(producer.send("early", b"a")))
+        await asyncio.wait(sends, timeout=0.5)  # it fails meanwhile if the topic does not exist
+        return await register()
+
+    sends: list[asyncio.Task[Any]] = []
+    monkeypatch.setattr(node, "_broker", late)
+    async with AsyncExitStack() as producers:
+        await node.start()
+        producers.push_async_callback(node.close)
+        async with asyncio.timeout(60):
+            (sent,) = await asyncio.gather(*sends)
+        assert sent.append_offset == 0
 
 
 def token_of(data_dir: Path) -> str:
