@@ -60,6 +60,8 @@ def test_none_of_many_seeds_breaks_a_rule(
 
 
 def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_core() -> None:
+    if os.environ.get("PENSTOCK_CORE") == "interpreted":
+        pytest.skip("compared with the compiled form, by the suite 'faults'")
     # Sets of strings have another order in each.
     traces = {
         subprocess.run(
@@ -77,8 +79,9 @@ def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_cor
         ).stdout
         for hash_seed, core in (("1", compiled.form()), ("2", "interpreted"))
     }
-    assert simulate(7).trace != simulate(8).trace
-    assert traces == {f"{simulate(7).trace} {simulate(8).trace}\n"}
+    one, other = simulate(7).trace, simulate(8).trace
+    assert one != other
+    assert traces == {f"{one} {other}\n"}
 
 
 def test_a_seed_does_what_it_should(pool: Executor) -> None:
