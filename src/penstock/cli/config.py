@@ -1,10 +1,11 @@
-"""`penstock config`: check and show the configuration of a node, without starting it."""
+"""`penstock config`: check, show and import the configuration of a node, without starting it."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -13,8 +14,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.options import Commands, Json
-from penstock.cli.output import note, print_json, print_table
+from penstock.cli.options import Commands, DryRun, Json
+from penstock.cli.output import escape, note, print_json, print_table
+from penstock.errors import ConfigError
 from penstock.runtime.config.loader import has_secret_name, validate
 from penstock.runtime.config.yaml_document import Document, Location, path_text
 
@@ -24,7 +26,7 @@ _DEFAULT = "default"
 _HIDDEN = "***"
 """Shown in place of a secret."""
 
-app = Commands("Check and show the configuration of a node.")
+app = Commands("Check, show and import the configuration of a node.")
 
 File = Annotated[
     Path | None,
@@ -97,6 +99,77 @@ def show(
         note("every setting has its default value")
 
 
+@app.add(
+    "penstock config import /etc/mosquitto/mosquitto.conf --output /etc/penstock",
+    "penstock config import mosquitto.conf --dry-run",
+    name="import",
+)
+def import_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="mosquitto.conf.")],
+    output: Annotated[
+        Path, typer.Option(help="Directory for penstock.yaml, policies.yaml and secrets of bridges.", metavar="DIR")
+    ] = Path(),
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Convert the configuration of Mosquitto: listeners, TLS, limits, access rules, users and bridges.
+
+    Every line that is not carried over, or has another effect, is printed with its number and the reason. Password
+    hashes cannot be converted: the users are listed with the command that sets a new password. Existing files are not
+    overwritten.
+    """
+    from penstock.node.config.mosquitto import POLICIES, convert
+    from penstock.node.config.node import NodeConfig
+    from penstock.runtime.config.loader import parse
+    from penstock.security.policy_file import parse_policy
+
+    found = convert(file)
+    files = {"penstock.yaml": _dump(found.config), **found.secrets}
+    if found.policy is not None:
+        files[POLICIES] = _dump(found.policy)
+        parse_policy(files[POLICIES], POLICIES)
+    if as_json:
+        for row in found.left_out:
+            print_json(row._asdict())
+    else:
+        for row in found.left_out:
+            sys.stdout.write(f"{escape(f'{row.file}:{row.line}: {row.text}: {row.reason}')}\n")
+    try:
+        parse(files["penstock.yaml"], NodeConfig, name="penstock.yaml", environment={})
+    except ConfigError as error:
+        raise ConfigError(
+            f"the configuration that {file} would become is not valid",
+            why=error.what if error.why is None else f"{error.what}; {error.why}",
+            do="correct these settings in mosquitto.conf, or write penstock.yaml by hand",
+        ) from error
+    if dry_run:
+        for name, text in files.items():
+            note(f"{output / name}:\n{'(a password)' if name in found.secrets else text}".rstrip())
+        return
+    _write_new(output, {name: (text, 0o600 if name in found.secrets else 0o644) for name, text in files.items()})
+    note(f"wrote {', '.join(str(output / name) for name in files)}; {len(found.left_out)} lines need attention")
+    for user in found.users:
+        note(f"set the password of this user: penstock user create {output / 'passwords'} {shlex.quote(escape(user))}")
+
+
+def _write_new(directory: Path, files: Mapping[str, tuple[str, int]]) -> None:
+    """Write files with these contents and modes into ``directory``. Raises ConfigError if one exists or cannot be
+    written."""
+    existing = [name for name in files if (directory / name).exists()]
+    if existing:
+        raise ConfigError(
+            f"{directory / existing[0]} exists", option="--output", do="select another directory, or move the file"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, (text, mode) in files.items():
+            descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as target:
+                target.write(text)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or directory} cannot be written", why=error.strerror) from error
+
+
 @app.add("penstock config schema > penstock.schema.json")
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for completion in an editor."""
@@ -164,8 +237,6 @@ def _effective(file: Path | None, flags: Mapping[str, str | None]) -> list[Setti
 
 
 def _yaml(settings: Sequence[Setting]) -> str:
-    from ruamel.yaml import YAML
-
     root: dict[Any, Any] = {}
     for setting in settings:
         if setting.value is None:  # no default: the option is not set
@@ -179,8 +250,13 @@ def _yaml(settings: Sequence[Setting]) -> str:
             else:
                 node = node.setdefault(part, empty)
         node[setting.location[-1]] = setting.value
-    if not root:
-        return ""
+    return _dump(root) if root else ""
+
+
+def _dump(root: Mapping[str, Any]) -> str:
+    """Return ``root`` as YAML."""
+    from ruamel.yaml import YAML
+
     yaml = YAML()
     yaml.width = 10_000
     text = io.StringIO()

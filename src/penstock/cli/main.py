@@ -43,7 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "status": CommandEntry("penstock.cli.status", "Show the state of a node: health, listeners, load, rates and lag."),
     "top": CommandEntry("penstock.cli.top", "Show a live view of a node: hops, clients, topics, groups, keys, events."),
     "bench": CommandEntry("penstock.cli.bench", "Measure rate and latency, with load from this command."),
-    "config": CommandEntry("penstock.cli.config", "Check and show the configuration of a node."),
+    "config": CommandEntry("penstock.cli.config", "Check, show and import the configuration of a node."),
     "doctor": CommandEntry("penstock.cli.doctor", "Check machine, configuration, data directory and running node."),
     "demo": CommandEntry(
         "penstock.cli.demo", "Run the demo: real telemetry from MQTT into a lake table, with a proof of delivery."

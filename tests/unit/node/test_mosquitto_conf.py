@@ -1,0 +1,238 @@
+"""Conversion of mosquitto.conf: what the node does with the result, and the lines that are left out."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.node.config.mosquitto import Conversion, convert
+from penstock.node.config.node import NodeConfig, load_config
+from penstock.security.policy import Principal
+from penstock.security.policy_file import load_policy
+from tests.unit.cli.conftest import Command, penstock
+
+__all__ = ["penstock"]
+
+CONF = """\
+# a comment
+per_listener_settings false
+listener 1883 127.0.0.1
+max_connections 50
+listener 8883
+certfile certs/server.pem
+keyfile /etc/server.key
+cafile ca.pem
+require_certificate true
+tls_version tlsv1.3
+listener 8083 ::1
+protocol websockets
+websockets_origin https://hmi.example
+
+password_file users
+acl_file acl
+max_inflight_messages 20
+max_queued_messages 0
+max_keepalive 3600
+persistent_client_expiration 2d
+autosave_interval 300
+plugin /usr/lib/a.so
+plugin_opt_x y
+misspelt 1
+include_dir conf.d
+
+connection cloud
+address cloud.example:8883 other.example
+topic plant/# out 1
+topic set/# in 2 line/ factory/
+topic "" both
+remote_username edge
+remote_password s3cret word
+bridge_cafile ca.pem
+notifications true
+notification_topic cloud/state
+cleansession true
+try_private true
+"""
+ACL = """\
+topic read public/#
+user ann
+topic readwrite plant/#
+topic deny plant/payroll/#
+topic plain
+topic read $SYS/#
+topic a/#/b
+user b*
+topic x
+user bob
+topic write {a}
+topic write bob/#
+pattern write devices/%c/state
+pattern read users/%u/#
+pattern deny users/%u/private
+nonsense 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mosquitto.conf").write_text(CONF)
+    (tmp_path / "acl").write_text(ACL)
+    (tmp_path / "users").write_text("ann:$7$101$salt$hash\nbob:$6$salt$hash\n")
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "more.conf").write_text("max_packet_size 2000\nsys_interval 5\n")
+    return tmp_path
+
+
+def converted(tmp_path: Path, text: str) -> Conversion:
+    path = tmp_path / "mosquitto.conf"
+    path.write_text(text)
+    return convert(path)
+
+
+def reasons(found: Conversion) -> dict[str, str]:
+    return {f"{Path(each.file).name}:{each.line}": each.reason for each in found.left_out}
+
+
+def imported(penstock: Command, folder: Path) -> NodeConfig:
+    done = penstock("config", "import", str(folder / "mosquitto.conf"), "--output", str(folder / "out"))
+    assert done.status == 0, done.err
+    return load_config(folder / "out" / "penstock.yaml", {}, {})
+
+
+def test_listeners_limits_and_bridges_are_those_of_mosquitto(penstock: Command, folder: Path) -> None:
+    config = imported(penstock, folder)
+    assert (str(config.mqtt.bind), config.mqtt.max_connections, config.mqtt.anonymous) == ("127.0.0.1:1883", 50, None)
+    tls, web = config.mqtt.listeners.values()
+    assert (str(tls.bind), tls.transport, str(web.bind), web.transport) == ("0.0.0.0:8883", "tls", "[::1]:8083", "ws")
+    assert tls.tls is not None
+    assert (tls.tls.certificate, tls.tls.key) == (folder / "certs/server.pem", Path("/etc/server.key"))
+    assert (tls.tls.client_ca, tls.tls.minimum_version) == (folder / "ca.pem", "1.3")
+    assert web.origins == ["https://hmi.example"]
+    limits: Any = config.mqtt.limits
+    assert (limits.max_inflight, limits.max_keep_alive_s, limits.max_session_expiry_s) == (20, 3600, 172_800)
+    assert (limits.max_packet_size, limits.sys_interval_s) == (2000, 5)
+    (bridge,) = config.bridges
+    settings = bridge.settings()
+    assert (settings.url, settings.username, settings.password) == ("mqtts://cloud.example", "edge", "s3cret word")
+    assert [(each.local_filter, each.remote_filter, each.direction, each.qos) for each in settings.topics] == [
+        ("plant/#", "plant/#", "out", 1),
+        ("line/set/#", "factory/set/#", "in", 2),
+    ]
+    assert (bridge.session_expiry_s, bridge.status_topic, bridge.remote_status_topic) == (
+        0,
+        "cloud/state",
+        "cloud/state",
+    )
+    assert stat.S_IMODE((folder / "out" / "bridge-cloud.secret").stat().st_mode) == 0o600
+
+
+def test_access_is_that_of_the_acl_file(penstock: Command, folder: Path) -> None:
+    imported(penstock, folder)
+    policy = load_policy(folder / "out" / "policies.yaml")
+    ann = policy.permissions(Principal(client_id="c1", user="ann"))
+    bob = policy.permissions(Principal(client_id="c2", user="bob"))
+    nobody = policy.permissions(Principal(client_id="c3"))
+    assert all(each.may_connect("c1") for each in (ann, bob, nobody))
+    publishes = {
+        "plant/1": (True, False, False), "plant/payroll/1": (False, False, False), "plain": (True, False, False),
+        "bob/1": (False, True, False), "devices/c2/state": (False, True, False), "$SYS/x": (False, False, False),
+    }  # fmt: skip
+    found = {topic: tuple(each.may_publish(topic) for each in (ann, bob, nobody)) for topic in publishes}
+    assert found == publishes
+    receives = {
+        "plant/1": (True, False, False), "plant/payroll/1": (False, False, False), "public/a": (False, False, True),
+        "users/ann/a": (True, False, False), "users/bob/a": (False, True, False), "$SYS/x": (True, False, False),
+    }  # fmt: skip
+    assert {topic: tuple(each.may_receive(topic) for each in (ann, bob, nobody)) for topic in receives} == receives
+
+
+def test_every_line_that_is_left_out_is_named_with_its_reason(penstock: Command, folder: Path) -> None:
+    done = penstock("config", "import", str(folder / "mosquitto.conf"), "--output", str(folder / "out"), "--json")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    found = {f"{Path(row['file']).name}:{row['line']}": row["reason"] for row in rows}
+    wanted = {
+        "mosquitto.conf:12": "browsers also need origins",
+        "mosquitto.conf:18": "without a limit",
+        "mosquitto.conf:21": "acknowledged messages are on disk",
+        "mosquitto.conf:22": "plugins",
+        "mosquitto.conf:23": "plugins",
+        "mosquitto.conf:24": "unknown option",
+        "mosquitto.conf:28": "cloud.example:8883 is used",
+        "mosquitto.conf:31": "maps one topic to another",
+        "mosquitto.conf:38": "Retain As Published",
+        "acl:4": "a pattern of the file may still allow it",
+        "acl:7": "# the last one",
+        "acl:8": "would be a pattern",
+        "acl:9": "a user that is left out",
+        "acl:11": "braces",
+        "acl:15": "no placeholders",
+        "acl:16": "expected user, topic or pattern",
+        "users:1": "(PBKDF2) cannot be converted",
+        "users:2": "(SHA-512) cannot be converted",
+    }
+    assert found.keys() == wanted.keys()
+    assert [line for line, reason in wanted.items() if reason not in found[line]] == []
+    assert "penstock user create" in done.err
+    assert "s3cret" not in done.out + done.err
+    assert "$7$" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "anonymous"),
+    [
+        ("", ["allow"]),
+        ("listener 1883\nallow_anonymous true\nlistener 1884\n", ["allow", "allow"]),
+        ("per_listener_settings true\nlistener 1883\nallow_anonymous true\nlistener 1884 127.0.0.1\n", ["allow", None]),
+        ("listener 1883 127.0.0.1\nlistener 1884 127.0.0.1\nlistener_allow_anonymous true\n", [None, "allow"]),
+        ("port 1900\nbind_address localhost\nallow_anonymous true\n", ["allow"]),
+    ],
+)
+def test_anonymous_clients_are_accepted_where_mosquitto_accepts_them(
+    penstock: Command, tmp_path: Path, text: str, anonymous: list[str | None]
+) -> None:
+    (tmp_path / "mosquitto.conf").write_text(text)
+    mqtt = imported(penstock, tmp_path).mqtt
+    assert [mqtt.anonymous, *(each.anonymous for each in mqtt.listeners.values())] == anonymous
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("listener 0 /run/mosquitto.sock\nmax_connections 5\n", 1, "sockets of the file system"),
+        ("listener 0 /run/mosquitto.sock\nmax_connections 5\n", 2, "belongs to a listener or bridge that is left out"),
+        ("listener many\n", 1, "invalid literal"),
+        ("max_keepalive 70000\n", 1, "mqtt.limits.max_keep_alive_s"),
+        ("listener 1\ncafile a\n", 2, "no certificate is requested"),
+        ("listener 1\ncertfile a\n", 1, "TLS needs certfile and keyfile"),
+        ("connection a\naddress b\n", 1, "a bridge needs address and topic"),
+        ("connection a b\ntopic c\n", 1, "the name of a bridge"),
+        ("connection a\naddress b\ntopic c\nremote_username d\n", 1, "belong together"),
+        ("connection a\naddress b\ntopic c sideways\n", 3, "expected the direction"),
+        ("connection a\nnotifications false\n", 2, "always published"),
+        ("include_dir missing\n", 1, "does not exist"),
+        ("allow_anonymous maybe\n", 1, "expected true or false"),
+        ("protocol amqp\n", 1, "expected mqtt or websockets"),
+        ("persistent_client_expiration soon\n", 1, "expected a number with h, d, w, m or y"),
+    ],
+)
+def test_a_line_that_cannot_be_converted(tmp_path: Path, text: str, line: int, reason: str) -> None:
+    assert reason in reasons(converted(tmp_path, text))[f"mosquitto.conf:{line}"]
+
+
+def test_nothing_is_overwritten_and_a_dry_run_writes_nothing(penstock: Command, folder: Path) -> None:
+    arguments = ("config", "import", str(folder / "mosquitto.conf"), "--output", str(folder / "out"))
+    shown = penstock(*arguments, "--dry-run")
+    assert (shown.status, (folder / "out").exists(), "s3cret" in shown.err) == (0, False, False)
+    assert "bind: 127.0.0.1:1883" in shown.err
+    imported(penstock, folder)
+    again = penstock(*arguments)
+    assert (again.status, "penstock.yaml exists" in again.err) == (2, True)
+    missing = penstock("config", "import", str(folder / "none.conf"))
+    assert (missing.status, "No such file" in missing.err) == (2, True)
+    (folder / "mosquitto.conf").write_text("listener 8080 127.0.0.1\nallow_anonymous true\n")
+    invalid = penstock("config", "import", str(folder / "mosquitto.conf"), "--output", str(folder / "other"))
+    assert (invalid.status, "is not valid" in invalid.err) == (2, True)
