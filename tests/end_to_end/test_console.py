@@ -25,6 +25,8 @@ PAGES = (
     "clients",
     "subscriptions",
     "messages",
+    "tree",
+    "tree/plant%2Fb",
     "retained",
     "retained/plant%2Fb",
     "topics",
@@ -153,6 +155,39 @@ async def test_pipelines_show_lag_dead_letters_and_the_last_error(node: Node) ->
         await expect(graph.locator("path.late")).to_have_count(1)
         await page.get_by_role("link", name="pipeline-bottling-…").click()
         await expect(page.get_by_label("Filter")).to_have_value("pipeline-bottling-")
+
+
+async def test_the_topic_tree_shows_counts_and_the_last_payload_of_each_level(node: Node) -> None:
+    from playwright.async_api import expect
+
+    ready = await filled(node)
+    host, port = parse_address(ready.mqtt)
+    async with browsing(ready) as browser, MqttClient(host, port, client_id="device") as client:
+        page = browser.page
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("clients")
+        await browser.sign_in()
+        await expect(page.get_by_role("link", name="meter/1")).to_be_visible()
+        await page.get_by_role("link", name="Messages", exact=True).click()
+        await page.get_by_role("link", name="Topic tree").click()
+        rows = page.locator("tbody tr")
+        await expect(rows).to_have_count(1, timeout=60_000)  # the retained message
+        await expect(rows.first).to_contain_text("plant")
+        for topic in ("plant/c/1", "plant/c/2", "hall/<b>x</b>"):
+            for value in (b"1", b"2"):
+                await client.publish(topic, value)
+        await expect(rows).to_have_count(2, timeout=60_000)
+        await expect(rows.first).to_contain_text("hall12")
+        await page.get_by_role("link", name="plant", exact=True).click()
+        await expect(rows).to_have_count(2)
+        await expect(rows.nth(0).locator("td").nth(5)).to_have_text("yes")
+        await expect(rows.nth(1).locator("td").nth(2)).to_have_text("4", timeout=60_000)
+        await browser.look("topic-tree")
+        await page.get_by_role("link", name="b", exact=True).press("Enter")
+        await expect(page.get_by_role("heading", name="Last message of plant/b")).to_be_visible()
+        await expect(page.locator("pre")).to_contain_text('"bar": 4.5')
+        await page.get_by_role("navigation", name="Levels").get_by_role("link", name="All topics").click()
+        await expect(page.get_by_role("link", name="hall")).to_be_visible()
 
 
 async def test_messages_are_followed_published_and_exported(node: Node) -> None:

@@ -262,6 +262,13 @@ class _Api:
         await self._record("subscribe", caller, {"filter": topic_filter, "q": text})
         return _LinesResponse(subscription)
 
+    async def topic_tree(self, request: Request, caller: Caller) -> object:
+        _there(self._console.mqtt)
+        topic_filter = request.query_params.get("filter", "#")
+        subscription = await _carried_out(self._clients.subscribe_topics(_acting(caller), topic_filter))
+        await self._record("subscribe", caller, {"filter": topic_filter, "topics": True})
+        return _LinesResponse(subscription)
+
     async def publish(self, request: Request, caller: Caller) -> object:
         _there(self._console.mqtt)
         params = request.query_params
@@ -557,6 +564,7 @@ def api_routes(
         route("/subscriptions", api.subscriptions, Role.VIEWER),
         route("/retained", api.retained, Role.VIEWER),
         route("/retained/{name:path}", api.retained_message, Role.VIEWER),
+        route("/topic-tree", api.topic_tree, Role.VIEWER),
         route("/messages", api.messages, Role.VIEWER),
         route("/messages", api.publish, Role.OPERATOR, method="POST"),
         route("/keys", api.keys, Role.VIEWER),

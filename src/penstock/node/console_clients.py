@@ -12,9 +12,9 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
-from penstock.console.payloads import show_payload
+from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
 from penstock.console.snapshots import Header, KeyVersion, MessageSnapshot, as_json
 from penstock.errors import RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
@@ -39,6 +39,12 @@ MAX_WAITING: Final = 500
 """Messages of a live subscription that wait to be sent; further ones are dropped and counted."""
 INTERVAL_S: Final = 0.25
 """Time between two lists of messages that are sent to a browser: at most 2,000 messages per second."""
+TOPICS_INTERVAL_S: Final = 1.0
+"""Time between two lists of topics that are sent to a browser."""
+MAX_TOPICS: Final = 1000
+"""Topics of a list; messages of further ones are only counted."""
+MAX_LAST: Final = 512
+"""Bytes of the last payload of a topic in such a list."""
 SILENCE_S: Final = 15.0
 """Time without messages after which an empty list is sent, so that a closed browser is noticed."""
 MAX_VERSIONS: Final = 50
@@ -49,10 +55,25 @@ class ChangedMeanwhileError(RefusedError):
     """A key has another version than the one that the user saw."""
 
 
-class _Stream:
+class _Stream(Protocol):
+    """Messages of a live subscription, or data about them, which are sent as lines of JSON."""
+
+    interval_s: float
+    """Time between two lines in seconds."""
+    arrived: asyncio.Event
+
+    def receive(self, publish: Publish) -> None:
+        """Accept a message."""
+
+    def next_line(self) -> bytes:
+        """Return what arrived since the last line."""
+
+
+class _Messages:
     """Messages that wait, and the numbers of those that were left out."""
 
     def __init__(self, text: str) -> None:
+        self.interval_s = INTERVAL_S
         self.text = text
         self.waiting: list[MessageSnapshot] = []
         self.arrived = asyncio.Event()
@@ -78,6 +99,57 @@ class _Stream:
         return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
 
 
+class _TopicCounts:
+    """Counts of messages by topic since the last line, and the last message of each topic.
+
+    Topics above ``MAX_TOPICS`` are counted in ``dropped`` only, so that memory and lines are bounded at any rate.
+    """
+
+    def __init__(self) -> None:
+        self.interval_s = TOPICS_INTERVAL_S
+        self.arrived = asyncio.Event()
+        self._topics: dict[str, _TopicCount] = {}
+        self._dropped = 0
+
+    def receive(self, publish: Publish) -> None:
+        """Count a message."""
+        found = self._topics.get(publish.topic)
+        if found is None:
+            if len(self._topics) >= MAX_TOPICS:
+                self._dropped += 1
+                return
+            found = self._topics[publish.topic] = _TopicCount(publish)
+        found.add(publish)
+        self.arrived.set()
+
+    def next_line(self) -> bytes:
+        """Return the counts since the last line as JSON: ``rows`` by topic, and the number of dropped messages."""
+        at = wall_clock_ms()
+        rows = [
+            {"messages": each.messages, "bytes": each.bytes, "last": as_json(message_snapshot(each.last, at, MAX_LAST))}
+            for each in self._topics.values()
+        ]
+        line = {"at": at, "rows": rows, "dropped": self._dropped}
+        self._topics.clear()
+        self.arrived.clear()
+        self._dropped = 0
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+
+
+class _TopicCount:
+    __slots__ = ("bytes", "last", "messages")
+
+    def __init__(self, last: Publish) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self.last = last
+
+    def add(self, publish: Publish) -> None:
+        self.messages += 1
+        self.bytes += len(publish.payload)
+        self.last = publish
+
+
 class LiveSubscription:
     """A subscription whose messages are lines of JSON."""
 
@@ -96,7 +168,7 @@ class LiveSubscription:
             except TimeoutError:
                 pass  # an empty line
             yield self._stream.next_line()
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(self._stream.interval_s)
 
 
 class ConsoleClients:
@@ -141,11 +213,17 @@ class ConsoleClients:
         Raises:
             PenstockError: the broker refused it, or there are too many.
         """
+        return await self._subscribe(user, topic_filter, _Messages(text.casefold()))
+
+    async def subscribe_topics(self, user: str, topic_filter: str) -> LiveSubscription:
+        """Like :meth:`subscribe`, with counts of messages by topic instead of the messages."""
+        return await self._subscribe(user, topic_filter, _TopicCounts())
+
+    async def _subscribe(self, user: str, topic_filter: str, stream: _Stream) -> LiveSubscription:
         if self._streams >= MAX_STREAMS:
             raise UnavailableError(
                 f"{self._streams} live subscriptions are open", applied=False, do="close one in another tab, or wait"
             )
-        stream = _Stream(text.casefold())
         async with AsyncExitStack() as stack:
             self._streams += 1
             stack.callback(self._closed)
@@ -240,10 +318,10 @@ def _contains(publish: Publish, text: str) -> bool:
     return text in publish.topic.casefold() or text in publish.payload.decode("utf-8", "ignore").casefold()
 
 
-def message_snapshot(publish: Publish, at: int) -> MessageSnapshot:
-    """Return a message as the console shows it; ``at``: its arrival in ms."""
+def message_snapshot(publish: Publish, at: int, limit: int = MAX_PAYLOAD_BYTES) -> MessageSnapshot:
+    """Return a message as the console shows it; ``at``: its arrival in ms; ``limit``: payload bytes that are shown."""
     given = publish.properties
-    shown = show_payload(publish.payload, given.content_type or "")
+    shown = show_payload(publish.payload, given.content_type or "", limit)
     correlation = given.correlation_data
     return MessageSnapshot(
         at=at,

@@ -12,6 +12,7 @@ from typing import Any
 import cbor2
 import pytest
 
+from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.node import console_clients
 from penstock.node.config.mqtt import Security
@@ -49,14 +50,14 @@ class Live:
                     part = json.loads(line)
                     found += part["rows"]
                     self.dropped += part["dropped"]
-                    self.filtered += part["filtered"]
+                    self.filtered += part.get("filtered", 0)
         return found
 
 
 @asynccontextmanager
-async def live(api: Api, query: str) -> AsyncIterator[Live]:
+async def live(api: Api, query: str, path: str = "messages") -> AsyncIterator[Live]:
     reader, writer = await asyncio.open_connection(*parse_address(api.ready.http))
-    head = f"GET /api/v1/messages?{query} HTTP/1.1\r\nHost: {api.ready.http}\r\nAuthorization: {api.authorization}\r\n"
+    head = f"GET /api/v1/{path}?{query} HTTP/1.1\r\nHost: {api.ready.http}\r\nAuthorization: {api.authorization}\r\n"
     writer.write((head + "\r\n").encode())
     assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).startswith(b"HTTP/1.1 200")
     try:
@@ -92,6 +93,51 @@ async def test_live_messages_are_decoded_filtered_and_end_with_the_connection(tm
         assert (status, body["error"]["code"]) == (400, "bad_parameter")
         (entry,) = read_audit(tmp_path / "audit")
         assert (entry["method"], entry["parameters"]) == ("subscribe", {"filter": "plant/#", "q": "press"})
+
+
+async def test_topics_are_counted_only_while_somebody_looks(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        async with mqtt(ready, "device") as client:
+            await client.publish("plant/a", "kept", retain=True)
+            async with live(api, "filter=plant/%23", "topic-tree") as found:
+                for number in range(5):
+                    await client.publish("plant/b", str(number))
+                totals: dict[str, int] = {}
+                last: dict[str, Any] = {}
+                while sum(totals.values()) < 6:
+                    for row in await found.rows(1):
+                        topic = row["last"]["topic"]
+                        totals[topic] = totals.get(topic, 0) + row["messages"]
+                        last[topic] = row["last"]
+                assert totals == {"plant/a": 1, "plant/b": 5}
+                assert (last["plant/a"]["retain"], last["plant/b"]["value"], last["plant/b"]["retain"]) == (
+                    True,
+                    "4",
+                    False,
+                )
+                seen = (await api.get("/subscriptions"))["rows"]
+                assert [row["filter"] for row in seen if row["client_id"].startswith("console-")] == ["plant/#"]
+            await api.until("/subscriptions", lambda now: not now["rows"])
+        (entry,) = read_audit(tmp_path / "audit")
+        assert (entry["method"], entry["parameters"]) == ("subscribe", {"filter": "plant/#", "topics": True})
+        assert (await api.send("/topic-tree?filter=a%23"))[0] == 400
+        assert (await Api(ready, "").send("/topic-tree"))[0] == 401
+
+
+def test_counts_of_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_clients, "MAX_TOPICS", 3)
+    counts = console_clients._TopicCounts()
+    for number in range(20):
+        for _ in range(2):
+            counts.receive(Publish(f"many/{number}", b"x" * 600))
+    line = json.loads(counts.next_line())
+    assert [(row["last"]["topic"], row["messages"], row["bytes"]) for row in line["rows"]] == [
+        (f"many/{number}", 2, 1200) for number in range(3)
+    ]
+    assert (line["rows"][0]["last"]["truncated"], line["rows"][0]["last"]["value"]) == (True, "x" * 512)
+    assert line["dropped"] == 34
+    assert json.loads(counts.next_line())["rows"] == []
 
 
 async def test_live_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

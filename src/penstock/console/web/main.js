@@ -9,6 +9,7 @@ import { Retained, Subscriptions } from "./mqtt.js";
 import { Overview } from "./overview.js";
 import { Pipelines } from "./pipelines.js";
 import { Records } from "./records.js";
+import { TopicTree } from "./tree.js";
 import { Audit, Clients, Events, Groups, Topics } from "./views.js";
 
 const PAGES = [
@@ -24,7 +25,7 @@ const PAGES = [
 // Pages that are reached from another one, whose tab is marked.
 const INNER = {
   records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], subscriptions: ["clients", Subscriptions],
-  retained: ["messages", Retained], audit: ["events", Audit],
+  retained: ["messages", Retained], tree: ["messages", TopicTree], audit: ["events", Audit],
 };
 
 function App() {

@@ -31,10 +31,10 @@ export function Message({ row }) {
 }
 
 /** Read lines of JSON until the signal aborts or the node ends the stream. */
-async function readLines(filter, text, signal, accept) {
-  const query = new URLSearchParams({ filter, ...(text && { q: text }) });
+export async function readLines(path, parameters, signal, accept) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
   const authorization = credentials.get();
-  const response = await fetch(`api/v1/messages?${query}`, { signal, headers: authorization ? { Authorization: authorization } : {} });
+  const response = await fetch(`api/v1/${path}?${query}`, { signal, headers: authorization ? { Authorization: authorization } : {} });
   if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => null))?.error ?? { what: `HTTP status ${response.status}` });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -54,7 +54,7 @@ export function Messages({ route }) {
     event.preventDefault();
     location.hash = link("messages", null, Object.fromEntries(new FormData(event.target)));
   };
-  return html`<h1>Messages</h1><p><a href=${link("retained")}>Retained messages</a></p>
+  return html`<h1>Messages</h1><p><a href=${link("tree")}>Topic tree</a> · <a href=${link("retained")}>Retained messages</a></p>
     <search><form class="filters" key=${`${filter}\0${q}`} onSubmit=${subscribe}>
       <label>Topic filter<input name="filter" required defaultValue=${filter} placeholder="plant/#" autocapitalize="off" spellcheck=${false} /></label>
       <label>Contains<input type="search" name="q" defaultValue=${q} /></label>
@@ -89,7 +89,7 @@ function Live({ filter, text }) {
   useEffect(() => {
     if (hidden) return undefined; // a hidden tab holds no connection
     const stop = new AbortController();
-    readLines(filter, text, stop.signal, accept).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
+    readLines("messages", { filter, q: text }, stop.signal, accept).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
     return () => stop.abort();
   }, [hidden]);
   const toggle = () => {
@@ -113,7 +113,7 @@ function Live({ filter, text }) {
   </section>`;
 }
 
-function start(row) {
+export function start(row) {
   const text = row.value ?? hexdump(row.value_base64 ?? "").slice(10, 57).trimEnd();
   return text.length > 120 ? `${text.slice(0, 120)}…` : text;
 }

@@ -37,7 +37,7 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-class Line(NamedTuple):
+class _Line(NamedTuple):
     """A line with an option: its name, and the rest of the line."""
 
     file: Path
@@ -125,7 +125,7 @@ _UNITS_S: Final = {"h": 3600, "d": 86_400, "w": 7 * 86_400, "m": 30 * 86_400, "y
 
 @dataclass(slots=True)
 class _Listener:
-    line: Line | None
+    line: _Line | None
     port: int = 1883
     address: str = "0.0.0.0"  # noqa: S104 - Mosquitto's default
     websockets: bool = False
@@ -134,13 +134,13 @@ class _Listener:
     tls: dict[str, Any] = field(default_factory=dict)
     require_certificate: bool = False
     origins: list[str] = field(default_factory=list)
-    certificate_lines: list[Line] = field(default_factory=list)
+    certificate_lines: list[_Line] = field(default_factory=list)
     """Lines about client certificates."""
 
 
 @dataclass(slots=True)
 class _Bridge:
-    line: Line
+    line: _Line
     name: str
     host: str = ""
     port: int | None = None
@@ -171,7 +171,7 @@ class _Converter:
         self._default = _Listener(None, address="127.0.0.1")
         self._listeners: list[_Listener] = []
         self._bridges: list[_Bridge] = []
-        self._files: dict[str, Line] = {}
+        self._files: dict[str, _Line] = {}
         """The lines of password_file and acl_file."""
         self._anonymous: bool | None = None
         self._per_listener = False
@@ -197,13 +197,13 @@ class _Converter:
         self._done.left_out.sort(key=lambda each: (each.file != str(self._path), each.file, each.line))
         return self._done
 
-    def _leave_out(self, line: Line, reason: str) -> None:
+    def _leave_out(self, line: _Line, reason: str) -> None:
         text = f"{line.option} {line.value}".strip()
         if "password" in line.option and not line.option.endswith("_file"):
             text = f"{line.option} ***"
         self._done.left_out.append(LeftOut(str(line.file), line.number, text, reason))
 
-    def _read(self, path: Path) -> Iterator[Line]:
+    def _read(self, path: Path) -> Iterator[_Line]:
         for line in _lines(path):
             if line.option != "include_dir":
                 yield line
@@ -220,7 +220,7 @@ class _Converter:
 
     # Options
 
-    def _convert(self, line: Line) -> None:
+    def _convert(self, line: _Line) -> None:
         option, value = line.option, line.value
         if option == "listener":
             self._part = None
@@ -260,12 +260,12 @@ class _Converter:
             raise ValueError(f"mqtt.limits.{name}: {error.errors()[0]['msg']}") from None
         self._limits[name] = value
 
-    def _file(self, line: Line) -> None:
+    def _file(self, line: _Line) -> None:
         first = self._files.setdefault(line.option, line)
         if first.value != line.value:
             self._leave_out(line, f"a node has one file for all listeners; line {first.number} names {first.value}")
 
-    def _listener(self, line: Line) -> _Listener | None:
+    def _listener(self, line: _Line) -> _Listener | None:
         words = line.value.split()
         port = int(words[0])
         if port == 0:
@@ -275,7 +275,7 @@ class _Converter:
         self._listeners.append(found)
         return found
 
-    def _of_listener(self, listener: _Listener, line: Line) -> bool:
+    def _of_listener(self, listener: _Listener, line: _Line) -> bool:
         option, value = line.option, line.value
         if option in {"port", "bind_address"}:  # the default listener
             if self._default not in self._listeners:
@@ -358,7 +358,7 @@ class _Converter:
 
     # Bridges
 
-    def _bridge(self, line: Line) -> _Bridge | None:
+    def _bridge(self, line: _Line) -> _Bridge | None:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", line.value):
             self._leave_out(line, "the name of a bridge has letters, digits, dots, hyphens and underscores, at most 64")
             return None
@@ -366,7 +366,7 @@ class _Converter:
         self._bridges.append(found)
         return found
 
-    def _of_bridge(self, bridge: _Bridge, line: Line) -> bool:
+    def _of_bridge(self, bridge: _Bridge, line: _Line) -> bool:
         option, value = line.option, line.value
         if option in {"address", "addresses"}:
             first, *others = value.split()
@@ -457,7 +457,7 @@ class _Converter:
 class _Acl:
     """Rules for anonymous clients, each user and all clients, and topics that each must not use."""
 
-    def __init__(self, lines: list[Line], leave_out: Callable[[Line, str], None], *, certified: bool) -> None:
+    def __init__(self, lines: list[_Line], leave_out: Callable[[_Line, str], None], *, certified: bool) -> None:
         self._leave_out = leave_out
         self._certified = certified
         self._allowed: dict[str | None, dict[str, list[str]]] = {}
@@ -465,7 +465,7 @@ class _Acl:
         self._denied: dict[str | None, list[str]] = {}
         self._denied_to_all: list[str] = []
         self._patterns: dict[str, list[str]] = {"Publish": [], "Subscribe": []}
-        denials: list[Line] = []
+        denials: list[_Line] = []
         user: str | None = None
         skipped = False
         for line in lines:
@@ -486,7 +486,7 @@ class _Acl:
             for line in denials:
                 self._leave_out(line, "converted for the rules of this user; a pattern of the file may still allow it")
 
-    def _add(self, user: str | None, line: Line) -> bool:
+    def _add(self, user: str | None, line: _Line) -> bool:
         """Add a rule. Returns True if a topic is denied to one user. Raises ValueError."""
         word, _, rest = line.value.partition(" ")
         access, topic = (
@@ -546,11 +546,11 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
             yield number, stripped
 
 
-def _lines(path: Path) -> list[Line]:
+def _lines(path: Path) -> list[_Line]:
     found = []
     for number, text in _texts(path):
         option, _, value = text.partition(" ")
-        found.append(Line(path, number, option, value.strip()))
+        found.append(_Line(path, number, option, value.strip()))
     return found
 
 
