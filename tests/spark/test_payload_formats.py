@@ -11,7 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipelines.rows import rows_of
+from penstock.pipelines.spec.values import directory
 from tests.spark.test_pipeline_steps import SOURCE, apply, no_lookup, rows, steps
+from tests.unit.pipelines.steps import test_protobuf
 from tests.unit.pipelines.steps.test_avro import MESSAGE
 
 SCHEMA = "n INT NOT NULL, at TIMESTAMP, d DECIMAL(5, 2), m MAP<STRING, ARRAY<DOUBLE>>, s STRUCT<x: BINARY, y: DATE>"
@@ -109,3 +111,24 @@ def test_avro_becomes_columns_and_broken_messages_dead_letters(spark: SparkSessi
         ("parse.not_avro", reason),
         ("parse.empty", "the payload is empty"),
     ]
+
+
+def test_protobuf_becomes_columns_and_broken_messages_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "plant.desc").write_bytes(test_protobuf.SET)
+    token = directory.set(tmp_path)
+    parse = {"format": "protobuf", "schema_file": "plant.desc", "message": "plant.Reading"}
+    made = steps({"name": "parsed", "parse": parse})
+    directory.reset(token)
+    found = apply(rows(spark, test_protobuf.MESSAGE, b"", b"\x0a", None), made, no_lookup).orderBy("_id").collect()
+    first, empty = (row.asDict(recursive=True) for row in found[:2])
+    assert [first[name] for name in ("u", "state", "tags", "place")] == [
+        (1 << 64) - 1,
+        "ALARM",
+        {"k": 3},
+        {"hall": "A"},
+    ]
+    assert [empty[name] for name in ("machine", "state", "at", "doubles")] == ["", "OK", None, []]
+    seconds = steps({"name": "s", "sql": "SELECT unix_micros(at) AS us FROM parsed"})
+    (row,) = apply(rows(spark, test_protobuf.MESSAGE), [*made, *seconds], no_lookup).collect()
+    assert row["us"] == 1_714_543_200_250_000
+    assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, None, "parse.not_protobuf", "parse.empty"]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.pipelines.spec.avro_schema import parse_avro_schema
+from penstock.pipelines.spec.protobuf_schema import ProtobufSchema
 from penstock.pipelines.spec.values import (
     Column,
     Duration,
@@ -45,14 +46,14 @@ CLOUDEVENT_ATTRIBUTES = (
 
 
 class Parse(Part):
-    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent, Avro record or line of CSV, or the
-    unchanged bytes (``raw``).
+    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent, Avro record, Protobuf message or line of
+    CSV, or the unchanged bytes (``raw``).
 
-    The columns of Avro are the fields of its schema. A record that does not have the format, or lacks a ``NOT NULL``
-    column, becomes a dead letter.
+    The columns of Avro and Protobuf are the fields of their schema. A record that does not have the format, or lacks a
+    ``NOT NULL`` column, becomes a dead letter.
     """
 
-    format: Literal["json", "cbor", "cloudevents", "avro", "csv", "raw"] = Field(
+    format: Literal["json", "cbor", "cloudevents", "avro", "protobuf", "csv", "raw"] = Field(
         default="json", description="format of the payload"
     )
     columns: Annotated[str | None, Field(min_length=1, alias="schema")] = Field(
@@ -63,12 +64,16 @@ class Parse(Part):
     schema_file: str | None = Field(
         default=None,
         min_length=1,
-        description="file with the schema, relative to the pipeline file; instead of `schema`",
+        description="file with the schema, relative to the pipeline file; instead of `schema`. For `protobuf` a "
+        "descriptor set of `protoc`",
+    )
+    message: str | None = Field(
+        default=None, min_length=1, description="name of the Protobuf message; the package may be omitted"
     )
     encoding: Literal["plain", "single_object", "confluent"] | None = Field(
         default=None,
-        description="what precedes an Avro record: nothing (`plain`, default), the fingerprint of the schema "
-        "(`single_object`), or a byte 0 and the id of the schema in a registry (`confluent`)",
+        description="what precedes an Avro record or a Protobuf message: nothing (`plain`, default), the fingerprint "
+        "of the schema (`single_object`, Avro only), or a byte 0 and the id of the schema in a registry (`confluent`)",
     )
     schema_id: int | None = Field(
         default=None,
@@ -80,12 +85,17 @@ class Parse(Part):
         default=None, min_length=1, max_length=1, description="separator of CSV columns; default: a comma"
     )
 
-    _message_schema: str = PrivateAttr(default="")
+    _message_schema: bytes = PrivateAttr(default=b"")
 
     @property
-    def message_schema(self) -> str:
-        """The text of the Avro schema."""
+    def message_schema(self) -> bytes:
+        """The Avro schema in JSON, or the descriptor set of Protobuf."""
         return self._message_schema
+
+    @property
+    def has_own_schema(self) -> bool:
+        """True if the format has schemas of its own, from which the columns are derived."""
+        return self.format in ("avro", "protobuf")
 
     @property
     def ddl(self) -> str:
@@ -102,30 +112,42 @@ class Parse(Part):
     def _one_schema(self) -> Parse:
         if (self.columns is None) == (self.schema_file is None):
             raise ValueError("expected exactly one of schema, schema_file")
-        if self.format != "avro" and (self.encoding is not None or self.schema_id is not None):
-            raise ValueError("expected encoding and schema_id only with `format: avro`")
+        if not self.has_own_schema and (self.encoding is not None or self.schema_id is not None):
+            raise ValueError("expected encoding and schema_id only with `format: avro` or `protobuf`")
+        if self.format == "protobuf" and (self.schema_file is None or self.message is None):
+            raise ValueError("expected schema_file, a descriptor set, and message with `format: protobuf`")
+        if self.format != "protobuf" and self.message is not None:
+            raise ValueError("expected message only with `format: protobuf`")
+        if self.format == "protobuf" and self.encoding == "single_object":
+            raise ValueError("expected `encoding: single_object` only with `format: avro`")
         if (self.encoding == "confluent") != (self.schema_id is not None):
             raise ValueError("expected a schema_id with `encoding: confluent`, and only there")
         if self.delimiter is not None and self.format != "csv":
             raise ValueError("expected delimiter only with `format: csv`")
-        text = self.columns if self.schema_file is None else _schema_text(self.schema_file)
-        if self.format == "avro":
-            assert text is not None, "one of the two is set"
-            made = self.model_copy(update={"columns": parse_avro_schema(text).ddl})
-            made._message_schema = text  # noqa: SLF001 - an attribute of this class
-            return made
-        return self.model_copy(update={"columns": text})
+        given = (self.columns or "").encode() if self.schema_file is None else _content(self.schema_file)
+        if self.format == "protobuf":
+            columns = ProtobufSchema(given, self.message or "").ddl()
+        else:
+            try:
+                columns = given.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"expected a readable schema_file: {error}") from None
+            if self.format == "avro":
+                columns = parse_avro_schema(columns).ddl
+        made = self.model_copy(update={"columns": columns})
+        made._message_schema = given  # noqa: SLF001 - an attribute of this class
+        return made
 
 
-def _schema_text(file: str) -> str:
+def _content(file: str) -> bytes:
     path = directory.get() / file
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        found = path.read_bytes()
+    except OSError as error:
         raise ValueError(f"expected a readable schema_file: {error}") from None
-    if not text.strip():
+    if not found.strip():
         raise ValueError(f"expected columns in {str(path)!r}, the file is empty")
-    return text
+    return found
 
 
 class Enrich(Part):

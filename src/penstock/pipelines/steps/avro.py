@@ -43,6 +43,11 @@ class AvroMessages:
     encoding: str = "plain"
     schema_id: int | None = None
 
+    @property
+    def accepts_empty(self) -> bool:
+        """A record without fields has no columns."""
+        return False
+
     def decode(self, payload: bytes) -> dict[str, object]:
         """Return the fields of ``payload``.
 

@@ -22,7 +22,8 @@ from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schem
 from penstock.pipelines.steps.avro import AvroMessages
 from penstock.pipelines.steps.expressions import quoted
 from penstock.pipelines.steps.payload_errors import CODES
-from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, PayloadDecoder
+from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, Messages, PayloadDecoder
+from penstock.pipelines.steps.protobuf import ProtobufMessages
 
 __all__ = ["from_json", "is_one_value_without_jar", "parse_step", "schema_of"]
 
@@ -47,7 +48,7 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
     if parse.format == "raw":
         return _raw(rows, name, schema)
     value = sf.col("_source.value")
-    if parse.format in DECODERS or parse.format == "avro":
+    if parse.format in DECODERS or parse.has_own_schema:
         decoded = rows.withColumn("_decoded", _decoded(schema, parse))
         found = sf.col("_decoded")
         failures = [(code, sf.when(found["code"] == code, found["reason"])) for code in CODES]
@@ -92,9 +93,8 @@ def _decoded(schema: StructType, parse: Parse) -> Column:
     """Return a struct for a payload: ``value`` with the columns of ``schema``, or ``code`` and ``reason``."""
     nullable = StructType([StructField(field.name, field.dataType) for field in schema.fields])
     decoder: PayloadDecoder | MessageDecoder
-    if parse.format == "avro":
-        messages = AvroMessages(parse.message_schema, parse.encoding or "plain", parse.schema_id)
-        decoder = MessageDecoder(messages, arrow_schema(nullable))
+    if parse.has_own_schema:
+        decoder = MessageDecoder(_messages(parse), arrow_schema(nullable))
     else:
         decoder = PayloadDecoder(parse.format, arrow_schema(nullable))
     kind = StructType(
@@ -112,6 +112,13 @@ def _decoded(schema: StructType, parse: Parse) -> Column:
     if parse.format not in WITH_HEADERS:
         return arrow_function(decode, kind)(value)
     return arrow_function(decode_with_headers, kind)(value, sf.when(alive(), sf.col("_source.headers")))
+
+
+def _messages(parse: Parse) -> Messages:
+    encoding = parse.encoding or "plain"
+    if parse.format == "avro":
+        return AvroMessages(parse.message_schema.decode(), encoding, parse.schema_id)
+    return ProtobufMessages(parse.message_schema, parse.message or "", encoding, parse.schema_id)
 
 
 def from_json(text: Column, schema: StructType) -> Column:

@@ -12,17 +12,16 @@ __all__ = [
     "NOT_CBOR",
     "NOT_CLOUDEVENT",
     "NOT_JSON",
+    "NOT_PROTOBUF",
     "OTHER_SCHEMA",
     "RANGE",
     "PayloadError",
 ]
 
 EMPTY, MISMATCH, RANGE, OTHER_SCHEMA = "parse.empty", "schema.mismatch", "schema.range", "schema.other"
-NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON = (
-    *("parse.not_avro", "parse.not_cbor"),
-    *("parse.not_cloudevent", "parse.not_json"),
-)
-CODES = (EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, OTHER_SCHEMA, MISMATCH, RANGE)
+NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT = "parse.not_avro", "parse.not_cbor", "parse.not_cloudevent"
+NOT_JSON, NOT_PROTOBUF = "parse.not_json", "parse.not_protobuf"
+CODES = (EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, NOT_PROTOBUF, OTHER_SCHEMA, MISMATCH, RANGE)
 """Codes of payloads that cannot be decoded."""
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, InvalidOperation
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.pipelines.steps.payload_errors import (
     EMPTY,
@@ -33,12 +33,12 @@ from penstock.spark.option_parsing import json_value
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.pipelines.steps.avro import AvroMessages
 
 __all__ = [
     "DECODERS",
     "WITH_HEADERS",
     "MessageDecoder",
+    "Messages",
     "PayloadDecoder",
     "decode_cbor",
     "decode_cloudevent",
@@ -294,6 +294,21 @@ def _result(value: Any, codes: Sequence[str | None], reasons: Sequence[str | Non
     )
 
 
+class Messages(Protocol):
+    """Decoder of a format with a schema of its own."""
+
+    @property
+    def accepts_empty(self) -> bool:
+        """True if a payload without bytes may be a message."""
+
+    def decode(self, payload: bytes) -> dict[str, object]:
+        """Return the columns of ``payload``.
+
+        Raises:
+            PayloadError: it is not a message of the schema.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class MessageDecoder:
     """Function over an array of payloads of a format with a schema of its own, which ``schema`` has the columns of.
@@ -301,20 +316,21 @@ class MessageDecoder:
     The values of ``messages`` are what Arrow builds the columns of, and need no further check.
     """
 
-    messages: AvroMessages
+    messages: Messages
     schema: pa.Schema
 
     def __call__(self, payloads: pa.Array[Any]) -> pa.StructArray:
         """Return the same as :class:`PayloadDecoder`."""
         import pyarrow as pa
 
+        accepts_empty = self.messages.accepts_empty
         rows: list[dict[str, object] | None] = []
         codes: list[str | None] = []
         reasons: list[str | None] = []
         for payload in payloads.to_pylist():
             code = reason = row = None
             try:
-                if not payload:
+                if payload is None or not (payload or accepts_empty):
                     raise PayloadError(EMPTY, "the payload is empty")
                 row = self.messages.decode(payload)
             except PayloadError as error:

@@ -137,7 +137,7 @@ def test_the_schema_is_in_a_file_or_in_the_pipeline_file(tmp_path: Path) -> None
     step = load(tmp_path / "p.yaml").steps[0].parse
     assert step is not None
     assert (step.ddl, step.encoding, step.schema_id) == ("f0 INT, f1 STRING", "confluent", 7)
-    assert step.message_schema == record("int", ["null", "string"])
+    assert step.message_schema.decode() == record("int", ["null", "string"])
     inline = parse(PIPELINE.replace("PARSE", f"schema: '{record('long')}'"), name="p.yaml").steps[0].parse
     assert inline is not None
     assert (inline.ddl, inline.encoding) == ("f0 BIGINT", None)
@@ -160,7 +160,7 @@ def test_wrong_options_are_refused(options: str, reason: str) -> None:
 
 
 def test_options_of_avro_are_refused_with_other_formats() -> None:
-    with pytest.raises(ConfigError, match="expected encoding and schema_id only with `format: avro`"):
+    with pytest.raises(ConfigError, match="expected encoding and schema_id only with `format: avro` or `protobuf`"):
         parse(PIPELINE.replace("format: avro, PARSE", "schema: x INT, encoding: plain"), name="p.yaml")
     with pytest.raises(ConfigError, match="do not start with '_'"):
         parse(PIPELINE.replace("PARSE", f"schema: '{record('int').replace('f0', '_f')}'"), name="p.yaml")

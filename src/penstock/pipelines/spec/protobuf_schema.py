@@ -1,0 +1,179 @@
+"""Protobuf schemas: a message type of a descriptor set, as ``protoc --include_imports --descriptor_set_out`` writes it.
+
+A field becomes one column. Refused are types that no column can hold: recursive messages, and names that differ in case
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+__all__ = [
+    "TIMESTAMP",
+    "WRAPPERS",
+    "ProtobufSchema",
+    "index_path",
+    "is_map",
+    "map_fields",
+    "message_type",
+    "type_name",
+]
+
+TIMESTAMP = "google.protobuf.Timestamp"
+WRAPPERS = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
+)
+"""Messages with one field ``value``, which are read as the value, or null if the field is not set."""
+_NAMES = {
+    **dict.fromkeys(("sint32", "sfixed32"), "int32"),
+    **dict.fromkeys(("sint64", "sfixed64"), "int64"),
+    "fixed32": "uint32",
+    "fixed64": "uint64",
+}
+_DDL = {
+    "double": "DOUBLE",
+    "float": "FLOAT",
+    "int32": "INT",
+    "int64": "BIGINT",
+    "uint32": "BIGINT",
+    "uint64": "DECIMAL(20, 0)",
+    "bool": "BOOLEAN",
+    "string": "STRING",
+    "bytes": "BINARY",
+    "enum": "STRING",
+}
+_HOW = "write it with `protoc --include_imports --descriptor_set_out=FILE`"
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufSchema:
+    """The message type ``message`` of the descriptor set ``descriptors``."""
+
+    descriptors: bytes
+    message: str
+
+    def ddl(self) -> str:
+        """Return the columns: one for each field of the message.
+
+        Raises:
+            ValueError: it is not a descriptor set, or the message does not exist or cannot be read into columns; the
+                text begins with "expected".
+        """
+        found = message_type(self.descriptors, self.message)
+        fields = list(_fields(found, (found.full_name,)))
+        if not fields:
+            raise ValueError(f"expected a message with fields, {self.message!r} has none")
+        return ", ".join(f"{name} {kind}" for name, kind in fields)
+
+
+def message_type(descriptors: bytes, message: str) -> Descriptor:
+    """Return the type of ``message``; its package may be omitted if only one has this name.
+
+    Raises:
+        ValueError: see ``ProtobufSchema.ddl``.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import DecodeError
+
+    files = FileDescriptorSet()
+    try:
+        files.ParseFromString(descriptors)
+    except DecodeError:
+        raise ValueError(f"expected a descriptor set of Protobuf; {_HOW}") from None
+    if not files.file:
+        raise ValueError(f"expected a descriptor set of Protobuf, found one without files; {_HOW}")
+    pool = DescriptorPool()
+    known: list[str] = []
+    for file in files.file:
+        try:
+            pool.AddSerializedFile(file.SerializeToString())
+        except TypeError as error:
+            raise ValueError(f"expected a valid descriptor set with all imports: {error}; {_HOW}") from None
+        known += _messages(file.package, file.message_type)
+    named = [name for name in known if name == message or name.endswith(f".{message}")]
+    if message in known:
+        named = [message]
+    if len(named) != 1:
+        shown = ", ".join((named or known)[:20]) or "no message"
+        raise ValueError(f"expected the name of one message, not {message!r}; the descriptor set has {shown}")
+    return pool.FindMessageTypeByName(named[0])
+
+
+def _messages(prefix: str, messages: Any) -> Iterator[str]:
+    for message in messages:
+        name = f"{prefix}.{message.name}" if prefix else message.name
+        if not message.options.map_entry:
+            yield name
+            yield from _messages(name, message.nested_type)
+
+
+def index_path(found: Descriptor) -> tuple[int, ...]:
+    """Return the index of the message in its file, after those of the messages that contain it."""
+    outer = found.containing_type
+    siblings = found.file.message_types_by_name.values() if outer is None else outer.nested_types
+    index = [each.full_name for each in siblings].index(found.full_name)
+    return (index,) if outer is None else (*index_path(outer), index)
+
+
+def type_name(field: FieldDescriptor) -> str:
+    """Return the name of the type of ``field``: of a scalar, ``enum`` or ``message``."""
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    name = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()  # type: ignore[arg-type]
+    return "message" if name == "group" else _NAMES.get(name, name)
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """True for a map, which is a repeated message of keys and values on the wire."""
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def map_fields(field: FieldDescriptor) -> tuple[FieldDescriptor, FieldDescriptor]:
+    """Return the fields with the key and the value of the map ``field``."""
+    entry = field.message_type
+    assert entry is not None, "a map is a repeated message"
+    return entry.fields_by_name["key"], entry.fields_by_name["value"]
+
+
+def _fields(found: Descriptor, outer: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for field in found.fields:
+        if field.name.lower() in seen:
+            raise ValueError(
+                f"expected different names of the fields of {found.full_name}, in any case; {field.name!r} is twice"
+            )
+        seen.add(field.name.lower())
+        yield field.name, _type(field, outer)
+
+
+def _type(field: FieldDescriptor, outer: tuple[str, ...]) -> str:
+    if is_map(field):
+        key, value = map_fields(field)
+        return f"MAP<{_single_type(key, outer)}, {_single_type(value, outer)}>"
+    kind = _single_type(field, outer)
+    return f"ARRAY<{kind}>" if field.is_repeated else kind
+
+
+def _single_type(field: FieldDescriptor, outer: tuple[str, ...]) -> str:
+    kind = field.message_type
+    if kind is None:
+        return _DDL[type_name(field)]
+    if kind.full_name == TIMESTAMP:
+        return "TIMESTAMP"
+    if kind.full_name in WRAPPERS:
+        return _DDL[type_name(kind.fields_by_name["value"])]
+    if kind.full_name in outer:
+        raise ValueError(
+            f"expected no recursive message: {kind.full_name} contains itself in the field {field.full_name}"
+        )
+    fields = [f"{name}: {inner}" for name, inner in _fields(kind, (*outer, kind.full_name))]
+    if not fields:
+        raise ValueError(f"expected a message with fields in the field {field.full_name}; {kind.full_name} has none")
+    return f"STRUCT<{', '.join(fields)}>"
