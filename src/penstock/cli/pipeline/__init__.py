@@ -9,6 +9,10 @@ __all__ = ["app"]
 
 app = Commands("Check, run and account for pipelines.")
 app.add("penstock pipeline init", "penstock pipeline init line3.yaml --name line3 --source mqtt")(files.init)
+app.add(
+    "penstock pipeline infer samples.jsonl > readings.ddl",
+    "penstock pipeline infer - --nullable < samples.jsonl",
+)(files.infer)
 app.add("penstock pipeline validate pipeline.yaml", "penstock pipeline validate *.yaml --json")(files.validate)
 app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline.yaml --mermaid", name="plan")(
     files.show_plan

@@ -1,4 +1,4 @@
-"""`penstock pipeline init`, `validate`, `plan`, `schema` and `test`: work on pipeline files, without a node."""
+"""`penstock pipeline init`, `infer`, `validate`, `plan`, `schema` and `test`: work on files, without a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from penstock.cli.options import Json
-from penstock.cli.output import escape, print_error, print_json, use_colour
+from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
 from penstock.errors import ConfigError, StorageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.ledger.plan_changes import PlanChange
     from penstock.pipelines.testing.runner import Outcome
 
-__all__ = ["init", "run_cases", "schema", "show_plan", "validate"]
+__all__ = ["infer", "init", "run_cases", "schema", "show_plan", "validate"]
 
 Source = Literal["tubemq", "mqtt", "files"]
 
@@ -143,6 +143,50 @@ def _named_after(directory: Path) -> str:
     """Return a name for a pipeline, derived from the name of a directory."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in directory.name.lower())
     return kept.lstrip("0123456789_-")[:63] or "pipeline"
+
+
+def infer(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="File with a JSON object per line; - for standard input.", metavar="FILE", show_default=False
+        ),
+    ],
+    nullable: Annotated[bool, typer.Option("--nullable", help="No column is NOT NULL.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the columns of a parse step for samples in JSON, as a file for its `schema_file`.
+
+    A column has the narrowest type that holds all values; it is NOT NULL if no sample lacks it. Comments say what the
+    samples leave open (a column that is always null) or contradict (a column with numbers and texts is STRING), with an
+    example and its line. Lines that are not a JSON object are left out with a note.
+    """
+    from penstock.pipelines.spec.inference import infer as infer_from
+
+    path = unless_standard(file)
+    try:
+        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", option="file", do="name a file, or -") from error
+    # Not splitlines: a line separator of Unicode may be part of a text.
+    found = infer_from(line.decode("utf-8", "replace") for line in data.split(b"\n"))
+    if not found.columns:
+        raise ConfigError(
+            f"{file} has no JSON object with columns",
+            option="file",
+            why=found.example or None,
+            do="give a file with a JSON object per line",
+        )
+    if found.refused:
+        note(f"{found.refused} of {found.refused + found.samples} lines left out, the first: {found.example}")
+    if not as_json:
+        sys.stdout.write(found.ddl(nullable=nullable))
+        return
+    columns = [
+        {**column._asdict(), "nullable": nullable or column.nullable, "notes": list(column.notes)}
+        for column in found.columns
+    ]
+    print_json({"columns": columns, "notes": found.notes, "samples": found.samples, "refused": found.refused})
 
 
 CASES = ".test.yaml"

@@ -28,6 +28,7 @@ __all__ = [
     "element_of",
     "fields_of",
     "parse_ddl",
+    "quoted_name",
     "sink_types",
 ]
 
@@ -90,7 +91,7 @@ def parse_ddl(text: str) -> list[Column]:
     return found
 
 
-def _quoted(name: str) -> str:
+def quoted_name(name: str) -> str:
     """Return ``name`` as it is written in DDL."""
     return name if re.fullmatch("[A-Za-z_0-9]+", name) else "`" + name.replace("`", "``") + "`"
 
@@ -168,7 +169,7 @@ class _Reader:
         self._expect("<")
         if kind == "STRUCT":
             inside = [] if self._peek().text == ">" else self.fields(">", depth + 1)
-            made = ", ".join(f"{_quoted(column.name)}: {column.type}" for column in inside)
+            made = ", ".join(f"{quoted_name(column.name)}: {column.type}" for column in inside)
         else:
             made = self._type(depth + 1)
             if kind == "MAP":
@@ -600,7 +601,7 @@ def _struct_of(ddl: str) -> str | None:
     except ValueError:
         # Reported by the check of schemas.
         return None
-    return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {field.type}' for field in fields)}>"
+    return f"STRUCT<{', '.join(f'{quoted_name(field.name)}: {field.type}' for field in fields)}>"
 
 
 def _parsed(parse: Parse, before: Columns) -> Columns:
