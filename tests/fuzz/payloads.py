@@ -1,0 +1,48 @@
+"""Targets of payloads that pipelines decode in Python: they have columns, or are refused with a code and a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.pipelines.spec.avro_schema import parse_avro_schema
+from penstock.pipelines.steps.avro import AvroMessages
+from penstock.pipelines.steps.payload_errors import CODES, PayloadError
+from penstock.pipelines.steps.payloads import decode_cbor, decode_cloudevent
+from penstock.pipelines.steps.protobuf import ProtobufMessages
+from tests.unit.pipelines.steps.test_avro import EVERYTHING
+from tests.unit.pipelines.steps.test_protobuf import SET
+
+AVRO = AvroMessages(EVERYTHING)
+PROTOBUF = ProtobufMessages(SET, "plant.Reading")
+
+
+def _outcome(decode: Callable[[bytes], object], data: bytes) -> object:
+    try:
+        return repr(decode(data))
+    except PayloadError as error:
+        refused = error
+    assert refused.code in CODES
+    return refused.code, refused.reason
+
+
+def fuzz_avro(data: bytes) -> object:
+    """A message, or, after a ``{``, a schema."""
+    if data[:1] != b"{":
+        return _outcome(AVRO.decode, data)
+    try:
+        return repr(parse_avro_schema(data.decode("utf-8", "replace")))
+    except ValueError as error:
+        text = str(error)
+    assert text.startswith("expected")
+    return text
+
+
+def fuzz_protobuf(data: bytes) -> object:
+    """A message."""
+    return _outcome(PROTOBUF.decode, data)
+
+
+def fuzz_cbor(data: bytes) -> object:
+    """A map, and the data of an event."""
+    headers = {"ce_specversion": b"1.0", "ce_id": b"1", "ce_source": b"s", "ce_type": b"t", "content-type": b"a/x+cbor"}
+    return _outcome(decode_cbor, data), _outcome(lambda payload: decode_cloudevent(payload, headers), data)
