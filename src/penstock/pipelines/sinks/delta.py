@@ -33,7 +33,7 @@ from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, statistics, write_attempt
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file
-from penstock.spark.files.delta_log import DeltaLog
+from penstock.spark.files.delta_log import DeltaLog, lines
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties
@@ -384,7 +384,7 @@ def _create(path: Path, fields: list[dict[str, Any]]) -> None:
 
 def _sync_added(table: Path, entry: Path) -> None:
     """Sync the files of the table that the version ``entry`` added."""
-    for line in entry.read_text(encoding="utf-8").splitlines():
+    for line in lines(entry):
         added = json.loads(line).get("add")
         if added is not None:
             # Another writer may have removed it again.

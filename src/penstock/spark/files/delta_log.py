@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError, DataLossError, StorageError
 
-__all__ = ["DeltaFile", "DeltaLog", "DeltaVersion"]
+__all__ = ["DeltaFile", "DeltaLog", "DeltaVersion", "lines"]
 
 _VERSION = re.compile(r"(?P<version>\d{20})\.json")
 _CHECKPOINT = re.compile(r"(?P<version>\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10}))?\.parquet")
@@ -163,7 +163,7 @@ class DeltaLog:
             expected += 1
 
     def _actions(self, path: Path) -> Iterator[dict[str, Any]]:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in lines(path):
             try:
                 action = json.loads(line)
             except ValueError as error:
@@ -265,6 +265,11 @@ class DeltaLog:
 
     def _unsupported(self, what: str, do: str) -> ConfigError:
         return ConfigError(f"the Delta table {str(self.path)!r} cannot be read: {what}", option="path", do=do)
+
+
+def lines(path: Path) -> list[str]:
+    """Return the lines of a version of the log: texts in it may have other line breaks, such as U+2028."""
+    return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def _number(match: re.Match[str]) -> int:

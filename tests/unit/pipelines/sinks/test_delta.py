@@ -246,6 +246,15 @@ def test_a_damaged_table_is_an_error_with_its_path(tmp_path: Path) -> None:
         check_types(tmp_path, "rows", {"n": "STRING"})
 
 
+def test_texts_with_line_separators_are_no_lines_of_the_log(tmp_path: Path) -> None:
+    for batch, text in enumerate(("a\u2028b", "a\x85b", "a\x0bb", "a\r\nb")):
+        commit(DeltaWriter(tmp_path, "rows", "q"), batch, pa.table({"s": [text]}))
+    merging = DeltaWriter(tmp_path, "merged", "q", ["s"])
+    commit(merging, 0, pa.table({"s": ["a\u2028b", "c\u2029d"]}))
+    assert delta_writers(tmp_path) == {"rows": {"q": 3}, "merged": {"q": 0}}
+    assert len(numbers(tmp_path, "s")) == 5
+
+
 def test_names_are_ascii_and_the_schema_has_no_not_null(tmp_path: Path) -> None:
     path = tmp_path / "it`s a täble"
     writer = DeltaWriter(path, "röws", "q")
