@@ -24,7 +24,7 @@ from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client.client import MqttClient
 from penstock.node.cluster import ActiveNode, ClusterMembership
 from penstock.node.config.node import NodeConfig, load_config
-from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.hlc import Hlc
 from tests.faults.mqtt_peers import Peer, Reader, Writer
@@ -408,6 +408,39 @@ async def test_the_clocks_of_expiry_times_and_versions_continue_on_another_machi
         expected = {member.clock: max(start_ms, then_ms), versions.now: start_ms}
     for clock, earliest_ms in expected.items():
         assert earliest_ms <= clock() <= earliest_ms + wall_clock_ms() - start_ms + 5
+    # The clock of the next active node is behind, and so are the expiry times of its term.
+    later_ms = then_ms - 5_000
+    stamp |= {"term": 9, "time_ms": later_ms}
+    put = pb.PutRequest(key=clock_key(member.prefix), value=json.dumps(stamp).encode())
+    client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
+    member._read_clock(ActiveNode("other", "", {}, 9))
+    member._set_clock()
+    assert later_ms <= member.clock() <= later_ms + wall_clock_ms() - start_ms + 5
+    await member.close()
+    client.close()
+
+
+async def test_the_clock_of_expiry_times_continues_on_the_same_boot_of_a_machine_whose_system_clock_has_stepped(
+    two: list[NodeProcess], three: EtcdCluster
+) -> None:
+    """No other node was active meanwhile, and this one has restarted."""
+    node, _ = two
+    node.write_config()
+    client = EtcdClient(three.endpoints)
+    member = ClusterMembership(load_config(node.config, {}, {}), lambda _: None)
+    offset_ms = wall_clock_ms() - boot_ms() - 3_600_000  # the system clock was set ahead by an hour
+    set_ms = boot_ms() + offset_ms - 20_000  # the node was active 20 s ago
+    stamp = {"term": 7, "time_ms": set_ms, "boot": boot_id(), "offset_ms": offset_ms, "versions_ms": set_ms + 7}
+    put = pb.PutRequest(key=clock_key(member.prefix), value=json.dumps(stamp).encode())
+    client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
+    member._read_clock(None)
+    versions = member.version_clock(hold_s=300)
+    member._set_clock()
+    before_ms = boot_ms()
+    time_ms, version_ms = member.clock(), versions.now()
+    after_ms = boot_ms()
+    assert before_ms + offset_ms <= time_ms <= after_ms + offset_ms
+    assert before_ms + offset_ms <= version_ms <= after_ms + offset_ms + 10
     await member.close()
     client.close()
 

@@ -67,6 +67,11 @@ class MachineClock:
         """The wall clock without its jumps, in ms."""
         return WALL_MS + self.elapsed_ns() // 1_000_000
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the wall clock is ahead of the true time."""
+        return self._step_s > 0
+
     def step(self, seconds: float) -> None:
         """Let the wall clock jump."""
         self._step_s += seconds

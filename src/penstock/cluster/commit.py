@@ -119,7 +119,7 @@ class LogCommits:
 
     @property
     def in_doubt(self) -> bool:
-        """True if an attempt of the commit in flight had no answer."""
+        """True if etcd may have executed an attempt of the commit in flight."""
         return self._unanswered
 
     def begin(self, sequence: int, size: int) -> Head:
@@ -137,7 +137,8 @@ class LogCommits:
         return self._in_flight
 
     def unanswered(self) -> None:
-        """Handle an attempt without an answer: the caller then repeats the same transaction."""
+        """Handle an attempt without an answer, or refused by a full etcd, which may have executed it: the caller then
+        repeats the same transaction."""
         assert self._in_flight is not None
         self._unanswered = True
 

@@ -281,14 +281,15 @@ class EtcdLogs:
                     raise
             self._compacted = revision
 
+    def clock_put(self) -> pb.RequestOp:
+        """Return the operation that puts the cluster's clock."""
+        return _put(clock_key(self.prefix), b"" if self.stamp is None else self.stamp())
+
     def _put_clock(self) -> None:
         """Put the cluster's clock; a full etcd refuses this, but not deletions."""
-        value = b"" if self.stamp is None else self.stamp()
-        put = _put(clock_key(self.prefix), value)
+        request = pb.TxnRequest(compare=[self.leads()], success=[self.clock_put()])
         try:
-            self.client.call(
-                "KV/Txn", pb.TxnRequest(compare=[self.leads()], success=[put]), pb.TxnResponse, within_s=MAINTENANCE_S
-            )
+            self.client.call("KV/Txn", request, pb.TxnResponse, within_s=MAINTENANCE_S)
         except RefusedError as error:
             if not is_full(error):
                 raise
@@ -403,7 +404,12 @@ class EtcdLog(CommitLog):
         leftover = pb.DeleteRangeRequest(key=self.keys.part(sequence + 1), range_end=self.keys.part(_LAST))
         request = pb.TxnRequest(
             compare=[self._logs.leads(), _unchanged(self.keys.head, revision)],
-            success=[_put(self.keys.head, head.encode()), pb.RequestOp(request_delete_range=leftover)],
+            # The clock first: a standby must know that of each term that has commits.
+            success=[
+                self._logs.clock_put(),
+                _put(self.keys.head, head.encode()),
+                pb.RequestOp(request_delete_range=leftover),
+            ],
             failure=[pb.RequestOp(request_range=pb.RangeRequest(key=self.keys.head))],
         )
         try:
@@ -449,6 +455,8 @@ class EtcdLog(CommitLog):
             )
             verdict = self._commit(commits, request)
         except RefusedError as error:
+            if is_full(error):
+                commits.unanswered()  # etcd executes the transaction with which its database becomes full
             raise self._refused(error) from error
         finally:
             self.waiting_since_ms = None

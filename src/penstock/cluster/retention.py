@@ -85,7 +85,8 @@ class EtcdRetention:
         while self._stored and self._stored[0].last <= self.released:
             if self._stored[0].last > needed and self.stored_bytes <= self._most_bytes // 2:
                 break
-            if self.stored_bytes - self._stored[0].size < self._backlog_bytes:
+            # A full log has no backlog to keep: after a takeover, all earlier commits are one group.
+            if self.stored_bytes - self._stored[0].size < self._backlog_bytes and not self.is_full:
                 break
             oldest = self._stored.popleft()
             self.stored_bytes -= oldest.size

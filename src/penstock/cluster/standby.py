@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.cluster.client import EtcdClient
+from penstock.cluster.commit import CommitFrame
 from penstock.cluster.follow import LogFollower
 from penstock.cluster.log import LogKeys, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
@@ -119,7 +120,10 @@ class Standby:
         self.failure: StorageError | None = None
         """Reason why the node cannot follow: it lacks commits that etcd has deleted, or LMDB failed."""
         self.clock_offset: int | None = None
-        """Greatest difference between the time of a received commit and :func:`boot_ms` at its receipt."""
+        """Greatest difference between the time of a received commit of ``clock_term`` and :func:`boot_ms` at its
+        receipt."""
+        self.clock_term = 0
+        """Term of the last received commit; the clock of the next term may be behind."""
         self._client = client
         self._prefix = prefix
         self._node = node
@@ -171,8 +175,7 @@ class Standby:
                     self._report()
                     reported = time.monotonic()
                 for name, frames in self._follower.next().items():
-                    offset = frames[-1].time_ms - boot_ms()
-                    self.clock_offset = offset if self.clock_offset is None else max(self.clock_offset, offset)
+                    self._note_clock(frames[-1])
                     self._apply(name, [frame.body for frame in frames])
             except StorageError as failure:
                 self.failure = failure
@@ -181,6 +184,13 @@ class Standby:
             except (UnavailableError, RefusedError) as error:
                 _log.warning("this node does not follow the active one for now: %s", error)
                 self._closed.wait(0.1)
+
+    def _note_clock(self, frame: CommitFrame) -> None:
+        offset = frame.time_ms - boot_ms()
+        if frame.term > self.clock_term:
+            self.clock_term, self.clock_offset = frame.term, offset
+        elif frame.term == self.clock_term and self.clock_offset is not None:
+            self.clock_offset = max(self.clock_offset, offset)
 
     def _report(self) -> None:
         """Report to the active node which commits LMDB contains."""

@@ -224,12 +224,18 @@ class ClusterMembership:
         self._leadership: Leadership | None = None
         self._logs: EtcdLogs | None = None
         self._clock_offset: int | None = None
+        """The cluster's clock minus :func:`boot_ms`, as far as it is known."""
+        self._clock_term: object = None
+        """The term in which that clock was set."""
+        self._clock_lag_ms = 0
+        """Time by which that clock was behind the clock of versions of the node that had set it."""
         self._versions_offset: int | None = None
         """Clock of the active node's versions minus :func:`boot_ms`, when it was last read."""
         self._versions: SteppedClock | None = None
         """Clock of this node's versions, of an elected node."""
         self._clock_runs = False
-        """Whether the cluster's clock was read while the node that had set it was active."""
+        """Whether the cluster's clock was read while the node that had set it was active, or was set since the boot of
+        this machine."""
         self._seen_ms = 0
         """Time of the cluster's clock up to which this node has all commits."""
         self._lease: int | None = None
@@ -514,7 +520,7 @@ class ClusterMembership:
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.close()
-            if standby.clock_offset is not None:
+            if standby.clock_offset is not None and standby.clock_term == self._clock_term:
                 self._clock_offset = max(self._clock_offset or standby.clock_offset, standby.clock_offset)
         self._standby_logs = {}
         environments, self._environments = self._environments, {}
@@ -580,7 +586,9 @@ class ClusterMembership:
     def _read_clock(self, active: ActiveNode | None) -> int:
         """Adjust this node's clock to that of the cluster, and return its time in ms (0: none); in a standby.
 
-        The active node sets the cluster's clock each second. The time that an earlier one has set may be old.
+        The active node sets the cluster's clock each second. The time that an earlier one has set may be old. The clock
+        of a node may be behind that of the node before it, and the expiry times of its term are as well: so only the
+        clock of the last term counts.
         """
         request = pb.RangeRequest(key=clock_key(self.prefix))
         answer = self._client.call("KV/Range", request, pb.RangeResponse, within_s=1.0)
@@ -593,23 +601,31 @@ class ClusterMembership:
         except (KeyError, ValueError, TypeError):
             _log.warning("the clock of the cluster cannot be read: %r", value)
             return 0
+        if stamp.get("term") != self._clock_term:
+            self._clock_term, self._clock_offset = stamp.get("term"), None
+        versions = stamp.get("versions_ms")
+        self._clock_lag_ms = max(0, versions - time_ms) if isinstance(versions, int) else 0
         if boot is None or boot != boot_id():
             offset = time_ms - boot_ms()
+            set_ms = boot_ms()
+            self._clock_runs |= active is not None and stamp.get("term") == active.term
+        else:  # the clock was set on this machine, where it continues exactly
+            set_ms = time_ms - offset
+            self._clock_runs = True
         self._clock_offset = offset if self._clock_offset is None else max(self._clock_offset, offset)
-        versions = stamp.get("versions_ms")
-        self._versions_offset = versions - boot_ms() if isinstance(versions, int) else None
-        self._clock_runs |= active is not None and stamp.get("term") == active.term
+        self._versions_offset = versions - set_ms if isinstance(versions, int) else None
         return time_ms
 
     def _set_clock(self) -> None:
         """Set the clock of this node, which is active from now on.
 
-        A standby that has seen no active node, because all nodes were stopped, uses its system clock, as a single node
-        does after a reboot.
+        A standby that has seen no active node since its machine was started, because all nodes were stopped, uses its
+        system clock, as a single node does after a reboot. Raises UnavailableError, RefusedError.
         """
+        self._read_clock(None)  # another node may have been active between the last reading and the election
         offset = self._clock_offset
         if offset is None or not self._clock_runs:
-            wall = wall_clock_ms() - boot_ms()
+            wall = wall_clock_ms() - boot_ms() - self._clock_lag_ms
             offset = wall if offset is None else max(offset, wall)
         self._clock_offset = offset
 
@@ -649,7 +665,7 @@ class ClusterMembership:
     # Active
 
     def logs(self) -> Mapping[str, CommitLog]:
-        """Return the logs of the elected node, by name; they are not started."""
+        """Return the logs of the elected node, by name; they are not started. Raises UnavailableError, RefusedError."""
         assert self._leadership is not None
         self._set_clock()
         logs = self._logs = EtcdLogs(

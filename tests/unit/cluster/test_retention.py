@@ -80,3 +80,17 @@ def test_a_full_etcd_keeps_only_what_this_node_lacks() -> None:
     assert retention.delete([2]) == 2, "a member needs the rest"
     assert retention.delete([2], all_possible=True) == 6
     assert retention.stored_bytes == 2 * (64 << 10)
+
+
+def test_a_full_log_is_deleted_even_if_its_commits_are_one_group() -> None:
+    """After a takeover all earlier commits are one group, which may be larger than the backlog."""
+    retention = EtcdRetention(0, 100 * LARGE, 25 * LARGE)
+    retention.committed(40, 90 * LARGE)
+    retention.release(40)
+    assert retention.delete([]) == 0
+    for sequence in range(41, 52):
+        assert not retention.is_full
+        retention.committed(sequence, LARGE)
+    assert retention.is_full
+    assert retention.delete([]) == 40
+    assert not retention.is_full

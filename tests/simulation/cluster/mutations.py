@@ -1,0 +1,135 @@
+"""Bugs that the simulation of two nodes must find, planted one at a time.
+
+``python -m tests.simulation.cluster.mutations`` prints how many seeds each one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from penstock.cluster import log
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.lease import LeaseClock
+from penstock.cluster.log import EtcdLog
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.cluster.retention import EtcdRetention
+from penstock.errors import RefusedError, UnavailableError
+from penstock.node import cluster
+from penstock.node.cluster import ClusterMembership
+from tests.simulation.cluster.run import FAULTS, violation
+from tests.simulation.cluster.threads import boot_ms, wall_ms
+
+__all__ = ["PLANTS", "seeds_needed"]
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+MOST_SEEDS: Final = 60
+
+
+def head_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """A commit compares the leadership key only."""
+    patch.setattr(log, "_unchanged", lambda _key, _revision: pb.Compare(target=pb.Compare.MOD, key=b"none"))
+
+
+def lease_measured_late(patch: pytest.MonkeyPatch) -> None:
+    """The lease is measured from the receipt of the answer to a keep-alive."""
+    kept = LeaseClock.kept
+    patch.setattr(LeaseClock, "kept", lambda self, _sent_ms, ttl_s: kept(self, boot_ms(), ttl_s))
+
+
+def lease_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """A node answers until etcd reports the end of its lease."""
+    patch.setattr(LeaseClock, "holds", lambda self, _now_ms: not self.ended)
+
+
+def doubt_is_failure(patch: pytest.MonkeyPatch) -> None:
+    """A commit without an answer is reported as failed."""
+
+    def answered(self: EtcdLog, request: pb.TxnRequest, _unanswered: object) -> pb.TxnResponse:
+        try:
+            return self._client.once("KV/Txn", request, pb.TxnResponse)
+        except UnavailableError as error:
+            raise RefusedError("no answer", code=0, text="", peer="") from error
+
+    patch.setattr(EtcdLog, "_answered", answered)
+
+
+def gap_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A standby that lacks deleted commits is elected, and continues after the gap."""
+    patch.setattr(cluster, "why_not_eligible", lambda *_args: None)
+    read = log.read_frames
+
+    def available(client: EtcdClient, keys: log.LogKeys, after: int, end: int) -> Any:
+        oldest = log.read_oldest(client, keys)
+        return read(client, keys, end if oldest is None else max(after, oldest.sequence - 1), end)
+
+    patch.setattr(log, "read_frames", available)
+
+
+def deleted_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Commits are deleted from etcd that LMDB does not contain."""
+    committed = EtcdRetention.committed
+
+    def commit(self: EtcdRetention, sequence: int, size: int) -> None:
+        committed(self, sequence, size)
+        self.release(sequence)
+
+    patch.setattr(EtcdRetention, "committed", commit)
+
+
+def watch_trusted(patch: pytest.MonkeyPatch) -> None:
+    """Keys are read only when their watch reports a change."""
+
+    def pause(self: ClusterMembership, _seconds: float = 0.0) -> None:
+        self._wake.wait(3_600.0)
+        self._wake.clear()
+
+    patch.setattr(ClusterMembership, "_pause", pause)
+
+
+def not_saved(patch: pytest.MonkeyPatch) -> None:
+    """A node that restarts does not write its commits to LMDB, so that it lacks those that a restored etcd lacks."""
+    patch.setattr(ClusterMembership, "_save", lambda _self: None)
+
+
+def local_clock(patch: pytest.MonkeyPatch) -> None:
+    """A new active node measures expiry with its own system clock."""
+
+    def set_clock(self: ClusterMembership) -> None:
+        self._clock_offset = wall_ms() - boot_ms()
+
+    patch.setattr(ClusterMembership, "_set_clock", set_clock)
+
+
+PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
+    head_not_compared: (0, FAULTS),
+    lease_measured_late: (29, ("slow",)),
+    lease_not_checked: (0, FAULTS),
+    doubt_is_failure: (0, FAULTS),
+    gap_ignored: (27, ("behind",)),
+    deleted_too_early: (2, FAULTS),
+    watch_trusted: (3, FAULTS),
+    not_saved: (9, ("restore", "pause", "cut")),
+    local_clock: (8, ("clock", "kill", "handover")),
+}
+"""For each bug a seed that finds it, and the kinds of fault that the simulations have. The tests try this seed before
+the others; if it has become wrong, they take longer."""
+
+
+def seeds_needed(plant: Plant) -> tuple[int | None, str]:
+    """Return the first seed that finds a bug (None: none does), and the rule that it broke."""
+    first, faults = PLANTS[plant]
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        for seed in (first, *range(MOST_SEEDS)):
+            if (reason := violation(seed, faults)) is not None:
+                return seed, reason
+    return None, f"{MOST_SEEDS} seeds broke no rule"
+
+
+if __name__ == "__main__":
+    for plant in PLANTS:
+        seed, reason = seeds_needed(plant)
+        print(f"{plant.__name__:28} {seed}  {reason[:160]}", flush=True)
