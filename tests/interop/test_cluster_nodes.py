@@ -440,7 +440,7 @@ async def test_the_clock_of_expiry_times_continues_on_the_same_boot_of_a_machine
     time_ms, version_ms = member.clock(), versions.now()
     after_ms = boot_ms()
     assert before_ms + offset_ms <= time_ms <= after_ms + offset_ms
-    assert before_ms + offset_ms <= version_ms <= after_ms + offset_ms + 10
+    assert abs(version_ms - time_ms) < 60_000
     await member.close()
     client.close()
 
