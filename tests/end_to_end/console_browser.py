@@ -100,8 +100,9 @@ class Browser:
 async def browsing(
     ready: ReadyNode, width: int = 1280, scheme: Literal["light", "dark"] = "light"
 ) -> AsyncIterator[Browser]:
-    from playwright.async_api import async_playwright
+    from playwright.async_api import async_playwright, expect
 
+    expect.set_options(timeout=60_000)  # the default of 5 s is too short on a busy machine
     async with async_playwright() as playwright:
         chromium = await playwright.chromium.launch(executable_path=require_tool("chromium"))
         context = await chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
