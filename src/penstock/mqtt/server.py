@@ -14,7 +14,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.broker import Broker
@@ -44,9 +44,13 @@ from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES, TurnQueue
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
+__all__ = ["ARRIVAL_SHARES", "BrokerLimits", "BrokerStats", "MqttServer"]
 
 logger = logging.getLogger("penstock.mqtt")
+
+ARRIVAL_SHARES: Final = 2
+"""Shares that new connections and ends of connections have of a loop turn together: about a millisecond, as long as
+:data:`TURN_SHARES` of other work, because a unit of a CONNECT or of a TLS handshake takes twice as long."""
 
 
 class MqttServer(ServerLinkOwner):
@@ -94,10 +98,12 @@ class MqttServer(ServerLinkOwner):
         self.listeners: list[Listener] = []
         self._links: dict[SessionConnection, ServerLink] = {}
         self._inside: dict[SessionConnection, InProcessLink] = {}
-        most = TURN_SHARES * self._broker.max_turn_work
-        self._turns: TurnQueue[ServerLink] = TurnQueue(self._take_turn, self._work, most, self._wake)
+        share = self._broker.max_turn_work
+        self._turns: TurnQueue[ServerLink] = TurnQueue(self._take_turn, self._work, TURN_SHARES * share, self._wake)
         """Connections with CONNACK that have used their share of a turn."""
-        self._arrivals: TurnQueue[ServerLink] = TurnQueue(self._take_turn, self._work, most, self._wake)
+        self._arrivals: TurnQueue[ServerLink] = TurnQueue(
+            self._take_turn, self._work, ARRIVAL_SHARES * share, self._wake
+        )
         """Connections whose CONNECT or end waits."""
         self._turn_end: i64 = -1
         """Amount of the broker's work after which new connections, and ends of connections, wait for the next turn; -1
@@ -348,7 +354,7 @@ class MqttServer(ServerLinkOwner):
     def admits(self, work: int) -> bool:
         """Return whether this turn has room for a new connection, or for the end of one, and count ``work`` units.
 
-        They have ``TURN_SHARES`` shares of a turn together, of which those that have waited get theirs first.
+        They have :data:`ARRIVAL_SHARES` of a turn together, of which those that have waited get theirs first.
         """
         broker = self._broker
         if self._turn_end < 0:
@@ -372,7 +378,7 @@ class MqttServer(ServerLinkOwner):
 
         The turn ends with :meth:`_next_turn`, not with the loop's time, which may change within a turn.
         """
-        self._turn_end = self._broker.work + TURN_SHARES * self._broker.max_turn_work
+        self._turn_end = self._broker.work + ARRIVAL_SHARES * self._broker.max_turn_work
         self._wake()
 
     def defer(self, link: ServerLink) -> None:

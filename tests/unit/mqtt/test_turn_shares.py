@@ -13,7 +13,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, Subscribe, Subscription, Will
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.connections.connection import CONNECT_WORK
-from penstock.mqtt.server import BrokerLimits, MqttServer
+from penstock.mqtt.server import ARRIVAL_SHARES, BrokerLimits, MqttServer
 from penstock.mqtt.transport.link import END_WORK, ServerLink
 from penstock.mqtt.transport.websocket import FRAMES_PER_TURN, PIECE_BYTES, UPGRADE_WORK, WebSocketLink
 from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES
@@ -277,7 +277,7 @@ async def test_a_read_of_a_connected_client_waits_for_the_connects_of_one_turn(s
     good = Wire(server, "good")
     await connected(good)
     crowd = [Wire(server, f"c{n}") for n in range(40)]
-    most = TURN_SHARES * SHARE // CONNECT_WORK + 1
+    most = ARRIVAL_SHARES * SHARE // CONNECT_WORK + 1
     answered = [sum(wire.link.connection.session is not None for wire in crowd if wire.link.connection)]
     assert answered[0] <= most
     while answered[-1] < len(crowd):
@@ -333,7 +333,7 @@ async def test_ends_of_many_connections_share_a_turn(server: MqttServer, cause: 
         await turn()
         ends.append(sum(wire.link.connection is None for wire in crowd))
         closed.append(sum(wire.closed for wire in crowd))
-    most = TURN_SHARES * SHARE // END_WORK + 1
+    most = ARRIVAL_SHARES * SHARE // END_WORK + 1
     for counts in (ends, closed if cause != "reset" else ends):
         assert max(after - before for before, after in pairwise([0, *counts])) <= most, counts
     received = await received_by(observer, turns=3)
@@ -347,7 +347,7 @@ async def test_arrivals_and_ends_have_the_same_part_of_a_turn(server: MqttServer
     """Clients that leave delay new clients, not connected ones; those that wait come before new ones."""
     leaving = [Wire(server, f"l{n}") for n in range(20)]
     await connected(*leaving)
-    most = TURN_SHARES * SHARE + CONNECT_WORK + 1
+    most = ARRIVAL_SHARES * SHARE + CONNECT_WORK + 1
     work = server._broker.work
     for wire in leaving:
         wire.end_input()
@@ -377,7 +377,7 @@ async def test_websocket_handshakes_share_a_turn(server: MqttServer) -> None:
         assert good.pongs() == 1
         upgraded.append(sum(b"101" in wire.written for wire in crowd))
     steps = [after - before for before, after in pairwise([0, *upgraded])]
-    assert max(steps) <= TURN_SHARES * SHARE // UPGRADE_WORK + 1, steps
+    assert max(steps) <= ARRIVAL_SHARES * SHARE // UPGRADE_WORK + 1, steps
     for _ in range(20):
         await turn()
     assert all(b"\x20" in wire.written.partition(b"\r\n\r\n")[2] for wire in crowd)

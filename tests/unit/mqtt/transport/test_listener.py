@@ -16,13 +16,12 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, Publish
 from penstock.mqtt.engine.connections.connection import CONNECT_WORK
-from penstock.mqtt.server import BrokerLimits, MqttServer
+from penstock.mqtt.server import ARRIVAL_SHARES, BrokerLimits, MqttServer
 from penstock.mqtt.transport import listener as listener_module
 from penstock.mqtt.transport.listener import ACCEPT_AT_ONCE, HANDSHAKE_WORK, PROBE
 from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.runtime.io.network import accept
-from penstock.runtime.turns import TURN_SHARES
 from tests.certificates import Authority
 
 DEADLINE_S = 60
@@ -351,7 +350,7 @@ async def test_clients_that_connect_at_once_share_turns(
     assert 0 < most_accepted <= ACCEPT_AT_ONCE
     # The last one of those that have waited may exceed the shares, and one is accepted in any case.
     exceeding = HANDSHAKE_WORK if secure else CONNECT_WORK + 1
-    assert CONNECT_WORK < most_work <= TURN_SHARES * limits.max_turn_work + exceeding
+    assert CONNECT_WORK < most_work <= ARRIVAL_SHARES * limits.max_turn_work + exceeding
     writer.close()
     await until(lambda: not server.connection_limiter.connections)
 
