@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 from penstock.errors import PenstockError
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.delivery import COORDINATES, RemoteDeltaTable, last_of_each_key
 from penstock.pipelines.sinks.delta import DeltaWriter
-from penstock.pipelines.sinks.maintenance import maintained_at
+from penstock.pipelines.sinks.maintenance import maintain, maintained_at
 from penstock.pipelines.sinks.migration import migrate
+from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import TableSink
 from penstock.spark.environment import jars
@@ -84,6 +86,28 @@ def test_delta_spark_finds_nan_and_times_without_a_zone(spark: SparkSession, tmp
         assert [row["n"] for row in read.where(condition).collect()] == [1]
 
 
+@pytest.mark.usefixtures("delta_spark")
+def test_delta_spark_reads_and_continues_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows that are not written in one pass, such as windows: Spark writes one file, which the driver splits."""
+    partitions = TableSink(path="new", partition_by=["k", "bucket(4, n)"]).partitions
+    keys = ["p ä/=%:é?#", "x", "", "a b"]
+
+    def batch(number: int) -> None:
+        made = rows(spark, *((key, "r", number) for key in keys)).withColumn("n_bucket_4", sf.expr("pmod(hash(n), 4)"))
+        DeltaWriter(tmp_path, "rows", "q", partitions=partitions).write(number, made, len(keys))
+
+    for number in (0, 1, 1):
+        batch(number)
+    maintain(tmp_path, retention_h=168, target_bytes=1 << 20)
+    batch(2)
+    read = spark.read.format("delta").load(str(tmp_path))
+    expected = sorted((key, n) for key in ("", *filter(None, keys)) for n in range(3))
+    # An empty text is null in a partition.
+    assert sorted((row["k"] or "", row["n"]) for row in read.collect()) == expected
+    assert sorted(row["n"] for row in read.where(sf.col("k") == keys[0]).collect()) == [0, 1, 2]
+    assert sorted((row["k"] or "", row["n"]) for row in read_table(spark, tmp_path).collect()) == expected
+
+
 def test_rows_are_merged_by_key_and_a_batch_counts_once(spark: SparkSession, tmp_path: Path) -> None:
     merged = TableSink(format="delta", path=str(tmp_path / "t"), mode="merge", keys=["k", "a"], order_by="n")
 
@@ -115,9 +139,14 @@ statestore: {{broker: "{broker}"}}
 steps:
   - {{name: parsed, parse: {{schema: "k STRING NOT NULL, n INT"}}}}
 sinks:
-  - {{name: rows, table: {{path: "{lake}/rows", maintenance: {{every: 1 hour, retention: 1 day}}}}}}
+  - name: rows
+    table:
+      path: "{lake}/rows"
+      partition_by: [k, day(_timestamp), "bucket(4, n)"]
+      maintenance: {{every: 1 hour, retention: 1 day}}
   - {{name: again, table: {{{format}path: "{lake}/again"}}}}
-  - {{name: newest, table: {{format: delta, path: "{lake}/newest", mode: merge, keys: [k], order_by: n}}}}
+  - name: newest
+    table: {{path: "{lake}/newest", mode: merge, keys: [k], order_by: n, partition_by: ["bucket(2, k)"]}}
 dead_letters: {{path: "{lake}/dead"}}
 """
 
@@ -126,11 +155,14 @@ def message(key: str, n: int) -> bytes:
     return json.dumps({"k": key, "n": n}).encode()
 
 
-def test_a_pipeline_writes_delta_tables_and_one_that_was_migrated(setup_of: Callable[[str], Setup]) -> None:
+def test_a_pipeline_writes_delta_tables_and_one_that_was_migrated(
+    spark: SparkSession, setup_of: Callable[[str], Setup]
+) -> None:
     setup = setup_of(PIPELINE.replace("{format}", "format: parquet, "))
-    setup.send(message("a", 1), message("b", 2), b"broken")
+    # Two tables and a merge accept the row whose key cannot be a directory.
+    setup.send(message("a", 1), message("b", 2), message("~", 9), b"broken")
     setup.run()
-    assert migrate(setup.lake / "again") == (1, 1, 2)
+    assert migrate(setup.lake / "again") == (1, 1, 3)
     migrated = setup.pipeline.model_dump(by_alias=True)
     migrated["sinks"][1]["table"]["format"] = "delta"
     setup.pipeline = Pipeline.model_validate(migrated)
@@ -141,13 +173,23 @@ def test_a_pipeline_writes_delta_tables_and_one_that_was_migrated(setup_of: Call
     assert maintained_at(setup.lake / "rows") > 0
     for name in ("rows", "again"):
         found = DeltaTable(setup.lake / name).to_pyarrow_table()
-        assert Counter(found["n"].to_pylist()) == {1: 1, 2: 1, 3: 1}
-        assert set(found.schema.names) == {"k", "n", "_id", *(f"_{each}" for each in COORDINATES)}
+        partitioned = name == "rows"
+        assert Counter(found["n"].to_pylist()) == {1: 1, 2: 1, 3: 1} | ({} if partitioned else {9: 1})
+        computed = {"timestamp_day", "n_bucket_4"} if partitioned else set()
+        assert set(found.schema.names) == {"k", "n", "_id", *(f"_{each}" for each in COORDINATES)} | computed
+        assert DeltaTable(setup.lake / name).metadata().partition_columns == (
+            ["k", *sorted(computed, reverse=True)] if partitioned else []
+        )
+    assert {letter["code"] for letter in setup.dead()} == {"parse.not_json", "sink.partition"}
+    by_spark = read_table(spark, setup.lake / "rows")
+    assert sorted(by_spark.select("k", "n").collect()) == [("a", 1), ("a", 3), ("b", 2)]
+    assert by_spark.where("timestamp_day IS NULL OR timestamp_day <> CAST(_timestamp AS DATE)").count() == 0
+    assert by_spark.where("n_bucket_4 <> pmod(hash(n), 4)").count() == 0
     newest = {row["k"]: row["n"] for row in DeltaTable(setup.lake / "newest").to_pyarrow_table().to_pylist()}
-    assert newest == {"a": 3, "b": 2}
+    assert newest == {"a": 3, "b": 2, "~": 9}
     for accounts in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
         assert (accounts.off, accounts.unknown) == ((), ())
-        assert (accounts.counts.out, accounts.counts.dead) == (3, 1)
+        assert accounts.counts.out + accounts.counts.dead == 5
 
 
 def read(path: Path, log: Path, **options: str) -> list[dict[str, Any]]:

@@ -64,7 +64,9 @@ def maintain(
             default="that of the table, or 30d",
         ),
     ] = None,
-    target: Annotated[int, size_option(text="Combine files that are smaller.", default="128MiB")] = 128 << 20,
+    target: Annotated[
+        int | None, size_option(text="Combine files that are smaller.", default="target_file_size of the table, 128MiB")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Combine small files of the Delta tables of a pipeline, and remove files that no version needs any more.
@@ -80,7 +82,7 @@ def maintain(
             found = maintain_table(
                 Path(table.path),
                 retention_h=_hours(retention),
-                target_bytes=target,
+                target_bytes=target or table.file_bytes,
                 log_retention_h=None if log_retention is None else _hours(log_retention),
             )
             if as_json:

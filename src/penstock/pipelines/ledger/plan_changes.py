@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.sinks.table import check_types, writers
+from penstock.pipelines.sinks.table import check_partitions, check_types, writers
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.description import as_data
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -142,6 +142,7 @@ def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
             continue
         try:
             check_types(Path(sink.table.path), sink.name, sink_types(pipeline, sink))
+            check_partitions(Path(sink.table.path), sink.name, sink.table.partitions)
         except ConfigError as error:
             found[sink.name] = error
     return found

@@ -30,7 +30,7 @@ class MaintenanceSchedule:
     def __init__(self, sinks: Sequence[Sink], report: Callable[..., None]) -> None:
         # Several sinks may write one table.
         self._tables = {
-            Path(sink.table.path).absolute(): (sink.name, sink.table.maintenance)
+            Path(sink.table.path).absolute(): (sink.name, sink.table.maintenance, sink.table.file_bytes)
             for sink in sinks
             if sink.table is not None and sink.table.maintenance is not None
         }
@@ -59,28 +59,28 @@ class MaintenanceSchedule:
     def _run(self) -> None:
         while not self._closing.is_set():
             self.run_due(time.time())
-            self._closing.wait(min(_CHECK_S, *(duration_ms(plan.every) / 1000 for _, plan in self._tables.values())))
+            self._closing.wait(min(_CHECK_S, *(duration_ms(plan.every) / 1000 for _, plan, _ in self._tables.values())))
 
     def run_due(self, now: float) -> None:
         """Maintain the tables that are due at ``now`` (seconds since 1970); those that do not exist yet are not."""
-        for path, (sink, plan) in self._tables.items():
+        for path, (sink, plan, file_bytes) in self._tables.items():
             if self._closing.is_set():
                 return
             try:
                 last = max(maintained_at(path), self._tried.get(path, 0.0))
                 if now >= last + duration_ms(plan.every) / 1000 and is_delta_table(path):
                     self._tried[path] = now
-                    self._maintain(sink, path, plan)
+                    self._maintain(sink, path, plan, file_bytes)
             except Exception as error:  # noqa: BLE001 - it would end the thread, and with it all later maintenance
                 self._tried[path] = now
                 self._report("warning", text=f"sink {sink!r}: its table was not maintained: {error}")
 
-    def _maintain(self, sink: str, path: Path, plan: Maintenance) -> None:
+    def _maintain(self, sink: str, path: Path, plan: Maintenance, file_bytes: int) -> None:
         began = time.monotonic()
         found = maintain(
             path,
             retention_h=_hours(plan.retention),
-            target_bytes=plan.target_bytes,
+            target_bytes=plan.target_bytes or file_bytes,
             log_retention_h=None if plan.log_retention is None else _hours(plan.log_retention),
             in_use=True,
         )

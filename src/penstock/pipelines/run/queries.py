@@ -32,7 +32,8 @@ from penstock.pipelines.sinks.delivery import (
     mark_unwritable,
     record_identity,
 )
-from penstock.pipelines.sinks.delta import check_fields
+from penstock.pipelines.sinks.delta import check_fields, check_partitions
+from penstock.pipelines.sinks.partitions import check_partition_columns
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.expectations import check_limits, expectation_counts
@@ -491,6 +492,8 @@ def build_query(sink_plan: SinkPlan, checkpoint: Checkpoint, spark: SparkSession
         checkpoint,
     )
     check_target(spark, sink_plan.sink, query.rows.schema)
+    if sink_plan.sink.table is not None:
+        check_partition_columns(sink_plan.sink, query.rows.schema)
     return query
 
 
@@ -504,6 +507,7 @@ def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
         path = Path(sink.table.path)
         check_columns(path, sink.name, columns)
         if sink.table.format == "delta":
+            check_partitions(path, sink.name, sink.table.partitions)
             check_fields(path, sink.name, [columns[name].jsonValue() for name in columns.names if name[0] != "_"])
     if sink.messages is not None:
         make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")

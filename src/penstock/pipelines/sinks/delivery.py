@@ -41,6 +41,7 @@ from penstock.pipelines.sinks.one_pass import (
     outcome,
     write_in_one_pass,
 )
+from penstock.pipelines.sinks.partitions import computed_columns, mark_unpartitionable
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -381,7 +382,8 @@ class SinkWriter:
         if self._plan.sink.table is None:
             return found | {name: (sf.col(name), name) for name in record_identity(rows)}
         coordinates = {f"_{name}": (sf.col(f"_source.{name}"), "_source") for name in COORDINATES}
-        return {**found, **{name: (sf.col(name), name) for name in _row_id(rows)}, **coordinates}
+        row_id = {name: (sf.col(name), name) for name in _row_id(rows)}
+        return {**found, **row_id, **coordinates, **computed_columns(self._plan.sink.table)}
 
     def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
         """Return what becomes of each of ``rows`` in the sink, for ``write_in_one_pass``; ``own``: its own columns."""
@@ -400,7 +402,12 @@ class SinkWriter:
         letters = self._letters_table()
         table = self._committed_table()
         rows = self.targets.staged(self._plan.sink.name) if table is None else table.new_attempt(batch)
-        return Outcomes(column, names, rows, None if letters is None else letters.new_attempt(batch))
+        found = Outcomes(column, names, rows, None if letters is None else letters.new_attempt(batch))
+        if table is None or self._plan.sink.table is None:
+            return found
+        target = self._plan.sink.table
+        partitions = tuple(field.name for field in target.partitions)
+        return found._replace(partitions=partitions, file_bytes=target.file_bytes)
 
     def deliver(self, spark: SparkSession, batch: int, found: PassResult) -> OnePassCounts:
         """Commit the files ``found`` of ``batch``, or write their rows to a sink that has no files of its own.
@@ -492,7 +499,9 @@ class SinkWriter:
             return RemoteDeltaTable(sink.table, sink.name, query)
         key = (sink.name, sink.table.path)
         if key not in self._tables:
-            self._tables[key] = DeltaWriter(Path(sink.table.path), sink.name, query, sink.table.keys)
+            self._tables[key] = DeltaWriter(
+                Path(sink.table.path), sink.name, query, sink.table.keys, sink.table.partitions
+            )
         table = self._tables[key]
         assert isinstance(table, DeltaWriter)
         return table
@@ -528,9 +537,12 @@ def _row_id(rows: DataFrame) -> list[str]:
 
 
 def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
-    rows = batch.rows
-    if not batch.windows:
-        rows = rows.select(*_table_columns(rows))
+    assert sink.table is not None
+    computed = [column.alias(name) for name, (column, _) in computed_columns(sink.table).items()]
+    if batch.windows:
+        rows = batch.rows.select("*", *computed)
+    else:
+        rows = batch.rows.select(*_table_columns(batch.rows), *computed)
     return writer.write_table(sink, batch.number, rows, batch.count)
 
 
@@ -749,7 +761,7 @@ class SinkDelivery(NamedTuple):
 
 
 DELIVERY: Mapping[str, SinkDelivery] = {
-    "table": SinkDelivery(_write_table, check=_check_table),
+    "table": SinkDelivery(_write_table, mark_unpartitionable, _check_table),
     # No check: the lease is a key of the same state store, so the run has already connected to it.
     "statestore": SinkDelivery(_write_keys, _mark_rows_without_key),
     "tubemq": SinkDelivery(_write_messages, _mark_unsendable, _check_topic),

@@ -2,6 +2,7 @@
 
     <table>/_delta_log/<version>.json             the transactions of the table
     <table>/data/<name>.parquet                   files with rows
+    <table>/<column>=<value>/<name>.parquet       those of a table with partitions
     <table>/_attempts/<sink>-<batch>-<id>/        files of an attempt that is not committed yet
 
 A batch is a transaction with an application id, which is that of the query (``transaction_id``), and a version, which
@@ -26,11 +27,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, statistics, write_attempt
+from penstock.pipelines.sinks.partitions import partition_values, split_file
+from penstock.pipelines.spec.sinks import PartitionField
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file
 from penstock.spark.files.delta_log import DeltaLog, lines
@@ -44,7 +48,9 @@ __all__ = [
     "DeltaWriter",
     "add_action",
     "check_fields",
+    "check_partitions",
     "delta_files",
+    "delta_partitions",
     "delta_schema",
     "delta_writers",
     "is_delta_table",
@@ -74,6 +80,11 @@ def is_delta_table(path: Path) -> bool:
 def delta_schema(path: Path) -> dict[str, Any]:
     """Return the schema of the table at ``path``, in Spark's JSON."""
     return dict(json.loads(load(path).schema().to_json()))
+
+
+def delta_partitions(path: Path) -> list[str]:
+    """Return the partition columns of the table at ``path``."""
+    return list(load(path).metadata().partition_columns)
 
 
 def delta_files(path: Path) -> list[Path]:
@@ -128,7 +139,8 @@ def check_fields(path: Path, writer: str, fields: Sequence[Mapping[str, Any]]) -
 class DeltaWriter:
     """The Delta table at ``path``, for one writer. ``query`` is the id in the writer's checkpoint.
 
-    With ``keys``, the rows of a batch replace rows of the table with the same keys.
+    With ``keys``, the rows of a batch replace rows of the table with the same keys. With ``partitions``, a file has the
+    rows of one value of each, and its last directories have the values (``partition_directory``).
 
     Create one object for a run: it removes what earlier attempts of the writer left, and keeps the table loaded.
 
@@ -136,12 +148,20 @@ class DeltaWriter:
         PenstockError: the table has batches that this writer appended with another checkpoint.
     """
 
-    def __init__(self, path: Path, writer: str, query: str, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        writer: str,
+        query: str,
+        keys: Sequence[str] = (),
+        partitions: Sequence[PartitionField] = (),
+    ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
         self.path = path = path.absolute()
         self.writer = writer
         self._id = transaction_id(writer, query)
         self._keys = tuple(keys)
+        self._partitions = tuple(partitions)
         self._table: DeltaTable | None = None
         if is_delta_table(path):
             committed = delta_writers(path).get(writer, {})
@@ -168,7 +188,15 @@ class DeltaWriter:
         if not count or (self._table is not None and self._is_committed(self._refresh(), batch)):
             return count
         attempt = self.new_attempt(batch)
-        return self.commit(batch, attempt, write_attempt(rows, attempt), count)
+        names = write_attempt(rows, attempt)
+        if self._partitions and not self._keys:
+            # A merge writes other files.
+            names = [part for name in names for part in split_file(attempt / name, self._partition_columns)]
+        return self.commit(batch, attempt, names, count)
+
+    @property
+    def _partition_columns(self) -> list[str]:
+        return [field.name for field in self._partitions]
 
     def commit(self, batch: int, attempt: Path, names: Sequence[str], count: int) -> int:
         """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return ``count``.
@@ -182,24 +210,24 @@ class DeltaWriter:
         """
         try:
             if count:
-                self._commit(batch, [attempt / name for name in names])
+                files = [attempt / name for name in names]
+                schema = spark_schema(files[0])
+                assert schema is not None
+                self._commit(batch, files, nullable(schema)["fields"])
         finally:
             shutil.rmtree(attempt, ignore_errors=True)
         return count
 
-    def _commit(self, batch: int, files: list[Path]) -> None:
+    def _commit(self, batch: int, files: list[Path], fields: list[dict[str, Any]]) -> None:
         from deltalake.exceptions import CommitFailedError
 
-        schema = spark_schema(files[0])
-        assert schema is not None
-        fields = nullable(schema)["fields"]
         written: list[Path] | None = None
         for _ in range(_ATTEMPTS):
             with storage_errors(self.path):
                 table = self._open(fields)
                 if self._is_committed(table, batch):
                     return
-                self._check_partitions(table)
+                _check_partitions(table, self.path, self.writer, self._partitions)
                 before = table.version()
                 try:
                     self._add_columns(table, fields)
@@ -229,7 +257,7 @@ class DeltaWriter:
             return self._refresh()
         check_fields(self.path, self.writer, fields)
         if not is_delta_table(self.path):
-            _create(self.path, fields)
+            _create(self.path, fields, self._partitions)
             self._sync(-1)
         self._table = load(self.path)
         return self._table
@@ -259,31 +287,29 @@ class DeltaWriter:
             table.alter.add_columns([Field.from_json(json.dumps(field)) for field in new])
             table.update_incremental()
 
-    def _check_partitions(self, table: DeltaTable) -> None:
-        if columns := table.metadata().partition_columns:
-            raise ConfigError(
-                f"sink {self.writer!r} cannot write to {str(self.path)!r}",
-                option=f"sinks.{self.writer}",
-                why=f"the table is partitioned by {', '.join(columns)}, which is not supported",
-                do="set another path for the sink, which creates a table without partitions",
-            )
-
     def _place(self, files: list[Path]) -> list[Path]:
         """Move the files to their final path, where no version of the table names them yet."""
-        directory = self.path / "data"
-        directory.mkdir(exist_ok=True)
-        # Spark and deltalake escape other characters than ASCII in paths differently.
-        placed = [file.rename(directory / f"{uuid.uuid4().hex}.parquet") for file in files]
-        sync_directory(directory)
-        sync_directory(self.path)
+        placed: list[Path] = []
+        changed = {self.path}
+        depth = len(self._partitions)
+        for file in files:
+            directory = self.path.joinpath(*file.parts[-1 - depth : -1]) if depth else self.path / "data"
+            directory.mkdir(parents=True, exist_ok=True)
+            # Spark and deltalake escape other characters than ASCII in paths differently.
+            placed.append(file.rename(directory / f"{uuid.uuid4().hex}.parquet"))
+            changed.update(each for each in (directory, *directory.parents) if self.path in each.parents)
+        for each in sorted(changed, key=lambda path: len(path.parts), reverse=True):
+            sync_directory(each)
         return placed
 
     def _append(self, table: DeltaTable, batch: int, files: list[Path]) -> None:
+        names = [str(file.relative_to(self.path)) for file in files]
         actions: list[AddAction | RemoveAction] = [
-            add_action(self.path, str(file.relative_to(self.path))) for file in files
+            add_action(self.path, name, partition_values(str(Path(name).parent)) if self._partitions else {})
+            for name in names
         ]
         table.create_write_transaction(
-            actions, "append", table.schema(), [], commit_properties=self._transaction(batch)
+            actions, "append", table.schema(), self._partition_columns, commit_properties=self._transaction(batch)
         )
 
     def _merge(self, table: DeltaTable, batch: int, files: list[Path]) -> None:
@@ -346,14 +372,22 @@ def without_bounds_of_floats(table: DeltaTable) -> WriterProperties:
     return WriterProperties(column_properties={name: ColumnProperties(statistics_enabled="NONE") for name in floats})
 
 
-def add_action(table: Path, name: str) -> AddAction:
-    """Return the action that adds the Parquet file ``name``, relative to the directory ``table``, with statistics."""
+def add_action(table: Path, name: str, values: Mapping[str, str | None] = MappingProxyType({})) -> AddAction:
+    """Return the action that adds the Parquet file ``name``, relative to the directory ``table``, with statistics.
+
+    ``values``: those of the partition columns.
+    """
     from deltalake.transaction import AddAction
 
     file = table / name
     # The name is not escaped: deltalake does that.
     return AddAction(
-        name, file.stat().st_size, {}, time.time_ns() // 1_000_000, data_change=True, stats=json.dumps(statistics(file))
+        name,
+        file.stat().st_size,
+        dict(values),
+        time.time_ns() // 1_000_000,
+        data_change=True,
+        stats=json.dumps(statistics(file)),
     )
 
 
@@ -369,13 +403,51 @@ def load(path: Path) -> DeltaTable:
         return DeltaTable(path)
 
 
-def _create(path: Path, fields: list[dict[str, Any]]) -> None:
+_PARTITION_BY = "penstock.partitionBy"
+"""Property of a table: the entries of ``partition_by`` as JSON. Buckets of other numbers have other rows."""
+
+
+def check_partitions(path: Path, writer: str, partitions: Sequence[PartitionField]) -> None:
+    """Check that the table at ``path``, if it exists, has ``partitions``.
+
+    Raises:
+        ConfigError: it has other ones.
+    """
+    if is_delta_table(path):
+        _check_partitions(load(path), path, writer, partitions)
+
+
+def _check_partitions(table: DeltaTable, path: Path, writer: str, partitions: Sequence[PartitionField]) -> None:
+    metadata = table.metadata()
+    stored = metadata.configuration.get(_PARTITION_BY)
+    # Another program may have created it.
+    found = list(metadata.partition_columns) if stored is None else list(json.loads(stored))
+    wanted = [field.text for field in partitions]
+    if found != wanted:
+        what = f"partitioned by {', '.join(found)}" if found else "not partitioned"
+        given = f"partition_by: [{', '.join(wanted)}]" if wanted else "no partition_by"
+        raise ConfigError(
+            f"sink {writer!r} has {given}, the table {str(path)!r} is {what}",
+            option=f"sinks.{writer}.partition_by",
+            why="the partitions of a table cannot change",
+            do=(f"set partition_by: [{', '.join(found)}]" if found else "remove partition_by")
+            + ", or set another path for the sink and a new name, which write a new table from the start",
+        )
+
+
+def _create(path: Path, fields: list[dict[str, Any]], partitions: Sequence[PartitionField]) -> None:
     from deltalake import DeltaTable, Schema
     from deltalake.exceptions import DeltaError
 
     path.mkdir(parents=True, exist_ok=True)
     try:
-        DeltaTable.create(path, Schema.from_json(json.dumps({"type": "struct", "fields": fields})))
+        DeltaTable.create(
+            path,
+            Schema.from_json(json.dumps({"type": "struct", "fields": fields})),
+            partition_by=[field.name for field in partitions],
+            configuration={_PARTITION_BY: json.dumps([field.text for field in partitions])} if partitions else None,
+            raise_if_key_not_exists=False,
+        )
     except DeltaError:
         # Another sink may have created it just now.
         if not is_delta_table(path):

@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 
 from penstock.pipelines.rows import alive
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
+from penstock.pipelines.sinks.partitions import split
 from penstock.pipelines.state_dir.layout import sync_file
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ __all__ = [
 
 _SIMPLE = (BinaryType, BooleanType, DateType, NumericType, DecimalType, TimestampNTZType, TimestampType)
 _RESULT = (
-    "sink LONG, out LONG, dead LONG, filtered LONG, exploded LONG, letters LONG, rows_file STRING, "
-    "letters_file STRING, checks STRING"
+    "sink LONG, out LONG, dead LONG, filtered LONG, exploded LONG, letters LONG, rows_files STRING, "
+    "letters_files STRING, checks STRING"
 )
 
 
@@ -134,6 +135,10 @@ class Outcomes(NamedTuple):
     names: tuple[str, ...]
     rows: Path
     letters: Path | None
+    partitions: tuple[str, ...] = ()
+    """Columns in ``names``: a file has the rows of one value of each, and lacks these columns."""
+    file_bytes: int | None = None
+    """Size at which a task begins another file with rows."""
 
 
 def type_of_rows(batch: StructType, column: str, names: Sequence[str]) -> StructType:
@@ -174,8 +179,9 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
     targets = [
         _SinkTargets(
             tuple((name, name in own[n]) for name in sink.names),
-            _target(type_of_rows(batch.schema, sink.column, sink.names), sink.rows, version),
+            _target(type_of_rows(batch.schema, sink.column, sink.names), sink.rows, version, sink.file_bytes),
             None if sink.letters is None else _target(_letter_type(marked.schema, n), sink.letters, version),
+            sink.partitions,
         )
         for n, sink in enumerate(sinks)
     ]
@@ -201,23 +207,24 @@ def _result(sink: Outcomes, results: list[Row]) -> PassResult:
         dead,
         filtered,
         exploded,
-        _files(sink.rows, results, "rows_file", "out"),
-        None if sink.letters is None else _files(sink.letters, results, "letters_file", "letters"),
+        _files(sink.rows, results, "rows_files", "out"),
+        None if sink.letters is None else _files(sink.letters, results, "letters_files", "letters"),
         checks,
     )
 
 
 def _files(attempt: Path, results: list[Row], file: str, count: str) -> WrittenFiles:
-    names = tuple(sorted(str(result[file]) for result in results if result[file] is not None))
+    names = tuple(sorted(str(name) for result in results for name in json.loads(result[file])))
     return WrittenFiles(attempt, names, sum(int(result[count]) for result in results))
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Directory of the files of one column of structs, and Spark's metadata for these files."""
+    """Directory of the files of one column of structs, Spark's metadata for these files, and the size of a full one."""
 
     directory: str
     metadata: Mapping[bytes, bytes]
+    file_bytes: int | None = None
 
 
 class _SinkTargets(NamedTuple):
@@ -226,11 +233,13 @@ class _SinkTargets(NamedTuple):
     columns: tuple[tuple[str, bool], ...]
     rows: _Target
     letters: _Target | None
+    partitions: tuple[str, ...]
 
 
-def _target(kind: DataType, directory: Path, version: str) -> _Target:
+def _target(kind: DataType, directory: Path, version: str, file_bytes: int | None = None) -> _Target:
     # Readers determine by the version how dates before 1582 are stored.
-    return _Target(str(directory), {SPARKS_SCHEMA: kind.json().encode(), b"org.apache.spark.version": version.encode()})
+    metadata = {SPARKS_SCHEMA: kind.json().encode(), b"org.apache.spark.version": version.encode()}
+    return _Target(str(directory), metadata, file_bytes)
 
 
 def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -246,7 +255,7 @@ def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]
         for sink in written:
             sink.close()
     results = [{"sink": n, **sink.result()} for n, sink in enumerate(written)]
-    types = {name: pa.string() if name.endswith(("file", "checks")) else pa.int64() for name in results[0]}
+    types = {name: pa.string() if name.endswith(("files", "checks")) else pa.int64() for name in results[0]}
     yield pa.RecordBatch.from_arrays(
         [pa.array([result[name] for result in results], kind) for name, kind in types.items()], names=list(types)
     )
@@ -259,7 +268,9 @@ class _SinkFiles:
         self._dead = self._filtered = self._exploded = 0
         self._checks: Counter[str] = Counter()
         self._columns = targets.columns
-        self._rows = _FileWriter(targets.rows)
+        self._rows = (
+            _PartitionFiles(targets.rows, targets.partitions) if targets.partitions else _FileWriter(targets.rows)
+        )
         self._letters = None if targets.letters is None else _FileWriter(targets.letters)
 
     def write(self, batch: pa.RecordBatch, n: int) -> None:
@@ -315,8 +326,8 @@ class _SinkFiles:
             "filtered": self._filtered,
             "exploded": self._exploded,
             "letters": 0 if letters is None else letters.count,
-            "rows_file": rows.name,
-            "letters_file": None if letters is None else letters.name,
+            "rows_files": json.dumps(rows.names),
+            "letters_files": json.dumps([] if letters is None else letters.names),
             "checks": json.dumps(self._checks),
         }
 
@@ -326,23 +337,28 @@ _ROW_GROUP_BYTES = 32 << 20
 compress less, and readers would open more of them."""
 
 
-class _FileWriter:
-    """A Parquet file, created with the first rows."""
+_WAITING_BYTES = 256 << 20
+"""Maximum size in memory of the rows of all partitions that are not written yet."""
 
-    def __init__(self, target: _Target) -> None:
+
+class _FileWriter:
+    """Parquet files, created with their first rows. ``directory`` is relative to that of the target."""
+
+    def __init__(self, target: _Target, directory: str = "") -> None:
         self.count = 0
-        self.name: str | None = None
+        self.names: list[str] = []
+        self.waiting_bytes = 0
         self._target = target
+        self._directory = directory
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Append ``rows``."""
         self._waiting.append(rows)
-        self._waiting_bytes += rows.nbytes
+        self.waiting_bytes += rows.nbytes
         self.count += len(rows)
-        if self._waiting_bytes >= _ROW_GROUP_BYTES:
+        if self.waiting_bytes >= _ROW_GROUP_BYTES:
             self._write_row_group()
 
     def _write_row_group(self) -> None:
@@ -351,18 +367,52 @@ class _FileWriter:
 
         rows = pa.Table.from_batches(self._waiting)
         if self._writer is None:
-            directory = Path(self._target.directory)
+            directory = Path(self._target.directory) / self._directory
             directory.mkdir(parents=True, exist_ok=True)
-            self.name = f"part-{uuid.uuid4().hex}.parquet"
-            self._writer = pq.ParquetWriter(directory / self.name, rows.schema, store_schema=False)
+            name = f"part-{uuid.uuid4().hex}.parquet"
+            self.names.append(f"{self._directory}/{name}" if self._directory else name)
+            self._writer = pq.ParquetWriter(directory / name, rows.schema, store_schema=False)
             self._writer.add_key_value_metadata(dict(self._target.metadata))
         self._writer.write_table(rows)
-        self._waiting, self._waiting_bytes = [], 0
+        self._waiting, self.waiting_bytes = [], 0
+        largest = self._target.file_bytes
+        if largest is not None and (Path(self._target.directory) / self.names[-1]).stat().st_size >= largest:
+            self.close()
 
     def close(self) -> None:
-        """Complete the file and sync it to disk."""
+        """Complete the current file and sync it to disk. Rows that follow are in another file."""
         if self._waiting:
             self._write_row_group()
         if self._writer is not None:
             self._writer.close()
-            sync_file(Path(self._target.directory) / str(self.name))
+            self._writer = None
+            sync_file(Path(self._target.directory) / self.names[-1])
+
+
+class _PartitionFiles:
+    """A Parquet file for each value of the columns ``partitions``."""
+
+    def __init__(self, target: _Target, partitions: Sequence[str]) -> None:
+        self.count = 0
+        self._target = target
+        self._partitions = partitions
+        self._files: dict[str, _FileWriter] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The files, relative to the directory of the target."""
+        return [name for file in self._files.values() for name in file.names]
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append ``rows``."""
+        self.count += len(rows)
+        for directory, part in split(rows, self._partitions):
+            self._files.setdefault(directory, _FileWriter(self._target, directory)).write(part)
+        while sum(file.waiting_bytes for file in self._files.values()) > _WAITING_BYTES:
+            # Closed: the number of open files has a limit, too.
+            max(self._files.values(), key=lambda file: file.waiting_bytes).close()
+
+    def close(self) -> None:
+        """Complete the files and sync them to disk."""
+        for file in self._files.values():
+            file.close()

@@ -16,19 +16,40 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PenstockError, StorageError
-from penstock.pipelines.sinks.delta import delta_files, delta_schema, delta_writers, is_delta_table, other_type
+from penstock.pipelines.sinks.delta import (
+    check_partitions,
+    delta_files,
+    delta_partitions,
+    delta_schema,
+    delta_writers,
+    is_delta_table,
+    other_type,
+)
 from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, write_attempt
 from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file, write_json
+from penstock.spark.files.delta_log import DeltaLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Commit", "Table", "check_columns", "check_types", "commits", "delete_rows", "files", "read", "writers"]
+__all__ = [
+    "Commit",
+    "Table",
+    "check_columns",
+    "check_partitions",
+    "check_types",
+    "commits",
+    "delete_rows",
+    "files",
+    "read",
+    "writers",
+]
 
 _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 
@@ -248,6 +269,8 @@ def delete_rows(path: Path, is_gone: Callable[[dict[str, Any]], bool]) -> int:
 def files(path: Path) -> list[Path]:
     """Return the committed Parquet files of a Parquet or Delta table, for any Parquet reader.
 
+    They lack the partition columns of a Delta table, whose values are in the names of their directories.
+
     Raises:
         StorageError: a committed file is missing.
     """
@@ -263,7 +286,35 @@ def read(spark: SparkSession, path: Path | str) -> DataFrame:
             why=f"{str(Path(path) / '_commits')!r} is empty or does not exist",
             do="check the path, or wait for the pipeline's first batch",
         )
+    if is_delta_table(Path(path)) and delta_partitions(Path(path)):
+        return _with_partitions(spark, Path(path))
     return spark.read.option("mergeSchema", "true").parquet(*map(str, found))
+
+
+def _with_partitions(spark: SparkSession, path: Path) -> DataFrame:
+    """Read a Delta table with partitions: its files lack these columns, whose values are in the log.
+
+    Spark can read them in the names of the directories as well, but not characters other than ASCII.
+    """
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as sf
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(delta_schema(path))
+    by_values: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    for file in DeltaLog(path).snapshot()[1]:
+        by_values.setdefault(tuple(file.columns.items()), []).append(file.path)
+    parts = []
+    for values, names in by_values.items():
+        stored = StructType([field for field in schema.fields if field.name not in dict(values)])
+        columns = {name: sf.lit(value).cast(schema[name].dataType) for name, value in values}
+        parts.append(
+            spark.read.schema(stored)
+            .parquet(*names)
+            .withColumns(columns)
+            .select(*(f"`{name}`" for name in schema.names))
+        )
+    return reduce(DataFrame.union, parts)
 
 
 def _newest(path: Path, writer: str) -> Commit | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
-from penstock.pipelines.spec.sinks import Sink
+from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.pipelines.spec.steps import Explode, Flatten, Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, template_parts
 from penstock.runtime.config.values import nearest
@@ -277,6 +277,16 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
         columns = streams.of_sink(sink)
         yield from _missing(SINK_COLUMNS[sink.kind](sink), columns, stream, where)
         yield from _wrong_expressions(_conditions_of(sink), columns, stream, where)
+        if sink.table is not None and columns is not None:
+            yield from _partition_problems(sink.table, columns, where)
+
+
+def _partition_problems(table: TableSink, columns: Mapping[str, KnownColumn], where: Location) -> Iterator[Problem]:
+    kinds = {column.name: column.type for column in columns.values()}
+    for number, field in enumerate(table.partitions):
+        problem = None if field.is_coordinate else field.problem(kinds)
+        if problem is not None:
+            yield Problem((*where, "partition_by", number), field.text, f"expected another partition: {problem}")
 
 
 def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:

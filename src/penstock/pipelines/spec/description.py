@@ -116,6 +116,8 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
                 "not sent" if sink_plan.windowed else f"counted as filtered by {sink_letter(sink.name)}"
             )
         leaves["rows that cannot be sent"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
+    if sink.table is not None and sink.table.partition_by:
+        leaves["rows whose value cannot be a partition"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
     return {
         "sink": sink.name,
         "sources": list(dict.fromkeys(sink_plan.inputs)),
@@ -259,9 +261,12 @@ def _fate(sink_plan: SinkPlan, name: str, *, kept: bool) -> str:
 def _table(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.table is not None
     merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
+    partitioned = (
+        f", partitioned by {', '.join(f.text for f in sink.table.partitions)}" if sink.table.partitions else ""
+    )
     maintained = "" if sink.table.maintenance is None else f", maintained every {sink.table.maintenance.every}"
     by_jars = ", written by Spark with Delta's jars" if sink.table.is_remote else ""
-    return f"{sink.table.format} {sink.table.path}{merged}{maintained}{by_jars}"
+    return f"{sink.table.format} {sink.table.path}{merged}{partitioned}{maintained}{by_jars}"
 
 
 def _keys(pipeline: Pipeline, sink: Sink) -> str:

@@ -27,10 +27,12 @@ Pages that name sinks: ``docs/pipelines/run.md``, ``build.md``, ``replay.md``, `
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from penstock.pipelines.spec.sources import Options, named_options
 from penstock.pipelines.spec.values import (
@@ -44,6 +46,7 @@ from penstock.pipelines.spec.values import (
     duration_ms,
     is_uri,
 )
+from penstock.runtime.config.values import size_bytes
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "Maintenance",
     "Messages",
     "MqttSink",
+    "PartitionField",
     "Sink",
     "StateStoreEntry",
     "StateStoreSink",
@@ -84,7 +88,9 @@ class Maintenance(Part):
     """Maintain a Delta table while the run writes it: combine small files, remove old files and versions of the log."""
 
     every: Duration = Field(default="1 hour", description="time between two maintenances")
-    target_bytes: int = Field(default=128 << 20, ge=1, description="combine files that are smaller")
+    target_bytes: int | None = Field(
+        default=None, ge=1, description="combine files that are smaller; default: `target_file_size` of the table"
+    )
     retention: Duration = Field(
         default="7 days", description="keep files that versions of this time name, for readers; at least 1 hour"
     )
@@ -100,6 +106,93 @@ class Maintenance(Part):
             if given is not None and duration_ms(given) < _HOUR_MS:
                 raise ValueError(f"expected at least 1 hour for {name}: files of the current batch must not be removed")
         return self
+
+
+_WHOLE = frozenset(
+    ("BOOLEAN", "TINYINT", "BYTE", "SMALLINT", "SHORT", "INT", "INTEGER", "BIGINT", "LONG", "STRING", "DATE")
+)
+_TIMES = frozenset(("TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ"))
+_TRANSFORMS = {
+    "identity": _WHOLE,
+    "day": _TIMES | {"DATE"},
+    "hour": _TIMES,
+    "bucket": _WHOLE | _TIMES | {"DECIMAL", "DEC", "NUMERIC", "BINARY"},
+}
+"""Types of the columns that each transform accepts."""
+_COLUMN_OF_RECORD = "_timestamp"
+_MOST_PARTITIONS = 4
+_MOST_BUCKETS = 10_000
+_PARTITION = re.compile(
+    r"(?:(?P<time>day|hour)\(\s*(?P<of>\w+)\s*\)|bucket\(\s*(?P<count>[0-9]{1,5})\s*,\s*(?P<key>\w+)\s*\)|(?P<column>\w+))"
+)
+
+
+class PartitionField(NamedTuple):
+    """One entry of ``partition_by``: a transform (``identity``, ``day``, ``hour``, ``bucket``) of a column."""
+
+    transform: str
+    column: str
+    buckets: int = 0
+
+    @property
+    def text(self) -> str:
+        """The entry in its normal form."""
+        if self.transform == "identity":
+            return self.column
+        return f"bucket({self.buckets}, {self.column})" if self.buckets else f"{self.transform}({self.column})"
+
+    @property
+    def name(self) -> str:
+        """Name of the column of the table that has the value."""
+        # Directories whose name begins with _ are hidden from programs that remove files.
+        column = self.column.lstrip("_")
+        if self.transform == "identity":
+            return self.column
+        return f"{column}_bucket_{self.buckets}" if self.buckets else f"{column}_{self.transform}"
+
+    @property
+    def is_coordinate(self) -> bool:
+        """True if it reads the time of the source's record instead of a column of the stream."""
+        return self.column == _COLUMN_OF_RECORD
+
+    def problem(self, kinds: Mapping[str, str | None]) -> str | None:
+        """Return why a stream with columns of ``kinds`` (types in upper case, None: unknown) cannot have it."""
+        if self.column not in kinds:
+            same = next((name for name in kinds if name.lower() == self.column.lower()), None)
+            return "the column does not exist" if same is None else f"write {same!r}, as the column is named"
+        kind = kinds[self.column]
+        if kind is not None and kind.partition("(")[0] not in _TRANSFORMS[self.transform]:
+            accepted = ", ".join(sorted(_TRANSFORMS[self.transform] - {"BYTE", "SHORT", "INTEGER", "LONG", "DEC"}))
+            return f"the column is {kind}, which {self.transform} does not accept ({accepted})"
+        if self.transform != "identity" and any(name.lower() == self.name.lower() for name in kinds):
+            return f"the stream has a column {self.name!r}, the name of the computed one"
+        return None
+
+
+def _partition_field(text: str) -> PartitionField:
+    found = _PARTITION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"expected a column, day(column), hour(column) or bucket(number, column), found {text!r}")
+    if found["time"]:
+        field = PartitionField(found["time"], found["of"])
+    elif found["count"]:
+        field = PartitionField("bucket", found["key"], int(found["count"]))
+        if not 2 <= field.buckets <= _MOST_BUCKETS:
+            raise ValueError(f"expected 2 to {_MOST_BUCKETS} buckets, found {text!r}")
+    else:
+        field = PartitionField("identity", found["column"])
+    if field.column.startswith("_") and not (field.is_coordinate and found["time"]):
+        raise ValueError(f"expected a column of the stream, or day(_timestamp) or hour(_timestamp), found {text!r}")
+    return field
+
+
+def _file_size(text: str) -> str:
+    if size_bytes(text) < _SMALLEST_FILE:
+        raise ValueError(f"expected at least 1MiB, found {text!r}")
+    return text
+
+
+_SMALLEST_FILE = 1 << 20
 
 
 class TableSink(Part):
@@ -125,9 +218,30 @@ class TableSink(Part):
         default=None,
         description="column that selects the last of several rows with the same keys in a batch, with `mode: merge`",
     )
+    partition_by: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        max_length=_MOST_PARTITIONS,
+        description="partitions of a Delta table: columns, `day(column)`, `hour(column)` or `bucket(number, column)`; "
+        "`_timestamp` is the time of the source's record",
+    )
+    target_file_size: Annotated[str, AfterValidator(_file_size)] = Field(
+        default="128MiB",
+        description="size of a file, such as `64MiB`: a task begins another file when one has this size, and "
+        "maintenance combines smaller ones",
+    )
     maintenance: Maintenance | None = Field(
         default=None, description="maintain the Delta table during the run; default: `penstock pipeline maintain` only"
     )
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of a file that ``target_file_size`` names."""
+        return size_bytes(self.target_file_size)
+
+    @property
+    def partitions(self) -> tuple[PartitionField, ...]:
+        """The entries of ``partition_by``."""
+        return tuple(map(_partition_field, self.partition_by))
 
     @property
     def is_remote(self) -> bool:
@@ -156,6 +270,11 @@ class TableSink(Part):
             raise ValueError("expected keys with `mode: merge`, and only there")
         if self.order_by is not None and self.mode != "merge":
             raise ValueError("expected order_by only with `mode: merge`")
+        if self.partition_by and (self.format != "delta" or self.is_remote):
+            raise ValueError("expected partition_by only for a Delta table in a local directory")
+        names = [field.name.lower() for field in self.partitions]
+        if len(set(names)) < len(names):
+            raise ValueError("expected different partitions in partition_by")
         if self.maintenance is not None and (self.format != "delta" or self.is_remote):
             raise ValueError("expected maintenance only for a Delta table in a local directory")
         return self
@@ -294,7 +413,8 @@ class Sink(Part):
     @property
     def refuses(self) -> bool:
         """True if rows may be unwritable to this sink."""
-        return self.messages is not None or self.statestore is not None
+        partitioned = self.table is not None and bool(self.table.partition_by)
+        return self.messages is not None or self.statestore is not None or partitioned
 
     @model_validator(mode="after")
     def _one_kind(self) -> Sink:

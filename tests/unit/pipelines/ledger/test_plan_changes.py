@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from penstock.errors import ConfigError
 from penstock.pipelines.ledger.ledger import Ledger
@@ -117,6 +118,21 @@ def test_a_column_of_another_type_than_in_the_table_is_refused(given: str, refus
     assert refused in found[0].text
     with pytest.raises(ConfigError, match=refused):
         check_table_types(pipeline)
+
+
+def test_other_partitions_than_those_of_the_table_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    text = FILE.replace("path: lake/rows", f"path: {path}, partition_by: [branch]")
+    DeltaTable.create(path, pa.table({"branch": ["a"], "flow": [0.5]}).schema, partition_by=["branch"])
+    check_table_types(parse(text))
+    other = text.replace("partition_by: [branch]", 'partition_by: ["bucket(4, branch)"]')
+    with pytest.raises(
+        ConfigError, match=r"partition_by: \[bucket\(4, branch\)\], the table .* is partitioned by branch"
+    ):
+        check_table_types(parse(other))
+    ran(tmp_path / "state", text)
+    refused = [each for each in changes(parse(other), tmp_path / "state") or () if each.mark == "!"]
+    assert [each.what for each in refused] == ["sink rows"]
 
 
 def test_changes_that_are_incompatible_with_the_checkpoint_are_reported(tmp_path: Path) -> None:

@@ -233,12 +233,6 @@ def test_types_of_a_new_table_may_be_nested(tmp_path: Path) -> None:
     check_fields(tmp_path, "rows", [field("m", mapped), field("at", "timestamp_ntz")])
 
 
-def test_a_table_with_partitions_is_refused(tmp_path: Path) -> None:
-    DeltaTable.create(tmp_path, pa.table({"n": [0], "k": ["x"]}).schema, partition_by=["k"])
-    with pytest.raises(ConfigError, match="cannot write"):
-        commit(DeltaWriter(tmp_path, "rows", "q"), 0)
-
-
 def test_a_damaged_table_is_an_error_with_its_path(tmp_path: Path) -> None:
     commit(DeltaWriter(tmp_path, "rows", "q"), 0)
     (tmp_path / "_delta_log" / f"{1:020}.json").write_text('{"add": 1}\n')

@@ -68,6 +68,11 @@ def test_columns_that_are_there_are_found_whatever_made_them() -> None:
         ("time: at", "time: att", "(did you mean 'at'?)"),
         ("by: [id]", "by: [id, machine]", "window.by[1]': got 'machine'"),
         ("order_by: limit.high", "order_by: limits.high", "(did you mean 'limit.high'?)"),
+        (
+            "order_by: limit.high}",
+            'order_by: limit.high, partition_by: [id, "day(nothing)"]}',
+            "table.partition_by[1]': got 'day(nothing)', expected another partition: the column does not exist",
+        ),
         ('"a b.c"', '"a c.b"', "table.keys[1]': got 'a c.b'"),
         (
             "hours/{id}",
