@@ -64,7 +64,7 @@ def decode_cbor(payload: bytes) -> _Decoded:
         stream,
         tag_hook=_unknown_tag,
         # References to values could make a cycle, or a value that is much larger than the payload.
-        semantic_decoders={28: _shared_value, 29: _shared_value},
+        semantic_decoders=dict.fromkeys((25, 28, 29, 256), _reference),
         allow_duplicate_keys=False,
         strict_hashable_types=True,
         read_size=1,
@@ -89,9 +89,9 @@ def _not_cbor(error: Exception) -> PayloadError:
     return PayloadError(NOT_CBOR, f"the payload is not CBOR: {error}")
 
 
-def _shared_value(*_: object) -> object:
-    """Refuse the tags 28 and 29."""
-    raise PayloadError(NOT_CBOR, "the payload has references to shared values (tags 28 and 29)")
+def _reference(*_: object) -> object:
+    """Refuse the tags of references."""
+    raise PayloadError(NOT_CBOR, "the payload has references to shared values (tags 28 and 29) or texts (25 and 256)")
 
 
 def _without_undefined(value: Any, undefined: object) -> Any:

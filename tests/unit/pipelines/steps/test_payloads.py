@@ -76,6 +76,8 @@ def test_valid_cbor_is_decoded(payload: str, expected: object) -> None:
         ("a16161c4821b7fffffffffffffff01", "parse.not_cbor", "decimal"),
         # A list that contains itself, and a map that is in itself twice at each level.
         ("a16161d81c81d81d00", "parse.not_cbor", "references to shared values"),
+        ("d90100a161618363616263d81900d81900", "parse.not_cbor", "references to shared values"),
+        ("a16161d81900", "parse.not_cbor", "references to shared values"),
         ("a26161d81c8101" + "6162" + "82d81d00d81d00", "parse.not_cbor", "references to shared values"),
         # Keys with colliding hashes are a denial of service.
         ("a1810102", "parse.not_cbor", "map key"),
