@@ -96,13 +96,22 @@ def _after_head(payload: bytes, schema_id: int | None, path: tuple[int, ...]) ->
     if found != schema_id:
         raise PayloadError(OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
     # The first message of a file is a single 0. Numbers are zigzag encoded.
-    heads = [bytes([2 * len(path), *(2 * index for index in path)])] if max(*path, len(path)) < 64 else []
+    heads = [b"".join(map(_zigzag, (len(path), *path)))]
     if path == (0,):
         heads.append(b"\0")
     head = next((each for each in heads if payload[5 : 5 + len(each)] == each), None)
     if head is None:
         raise PayloadError(OTHER_SCHEMA, "the payload has another message of the schema")
     return 5 + len(head)
+
+
+def _zigzag(number: int) -> bytes:
+    """Return a number, which is not negative, as a zigzag encoded varint."""
+    left, found = 2 * number, bytearray()
+    while left >= 0x80:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*found, left])
 
 
 @lru_cache(maxsize=16)

@@ -21,7 +21,7 @@ from penstock.pipelines.spec.loader import load
 from penstock.pipelines.spec.protobuf_schema import ProtobufSchema
 from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.pipelines.steps.payloads import MessageDecoder
-from penstock.pipelines.steps.protobuf import ProtobufMessages
+from penstock.pipelines.steps.protobuf import ProtobufMessages, _after_head
 
 PLANT = (Path(__file__).parents[3] / "vectors" / "protobuf" / "plant.textproto").read_text()
 REQUIRED = """\
@@ -212,6 +212,12 @@ def test_heads_of_messages_are_checked_and_removed(message: str, head: str, code
     with pytest.raises(PayloadError) as caught:
         messages.decode(bytes.fromhex(head))
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("path", "head"), [((63,), "027e"), ((64,), "028001"), ((8_192, 1), "0480800102")])
+def test_a_message_may_have_a_large_index(path: tuple[int, ...], head: str) -> None:
+    payload = b"\0\0\0\0\7" + bytes.fromhex(head)
+    assert _after_head(payload + b"x", 7, path) == len(payload)
 
 
 def test_columns_of_a_batch() -> None:
