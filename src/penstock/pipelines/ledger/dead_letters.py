@@ -377,6 +377,14 @@ def _check_parts(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
     """Refuse a part that no step of ``pipeline`` would make: all of them would count it as filtered."""
     known = {step.name for step in pipeline.steps if step.explode is not None}
     for letter in letters:
+        # Parts of earlier versions are indices only, without steps.
+        if letter.part is not None and letter.part[:1].isdigit():
+            raise ConfigError(
+                f"the part {letter.part} of a dead letter does not name its explode step",
+                option="steps",
+                why=f"an earlier version has stored the part of the record {letter.id!r}",
+                do="close the letter (penstock pipeline dead-letter resolve), and send the rest of the record yourself",
+            )
         for name in (letter.part or "").split(".")[:-1:2]:
             if name not in known:
                 raise ConfigError(

@@ -266,3 +266,14 @@ def test_a_part_of_an_unknown_explode_step_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the explode step 'former' of a dead letter is not in the file") as caught:
         asyncio.run(redrive(tmp_path / "dead", [first, former], pipeline, tmp_path))
     assert "it made the part former.2 of the record 'id-7'" in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["0", "12", "2.0"])
+def test_a_part_of_an_earlier_version_is_not_sent(tmp_path: Path, part: str) -> None:
+    """All explode steps would count its record as filtered."""
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7) | {"part": part}])
+    chosen = [list(letters(tmp_path / "dead"))[-1]]
+    with pytest.raises(ConfigError, match=f"the part {part} of a dead letter does not name its explode step"):
+        asyncio.run(redrive(tmp_path / "dead", chosen, parse(BRANCHES), tmp_path))
+    assert not list((tmp_path / "dead").rglob("_redriven*/*.json"))
