@@ -76,12 +76,17 @@ class InferredSchema(NamedTuple):
 
     def ddl(self, *, nullable: bool) -> str:
         """Return the columns as a schema file, with the notes as comments; ``nullable``: without NOT NULL."""
-        lines = [f"-- {note}" for note in self.notes]
+        lines = [_comment(note) for note in self.notes]
         for place, column in enumerate(self.columns, 1):
-            lines += [f"-- {note}" for note in column.notes]
+            lines += [_comment(note) for note in column.notes]
             null = "" if nullable or column.nullable else " NOT NULL"
             lines.append(f"{quoted_name(column.name)} {column.type}{null}{',' if place < len(self.columns) else ''}")
         return "\n".join(lines) + "\n"
+
+
+def _comment(note: str) -> str:
+    # A name in it may have a line break, which would end the comment.
+    return f"-- {' '.join(note.splitlines())}"
 
 
 @dataclass(slots=True)

@@ -108,6 +108,14 @@ def test_values_below_many_levels_are_text() -> None:
     assert "a: STRING" in column.type
 
 
+def test_a_line_break_in_a_name_does_not_end_a_comment() -> None:
+    """In a field of a struct too: the note names it."""
+    found = infer(['{"a": {"b\\nc": null}}'])
+    comment, column = found.ddl(nullable=False).split("\n", 1)
+    assert comment == "-- a.b c is always null; STRING is a guess"
+    assert column.startswith("a STRUCT<")
+
+
 def test_the_command_prints_a_schema_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
