@@ -10,10 +10,8 @@ than all other work on a row, or would compute it three times, which is not poss
 from __future__ import annotations
 
 import json
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -38,9 +36,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.pipelines.rows import alive
-from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
-from penstock.pipelines.sinks.partitions import split
-from penstock.pipelines.state_dir.layout import sync_file
+from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA, FileTarget, FileWriter
+from penstock.pipelines.sinks.partitions import PartitionFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -218,28 +215,19 @@ def _files(attempt: Path, results: list[Row], file: str, count: str) -> WrittenF
     return WrittenFiles(attempt, names, sum(int(result[count]) for result in results))
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Directory of the files of one column of structs, Spark's metadata for these files, and the size of a full one."""
-
-    directory: str
-    metadata: Mapping[bytes, bytes]
-    file_bytes: int | None = None
-
-
 class _SinkTargets(NamedTuple):
     """Files of one sink: ``columns`` are names, and whether they are fields of the sink's ``row``."""
 
     columns: tuple[tuple[str, bool], ...]
-    rows: _Target
-    letters: _Target | None
+    rows: FileTarget
+    letters: FileTarget | None
     partitions: tuple[str, ...]
 
 
-def _target(kind: DataType, directory: Path, version: str, file_bytes: int | None = None) -> _Target:
+def _target(kind: DataType, directory: Path, version: str, file_bytes: int | None = None) -> FileTarget:
     # Readers determine by the version how dates before 1582 are stored.
     metadata = {SPARKS_SCHEMA: kind.json().encode(), b"org.apache.spark.version": version.encode()}
-    return _Target(str(directory), metadata, file_bytes)
+    return FileTarget(str(directory), metadata, file_bytes)
 
 
 def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -269,9 +257,9 @@ class _SinkFiles:
         self._checks: Counter[str] = Counter()
         self._columns = targets.columns
         self._rows = (
-            _PartitionFiles(targets.rows, targets.partitions) if targets.partitions else _FileWriter(targets.rows)
+            PartitionFiles(targets.rows, targets.partitions) if targets.partitions else FileWriter(targets.rows)
         )
-        self._letters = None if targets.letters is None else _FileWriter(targets.letters)
+        self._letters = None if targets.letters is None else FileWriter(targets.letters)
 
     def write(self, batch: pa.RecordBatch, n: int) -> None:
         """Write what ``batch`` has for this sink, which is number ``n``."""
@@ -330,89 +318,3 @@ class _SinkFiles:
             "letters_files": json.dumps([] if letters is None else letters.names),
             "checks": json.dumps(self._checks),
         }
-
-
-_ROW_GROUP_BYTES = 32 << 20
-"""Size in memory of the rows of a row group. Spark passes batches of at most 10,000 rows: row groups of this size would
-compress less, and readers would open more of them."""
-
-
-_WAITING_BYTES = 256 << 20
-"""Maximum size in memory of the rows of all partitions that are not written yet."""
-
-
-class _FileWriter:
-    """Parquet files, created with their first rows. ``directory`` is relative to that of the target."""
-
-    def __init__(self, target: _Target, directory: str = "") -> None:
-        self.count = 0
-        self.names: list[str] = []
-        self.waiting_bytes = 0
-        self._target = target
-        self._directory = directory
-        self._writer: Any = None
-        self._waiting: list[pa.RecordBatch] = []
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        """Append ``rows``."""
-        self._waiting.append(rows)
-        self.waiting_bytes += rows.nbytes
-        self.count += len(rows)
-        if self.waiting_bytes >= _ROW_GROUP_BYTES:
-            self._write_row_group()
-
-    def _write_row_group(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        rows = pa.Table.from_batches(self._waiting)
-        if self._writer is None:
-            directory = Path(self._target.directory) / self._directory
-            directory.mkdir(parents=True, exist_ok=True)
-            name = f"part-{uuid.uuid4().hex}.parquet"
-            self.names.append(f"{self._directory}/{name}" if self._directory else name)
-            self._writer = pq.ParquetWriter(directory / name, rows.schema, store_schema=False)
-            self._writer.add_key_value_metadata(dict(self._target.metadata))
-        self._writer.write_table(rows)
-        self._waiting, self.waiting_bytes = [], 0
-        largest = self._target.file_bytes
-        if largest is not None and (Path(self._target.directory) / self.names[-1]).stat().st_size >= largest:
-            self.close()
-
-    def close(self) -> None:
-        """Complete the current file and sync it to disk. Rows that follow are in another file."""
-        if self._waiting:
-            self._write_row_group()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            sync_file(Path(self._target.directory) / self.names[-1])
-
-
-class _PartitionFiles:
-    """A Parquet file for each value of the columns ``partitions``."""
-
-    def __init__(self, target: _Target, partitions: Sequence[str]) -> None:
-        self.count = 0
-        self._target = target
-        self._partitions = partitions
-        self._files: dict[str, _FileWriter] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """The files, relative to the directory of the target."""
-        return [name for file in self._files.values() for name in file.names]
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        """Append ``rows``."""
-        self.count += len(rows)
-        for directory, part in split(rows, self._partitions):
-            self._files.setdefault(directory, _FileWriter(self._target, directory)).write(part)
-        while sum(file.waiting_bytes for file in self._files.values()) > _WAITING_BYTES:
-            # Closed: the number of open files has a limit, too.
-            max(self._files.values(), key=lambda file: file.waiting_bytes).close()
-
-    def close(self) -> None:
-        """Complete the files and sync them to disk."""
-        for file in self._files.values():
-            file.close()

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,10 +15,20 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.pipelines.state_dir.layout import sync_file
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import DataFrame
 
-__all__ = ["SPARKS_SCHEMA", "new_attempt", "spark_schema", "statistics", "write_attempt"]
+__all__ = [
+    "ROW_GROUP_BYTES",
+    "SPARKS_SCHEMA",
+    "FileTarget",
+    "FileWriter",
+    "new_attempt",
+    "spark_schema",
+    "statistics",
+    "write_attempt",
+]
 
 SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 """Key of Spark's own column types in the metadata of a Parquet file."""
@@ -45,6 +56,73 @@ def write_attempt(rows: DataFrame, attempt: Path) -> list[str]:
     for name in names:
         sync_file(attempt / name)
     return names
+
+
+ROW_GROUP_BYTES = 32 << 20
+"""Size in memory of the rows of a row group. Spark passes batches of at most 10,000 rows: row groups of this size would
+compress less, and readers would open more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileTarget:
+    """Directory of Parquet files, their metadata (Spark's schema), and the size in bytes of a full one."""
+
+    directory: str
+    metadata: Mapping[bytes, bytes]
+    file_bytes: int | None = None
+
+
+class FileWriter:
+    """Parquet files, created with their first rows. ``directory`` is relative to that of the target."""
+
+    def __init__(self, target: FileTarget, directory: str = "") -> None:
+        self.count = 0
+        self.names: list[str] = []
+        self.waiting_bytes = 0
+        self._target = target
+        self._directory = directory
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+
+    @property
+    def is_open(self) -> bool:
+        """True if a file is open."""
+        return self._writer is not None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append ``rows``."""
+        self._waiting.append(rows)
+        self.waiting_bytes += rows.nbytes
+        self.count += len(rows)
+        if self.waiting_bytes >= ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def _write_row_group(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = pa.Table.from_batches(self._waiting)
+        if self._writer is None:
+            directory = Path(self._target.directory) / self._directory
+            directory.mkdir(parents=True, exist_ok=True)
+            name = f"part-{uuid.uuid4().hex}.parquet"
+            self.names.append(f"{self._directory}/{name}" if self._directory else name)
+            self._writer = pq.ParquetWriter(directory / name, rows.schema, store_schema=False)
+            self._writer.add_key_value_metadata(dict(self._target.metadata))
+        self._writer.write_table(rows)
+        self._waiting, self.waiting_bytes = [], 0
+        largest = self._target.file_bytes
+        if largest is not None and (Path(self._target.directory) / self.names[-1]).stat().st_size >= largest:
+            self.close()
+
+    def close(self) -> None:
+        """Complete the current file and sync it to disk. Rows that follow are in another file."""
+        if self._waiting:
+            self._write_row_group()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            sync_file(Path(self._target.directory) / self.names[-1])
 
 
 def statistics(file: Path) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from penstock.errors import ConfigError
+from penstock.pipelines.sinks.parquet import ROW_GROUP_BYTES, FileTarget, FileWriter
 from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.pipelines.spec.values import sink_letter
-from penstock.pipelines.state_dir.layout import sync_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = [
+    "PartitionFiles",
     "check_partition_columns",
     "computed_columns",
     "mark_unpartitionable",
@@ -34,7 +35,9 @@ __all__ = [
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST = 200
-"""Maximum length of an escaped value, in bytes: a name in a directory has at most 255 with that of the column."""
+"""Maximum length of an escaped value in bytes."""
+_LONGEST_NAME = 255
+"""Maximum length of a name in a directory: that of the column, an equals sign and the value."""
 
 
 def partition_directory(values: Mapping[str, str | None]) -> str:
@@ -57,51 +60,114 @@ def split(rows: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.
     import numpy as np
     import pyarrow as pa
 
-    # One number for each combination of values; at most four columns with 10,000 values each fit into 64 bits.
+    if not len(rows):
+        return
+    # One number for each combination of values.
     codes = np.zeros(len(rows), dtype=np.int64)
-    texts: list[list[str | None]] = []
+    columns: list[tuple[list[str | None], Any]] = []
     for name in names:
         column = rows.column(name).cast(pa.string()).dictionary_encode(null_encoding="encode")
-        codes = codes * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
-        texts.append(column.dictionary.to_pylist())
+        indices = column.indices.to_numpy(zero_copy_only=False)
+        if len(column.dictionary) > 1:
+            # Small again, so that the product of several columns fits into 64 bits.
+            codes = np.unique(codes * len(column.dictionary) + indices, return_inverse=True)[1]
+        columns.append((column.dictionary.to_pylist(), indices))
     rest = rows.drop_columns(list(names))
-    found = np.unique(codes)
-    for code in found:
-        values: list[str | None] = []
-        left = int(code)
-        for text in reversed(texts):
-            left, index = divmod(left, len(text))
-            values.append(text[index])
-        directory = partition_directory(dict(zip(names, reversed(values), strict=True)))
-        yield directory, rest if len(found) == 1 else rest.filter(pa.array(codes == code))
+    order = np.argsort(codes, kind="stable")
+    chosen_by_value = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+    for chosen in chosen_by_value:
+        values = [texts[indices[chosen[0]]] for texts, indices in columns]
+        directory = partition_directory(dict(zip(names, values, strict=True)))
+        yield directory, rest if len(chosen_by_value) == 1 else rest.take(chosen)
+
+
+_WAITING_BYTES = 256 << 20
+"""Maximum size in memory of the rows of all partitions that are not written yet."""
+_MAX_OPEN = 100
+"""Maximum number of files that are open at a time: a process has a limit, often 1024."""
+
+
+class PartitionFiles:
+    """Parquet files with the rows of one value each of the columns ``partitions``."""
+
+    def __init__(self, target: FileTarget, partitions: Sequence[str]) -> None:
+        self.count = 0
+        self._target = target
+        self._partitions = partitions
+        self._files: dict[str, FileWriter] = {}
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._parts_bytes = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The files, relative to the directory of the target."""
+        return [name for file in self._files.values() for name in file.names]
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append ``rows``."""
+        self.count += len(rows)
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        # Small batches would become many with a few rows each, whose objects are much larger than the rows.
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._split()
+
+    def _split(self) -> None:
+        import pyarrow as pa
+
+        if not self._waiting:
+            return
+        rows = pa.Table.from_batches(self._waiting).combine_chunks()
+        self._waiting, self._waiting_bytes = [], 0
+        for batch in rows.to_batches():
+            for directory, part in split(batch, self._partitions):
+                self._write_part(directory, part)
+
+    def _write_part(self, directory: str, rows: pa.RecordBatch) -> None:
+        if directory not in self._files:
+            self._files[directory] = FileWriter(self._target, directory)
+        file = self._files[directory]
+        before = file.waiting_bytes
+        file.write(rows)
+        self._parts_bytes += file.waiting_bytes - before
+        if file.is_open:
+            opened = [each for each in self._files.values() if each.is_open]
+            if len(opened) > _MAX_OPEN:
+                self._close(min(opened, key=lambda each: each.waiting_bytes))
+        while self._parts_bytes > _WAITING_BYTES:
+            self._close(max(self._files.values(), key=lambda each: each.waiting_bytes))
+
+    def _close(self, file: FileWriter) -> None:
+        self._parts_bytes -= file.waiting_bytes
+        file.close()
+
+    def close(self) -> None:
+        """Complete the files and sync them to disk."""
+        self._split()
+        for file in self._files.values():
+            file.close()
 
 
 def split_file(file: Path, names: Sequence[str]) -> list[str]:
-    """Write the rows of ``file`` again, for each value of ``names`` to a file in a directory next to it, and sync them.
+    """Write the rows of ``file`` again, for each value of ``names`` to files in a directory next to it, and sync them.
 
     Returns their names, relative to the directory of ``file``, which is removed. The metadata are those of ``file``.
     """
     import pyarrow.parquet as pq
 
-    writers: dict[str, pq.ParquetWriter] = {}
     # By default Spark writes timestamps as INT96, which Arrow reads as nanoseconds.
     with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as source:
         found = source.metadata.metadata or {}
-        metadata = {key.decode(): value.decode() for key, value in found.items() if key != b"ARROW:schema"}
-        for batch in source.iter_batches():
-            for directory, rows in split(batch, names):
-                name = f"{directory}/{file.name}"
-                if name not in writers:
-                    (file.parent / directory).mkdir(parents=True, exist_ok=True)
-                    schema = rows.schema.remove_metadata()
-                    writers[name] = pq.ParquetWriter(file.parent / name, schema, store_schema=False)
-                    writers[name].add_key_value_metadata(metadata)
-                writers[name].write_batch(rows.replace_schema_metadata(None))
-    for name, writer in writers.items():
-        writer.close()
-        sync_file(file.parent / name)
+        metadata = {key: value for key, value in found.items() if key != b"ARROW:schema"}
+        files = PartitionFiles(FileTarget(str(file.parent), metadata), names)
+        try:
+            for batch in source.iter_batches():
+                files.write(batch.replace_schema_metadata(None))
+        finally:
+            files.close()
     file.unlink()
-    return list(writers)
+    return files.names
 
 
 def computed_columns(table: TableSink) -> dict[str, tuple[Column, str]]:
@@ -153,11 +219,12 @@ def mark_unpartitionable(rows: DataFrame, sink: Sink) -> DataFrame:
         elif isinstance(kind, StringType) and field.transform == "identity":
             plain = sf.length(sf.regexp_replace(column, "[^A-Za-z0-9_.-]", ""))
             size = sf.octet_length(column) * 3 - plain * 2
+            longest = min(_LONGEST, _LONGEST_NAME - 1 - len(_escaped(field.name)))
             # Programs do not find files whose directory has a ~, and read the name for null as null.
-            wrong = (size > _LONGEST) | column.contains("~") | (column == _NULL)
+            wrong = (size > longest) | column.contains("~") | (column == _NULL)
             said = sf.lit(
                 f"the value of {field.column} cannot be a partition: it has a ~, is {_NULL}, "
-                f"or is longer than {_LONGEST} characters as the name of a directory"
+                f"or is longer than {longest} characters as the name of a directory"
             )
         else:
             continue
@@ -174,10 +241,9 @@ def check_partition_columns(sink: Sink, columns: StructType) -> None:
     assert sink.table is not None
     kinds = {field.name: field.dataType.simpleString().upper() for field in columns.fields}
     for field in sink.table.partitions:
-        if field.is_coordinate:
-            problem = None if "_source" in kinds else "windows have no time of a record; use a column of the window"
-        else:
-            problem = field.problem(kinds)
+        problem = field.problem(kinds)
+        if field.is_coordinate and "_source" not in kinds:
+            problem = "windows have no time of a record; use a column of the window"
         if problem is not None:
             raise ConfigError(
                 f"sink {sink.name!r}: partition_by {field.text!r}: {problem}", option=f"sinks.{sink.name}.partition_by"

@@ -284,7 +284,7 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
 def _partition_problems(table: TableSink, columns: Mapping[str, KnownColumn], where: Location) -> Iterator[Problem]:
     kinds = {column.name: column.type for column in columns.values()}
     for number, field in enumerate(table.partitions):
-        problem = None if field.is_coordinate else field.problem(kinds)
+        problem = field.problem(kinds)
         if problem is not None:
             yield Problem((*where, "partition_by", number), field.text, f"expected another partition: {problem}")
 

@@ -31,6 +31,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import quote
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -122,6 +123,8 @@ _TRANSFORMS = {
 _COLUMN_OF_RECORD = "_timestamp"
 _MOST_PARTITIONS = 4
 _MOST_BUCKETS = 10_000
+_LONGEST_COLUMN = 200
+"""Maximum length of the name, as in a URI, of a partition column: it is part of the name of a directory."""
 _PARTITION = re.compile(
     r"(?:(?P<time>day|hour)\(\s*(?P<of>\w+)\s*\)|bucket\(\s*(?P<count>[0-9]{1,5})\s*,\s*(?P<key>\w+)\s*\)|(?P<column>\w+))"
 )
@@ -157,6 +160,8 @@ class PartitionField(NamedTuple):
 
     def problem(self, kinds: Mapping[str, str | None]) -> str | None:
         """Return why a stream with columns of ``kinds`` (types in upper case, None: unknown) cannot have it."""
+        if self.is_coordinate:
+            return self._name_problem(kinds)
         if self.column not in kinds:
             same = next((name for name in kinds if name.lower() == self.column.lower()), None)
             return "the column does not exist" if same is None else f"write {same!r}, as the column is named"
@@ -164,7 +169,10 @@ class PartitionField(NamedTuple):
         if kind is not None and kind.partition("(")[0] not in _TRANSFORMS[self.transform]:
             accepted = ", ".join(sorted(_TRANSFORMS[self.transform] - {"BYTE", "SHORT", "INTEGER", "LONG", "DEC"}))
             return f"the column is {kind}, which {self.transform} does not accept ({accepted})"
-        if self.transform != "identity" and any(name.lower() == self.name.lower() for name in kinds):
+        return None if self.transform == "identity" else self._name_problem(kinds)
+
+    def _name_problem(self, kinds: Mapping[str, str | None]) -> str | None:
+        if any(name.lower() == self.name.lower() for name in kinds):
             return f"the stream has a column {self.name!r}, the name of the computed one"
         return None
 
@@ -181,6 +189,8 @@ def _partition_field(text: str) -> PartitionField:
             raise ValueError(f"expected 2 to {_MOST_BUCKETS} buckets, found {text!r}")
     else:
         field = PartitionField("identity", found["column"])
+    if len(quote(field.name)) > _LONGEST_COLUMN:
+        raise ValueError(f"expected a name of at most {_LONGEST_COLUMN} characters in partition_by, found {text!r}")
     if field.column.startswith("_") and not (field.is_coordinate and found["time"]):
         raise ValueError(f"expected a column of the stream, or day(_timestamp) or hour(_timestamp), found {text!r}")
     return field

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.errors import ConfigError
-from penstock.pipelines.sinks import one_pass
+from penstock.pipelines.sinks import parquet, partitions
 from penstock.pipelines.sinks.delta import DeltaWriter, check_partitions
 from penstock.pipelines.sinks.maintenance import maintain
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
@@ -100,7 +100,7 @@ def test_a_file_is_split_with_its_metadata(tmp_path: Path) -> None:
         file.write(rows)
     names = split_file(tmp_path / "a.parquet", ["k", "b"])
     assert sorted(tmp_path.rglob("*.parquet")) == sorted(tmp_path / name for name in names)
-    assert names[0] == "k=plain/b=0/a.parquet"
+    assert names[0].startswith("k=plain/b=0/")
     found = pq.ParquetFile(tmp_path / names[1])
     assert found.metadata.metadata == {SPARKS_SCHEMA: b"{}"}
     assert found.read().to_pylist() == [{"n": 1, "day": date(2026, 11, 27), "ok": False}]
@@ -203,6 +203,7 @@ def test_partitions_have_names(text: str, name: str, normal: str) -> None:
         ({"partition_by": ["bucket(1, k)"]}, "expected 2 to 10000 buckets"),
         ({"partition_by": ["_topic"]}, "expected a column of the stream"),
         ({"partition_by": ["bucket(4, _timestamp)"]}, "expected a column of the stream"),
+        ({"partition_by": ["k" * 201]}, "expected a name of at most 200 characters"),
         ({"partition_by": ["k", "K"]}, "expected different partitions"),
         ({"partition_by": ["k"], "format": "parquet"}, "expected partition_by only for a Delta table"),
         ({"partition_by": ["k"], "path": "s3a://bucket/t"}, "expected partition_by only for a Delta table"),
@@ -229,6 +230,8 @@ def test_wrong_partitions_are_refused(given: dict[str, Any], expected: str) -> N
         ("hour(k)", "the column is STRING, which hour does not accept"),
         ("day(list)", "the column is ARRAY<INT>, which day does not accept"),
         ("x", "the column is DOUBLE, which identity does not accept"),
+        ("day(_timestamp)", None),
+        ("hour(_timestamp)", "the stream has a column 'timestamp_hour'"),
         ("day(other)", "the stream has a column 'other_day'"),
     ],
 )
@@ -236,6 +239,7 @@ def test_columns_of_partitions_are_checked(text: str, problem: str | None) -> No
     kinds = {
         "k": "STRING", "at": "TIMESTAMP", "price": "DECIMAL(9, 2)", "unknown": None, "x": "DOUBLE",
         "list": "ARRAY<INT>", "other": "DATE", "Other_Day": "DATE",
+        "timestamp_hour": "STRING",
     }  # fmt: skip
     (field,) = TableSink(path="new", partition_by=[text]).partitions
     found = field.problem(kinds)
@@ -243,8 +247,9 @@ def test_columns_of_partitions_are_checked(text: str, problem: str | None) -> No
 
 
 def test_rows_that_wait_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass, "_WAITING_BYTES", 200)
-    files = one_pass._PartitionFiles(one_pass._Target(str(tmp_path), {}), ["k"])
+    monkeypatch.setattr(partitions, "_WAITING_BYTES", 200)
+    monkeypatch.setattr(partitions, "ROW_GROUP_BYTES", 1)
+    files = partitions.PartitionFiles(parquet.FileTarget(str(tmp_path), {}), ["k"])
     waiting = []
     for _ in range(3):
         files.write(made())
@@ -257,9 +262,38 @@ def test_rows_that_wait_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytes
     assert sum(pq.read_metadata(tmp_path / name).num_rows for name in files.names) == files.count
 
 
+def test_files_of_many_partitions_are_not_open_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "_MAX_OPEN", 3)
+    monkeypatch.setattr(partitions, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    files = partitions.PartitionFiles(parquet.FileTarget(str(tmp_path), {}), ["k"])
+    rows = pa.RecordBatch.from_pydict({"k": [n % 20 for n in range(100)], "n": list(range(100))})
+    for _ in range(2):
+        files.write(rows)
+        assert sum(file.is_open for file in files._files.values()) <= 3
+    files.close()
+    found = pl.concat(
+        pl.read_parquet(tmp_path / name).with_columns(k=int(name.split("/")[0].removeprefix("k=")))
+        for name in files.names
+    )
+    assert sorted(found["n"]) == sorted([*range(100)] * 2)
+    assert (found["n"] % 20 == found["k"]).all()
+
+
+def test_rows_of_many_values_wait_as_one_batch_for_each(tmp_path: Path) -> None:
+    """The objects of a batch with one row are a hundred times larger than the row."""
+    files = partitions.PartitionFiles(parquet.FileTarget(str(tmp_path), {}), ["k"])
+    rows = pa.RecordBatch.from_pydict({"k": list(range(50)), "n": list(range(50))})
+    for _ in range(20):
+        files.write(rows)
+    files.close()
+    assert len(files.names) == 50
+    assert {pq.read_metadata(tmp_path / name).num_rows for name in files.names} == {20}
+
+
 def test_a_task_begins_another_file_when_one_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass, "_ROW_GROUP_BYTES", 1)
-    files = one_pass._FileWriter(one_pass._Target(str(tmp_path), {}, 2_000))
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    files = parquet.FileWriter(parquet.FileTarget(str(tmp_path), {}, 2_000))
     for _ in range(6):
         files.write(made())
     files.close()
@@ -267,7 +301,7 @@ def test_a_task_begins_another_file_when_one_is_full(tmp_path: Path, monkeypatch
     assert len(sizes) >= 2
     assert all(2_000 <= size < 6_000 for size in sizes[:-1])
     assert sum(pq.read_metadata(tmp_path / name).num_rows for name in files.names) == files.count == 6 * len(TEXTS)
-    one = one_pass._FileWriter(one_pass._Target(str(tmp_path), {}))
+    one = parquet.FileWriter(parquet.FileTarget(str(tmp_path), {}))
     for _ in range(6):
         one.write(made())
     one.close()
