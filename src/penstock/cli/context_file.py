@@ -82,7 +82,8 @@ class Contexts:
 def contexts_path() -> Path:
     """Return the path of the file."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if base else Path("~/.config").expanduser()) / "penstock" / "contexts.json"
+    # Path.expanduser() raises an error for a user without a home directory.
+    return Path(base or os.path.expanduser("~/.config")) / "penstock" / "contexts.json"  # noqa: PTH111
 
 
 def read_contexts() -> Contexts:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, Typ
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from penstock.cli.context_file import defaults, read_contexts
+from penstock.cli.context_file import ADDRESSES, defaults, read_contexts
 from penstock.cli.output import print_error, unless_standard
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.config.values import duration_ms, size_bytes
@@ -120,10 +120,11 @@ class CommandWithExamples(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments; for options that are not set, the values of the context are the defaults."""
-        if parent is not None and (context := read_contexts().selected(parent.find_root().obj)):
+        variables = {each.name: each.envvar for each in self.params if isinstance(each.envvar, str) and each.name}
+        connects = not set(ADDRESSES.values()).isdisjoint(variables.values())
+        if parent is not None and connects and (context := read_contexts().selected(parent.find_root().obj)):
             # Parsed first without it, because its credentials are for its own addresses only.
             parsed = super().make_context(info_name, list(args), parent, **{**extra, "resilient_parsing": True})
-            variables = {each.name: each.envvar for each in self.params if isinstance(each.envvar, str) and each.name}
             sources = {name: parsed.get_parameter_source(name) for name in variables}
             given = {name: source is not None and source.name in _GIVEN for name, source in sources.items()}
             extra["default_map"] = defaults(context, variables, given)

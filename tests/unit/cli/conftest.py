@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from penstock.cli.context_file import FIELDS
 from penstock.cli.main import main
 from penstock.tube import reader
 from penstock.tube.client import web as tube_web
@@ -40,9 +41,13 @@ class Stdin:
 
 
 @pytest.fixture
-def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    for name in ("PENSTOCK_BROKER", "PENSTOCK_TUBE_MASTER", "PENSTOCK_HTTP", "PENSTOCK_TUBE_BROKER_HTTP"):
+def penstock(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Command:
+    """Commands without the variables and contexts of the user who runs the tests."""
+    for name in ("PENSTOCK_CONTEXT", *FIELDS.values(), "PENSTOCK_ADMIN_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
 
     def run(*args: str, stdin: bytes | None = None) -> Done:
         monkeypatch.setattr(sys, "stdin", Stdin(stdin))

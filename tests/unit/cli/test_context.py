@@ -21,11 +21,10 @@ PLANT = ("context", "add", "plant", "--broker", "mqtt://plant:1883", "--username
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _home(penstock: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for name in ("CONTEXT", "USERNAME", "PASSWORD_FILE", "DATA_DIR", "ADMIN_TOKEN_FILE"):
-        monkeypatch.delenv(f"PENSTOCK_{name}", raising=False)
+    monkeypatch.delenv("PENSTOCK_DATA_DIR", raising=False)
 
 
 @pytest.fixture
@@ -172,3 +171,18 @@ def test_help_does_not_read_the_contexts(penstock: Command) -> None:
     contexts_path().write_text("{")
     assert penstock("kv", "--help").status == 0
     assert "context" in cli.COMMANDS
+
+
+def test_commands_that_do_not_connect_need_no_valid_context(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that creates the context that PENSTOCK_CONTEXT names is one of them."""
+    monkeypatch.setenv("PENSTOCK_CONTEXT", "plant")
+    assert "there is no context 'plant'" in penstock("kv", "get", "a").err
+    assert penstock(*PLANT).status == 0
+    contexts_path().write_text("{")
+    assert penstock("config", "schema").status == 0
+    assert penstock("kv", "get", "a").status == 2
+    # A user without a home directory has no contexts.
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert not contexts_path().is_absolute()
+    assert read_contexts().contexts == {}
