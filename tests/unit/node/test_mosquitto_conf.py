@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ConfigError
 from penstock.node.config.mosquitto import Conversion, convert
 from penstock.node.config.node import NodeConfig, load_config
 from penstock.security.policy import Principal
-from penstock.security.policy_file import load_policy
+from penstock.security.policy_file import load_policy, parse_policy
 from tests.unit.cli.conftest import Command, penstock
 
 __all__ = ["penstock"]
@@ -146,8 +147,56 @@ def test_access_is_that_of_the_acl_file(penstock: Command, folder: Path) -> None
     receives = {
         "plant/1": (True, False, False), "plant/payroll/1": (False, False, False), "public/a": (False, False, True),
         "users/ann/a": (True, False, False), "users/bob/a": (False, True, False), "$SYS/x": (True, False, False),
+        "users/ann/private": (False, False, False),
     }  # fmt: skip
     assert {topic: tuple(each.may_receive(topic) for each in (ann, bob, nobody)) for topic in receives} == receives
+
+
+def test_denials_win_over_patterns_and_have_no_placeholders(tmp_path: Path) -> None:
+    """In Mosquitto, the denials of a user precede all that is allowed to it."""
+    acl = (
+        "user ann\ntopic deny plant/{line}/payroll\nuser b*\ntopic deny hall/secret\n"
+        "pattern read plant/#\npattern read hall/#\npattern read users/%u/#\npattern deny users/%u/a-%c\n"
+    )
+    (tmp_path / "acl").write_text(acl)
+    found = converted(tmp_path, "acl_file acl\n")
+    policy = parse_policy(json.dumps(found.policy), "acl")
+    ann = policy.permissions(Principal(client_id="c1", user="ann"))
+    topics = (
+        "plant/{line}/payroll",
+        "plant/a",
+        "hall/secret",
+        "hall/a",
+        "users/ann/a-c1",
+        "users/ann/a/b",
+        "users/x/a",
+    )
+    assert [ann.may_receive(topic) for topic in topics] == [False, True, False, True, False, True, False]
+    assert any(each.line == 2 and "a denial of plant/+/payroll" in each.reason for each in found.left_out)
+
+
+@pytest.mark.parametrize(
+    ("identity", "authentication", "certificates"),
+    [("", ["password", "scram"], False), ("use_identity_as_username true\n", None, True),
+     ("allow_anonymous true\n", ["anonymous"], False)],
+)  # fmt: skip
+def test_a_certificate_replaces_the_password_only_where_it_does_in_mosquitto(
+    tmp_path: Path, identity: str, authentication: list[str] | None, certificates: bool
+) -> None:
+    (tmp_path / "acl").write_text("user ann\ntopic a\n")
+    listener = "listener 8883\ncertfile a\nkeyfile b\ncafile c\nrequire_certificate true\n"
+    found = converted(tmp_path, f"{listener}{identity}acl_file acl\n")
+    assert found.config["mqtt"].get("authentication") == authentication
+    assert found.policy is not None
+    assert ("certificates" in found.policy["rules"][1]["principals"]) == certificates
+    assert ("passwords" in found.config["security"]) == (authentication == ["password", "scram"])
+
+
+def test_directories_that_include_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "a.conf").write_text("include_dir conf.d\n")
+    with pytest.raises(ConfigError, match="is not read"):
+        converted(tmp_path, "include_dir conf.d\n")
 
 
 def test_every_line_that_is_left_out_is_named_with_its_reason(penstock: Command, folder: Path) -> None:
@@ -164,7 +213,7 @@ def test_every_line_that_is_left_out_is_named_with_its_reason(penstock: Command,
         "mosquitto.conf:28": "cloud.example:8883 is used",
         "mosquitto.conf:31": "maps one topic to another",
         "mosquitto.conf:38": "Retain As Published",
-        "acl:4": "a pattern of the file may still allow it",
+        "acl:4": "it denies to the other users as well",
         "acl:7": "# the last one",
         "acl:8": "would be a pattern",
         "acl:9": "a user that is left out",
@@ -189,6 +238,7 @@ def test_every_line_that_is_left_out_is_named_with_its_reason(penstock: Command,
         ("per_listener_settings true\nlistener 1883\nallow_anonymous true\nlistener 1884 127.0.0.1\n", ["allow", None]),
         ("listener 1883 127.0.0.1\nlistener 1884 127.0.0.1\nlistener_allow_anonymous true\n", [None, "allow"]),
         ("port 1900\nbind_address localhost\nallow_anonymous true\n", ["allow"]),
+        ("listener 0 /run/mosquitto.sock\n", [None]),
     ],
 )
 def test_anonymous_clients_are_accepted_where_mosquitto_accepts_them(
@@ -208,6 +258,7 @@ def test_anonymous_clients_are_accepted_where_mosquitto_accepts_them(
         ("max_keepalive 70000\n", 1, "mqtt.limits.max_keep_alive_s"),
         ("listener 1\ncafile a\n", 2, "no certificate is requested"),
         ("listener 1\ncertfile a\n", 1, "TLS needs certfile and keyfile"),
+        ("listener 1\ncertfile a\nkeyfile b\nrequire_certificate true\ncapath c\n", 1, "it is left out"),
         ("connection a\naddress b\n", 1, "a bridge needs address and topic"),
         ("connection a b\ntopic c\n", 1, "the name of a bridge"),
         ("connection a\naddress b\ntopic c\nremote_username d\n", 1, "belong together"),

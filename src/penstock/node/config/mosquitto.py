@@ -4,8 +4,9 @@ The result is a configuration of a node, a policy file, and a list of the lines 
 reason. Nothing is left out without an entry. Options are those of Mosquitto 2; a path that is not absolute is relative
 to the directory of ``mosquitto.conf``.
 
-Rules of a policy file only allow. A ``deny`` of an ACL file therefore becomes an exception of the other rules of its
-user, and is reported if a ``pattern``, which applies to all users, could still allow its topics.
+The result allows nothing that Mosquitto did not allow, unless the reason of a line in the list names it. Rules of a
+policy file only allow: a ``deny`` of an ACL file becomes an exception of the other rules of its user, and of the rules
+of each ``pattern``, which applies to all users; the latter is reported.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ _LIMITS: Final[Mapping[str, str]] = {
     "sys_interval": "sys_interval_s",
     "global_max_connections": "max_connections",
 }
+_MOST_LEVELS: Final = 10
+"""Directories that include each other, as in Mosquitto."""
 _UNITS_S: Final = {"h": 3600, "d": 86_400, "w": 7 * 86_400, "m": 30 * 86_400, "y": 365 * 86_400}
 
 
@@ -133,6 +136,8 @@ class _Listener:
     max_connections: int = 0
     tls: dict[str, Any] = field(default_factory=dict)
     require_certificate: bool = False
+    certificate_is_user: bool = False
+    """Whether the name in a client certificate replaces user name and password."""
     origins: list[str] = field(default_factory=list)
     certificate_lines: list[_Line] = field(default_factory=list)
     """Lines about client certificates."""
@@ -170,6 +175,8 @@ class _Converter:
         self._security: dict[str, Any] = {}
         self._default = _Listener(None, address="127.0.0.1")
         self._listeners: list[_Listener] = []
+        self._local_only = True
+        """Whether the file has no listener, not even one that was left out."""
         self._bridges: list[_Bridge] = []
         self._files: dict[str, _Line] = {}
         """The lines of password_file and acl_file."""
@@ -203,7 +210,9 @@ class _Converter:
             text = f"{line.option} ***"
         self._done.left_out.append(LeftOut(str(line.file), line.number, text, reason))
 
-    def _read(self, path: Path) -> Iterator[_Line]:
+    def _read(self, path: Path, level: int = 0) -> Iterator[_Line]:
+        if level > _MOST_LEVELS:
+            raise ConfigError(f"{path} is not read", why=f"include_dir has more than {_MOST_LEVELS} levels")
         for line in _lines(path):
             if line.option != "include_dir":
                 yield line
@@ -211,7 +220,7 @@ class _Converter:
             directory = self._absolute(line.value)
             # In the order of Mosquitto.
             for each in sorted(directory.glob("*.conf")):
-                yield from self._read(each)
+                yield from self._read(each, level + 1)
             if not directory.is_dir():
                 self._leave_out(line, f"the directory {directory} does not exist")
 
@@ -223,7 +232,7 @@ class _Converter:
     def _convert(self, line: _Line) -> None:
         option, value = line.option, line.value
         if option == "listener":
-            self._part = None
+            self._part, self._local_only = None, False
             self._part = self._listener(line)
         elif option == "connection":
             self._part = None
@@ -278,6 +287,7 @@ class _Converter:
     def _of_listener(self, listener: _Listener, line: _Line) -> bool:
         option, value = line.option, line.value
         if option in {"port", "bind_address"}:  # the default listener
+            self._local_only = False
             if self._default not in self._listeners:
                 self._listeners.insert(0, self._default)
                 self._default.address = _Listener(None).address
@@ -309,9 +319,9 @@ class _Converter:
         elif option == "require_certificate":
             listener.require_certificate = _flag(value)
         elif option == "use_identity_as_username":
-            if not _flag(value):
-                raise ValueError("not supported: the name in a client certificate is always an identity")
+            listener.certificate_is_user |= _flag(value)
         elif option == "use_subject_as_username":
+            listener.certificate_is_user |= _flag(value)
             listener.tls |= {"name": "subject"} if _flag(value) else {}
         elif option == "tls_version":
             if value not in {"tlsv1.2", "tlsv1.3"}:
@@ -323,7 +333,11 @@ class _Converter:
 
     def _add_listeners(self) -> None:
         """Add the listeners to the configuration, the first as the default listener of the node."""
-        local_only = not self._listeners
+        for listener in self._listeners[:]:
+            complete = {"certificate", "key", "client_ca"} <= listener.tls.keys()
+            if listener.require_certificate and not complete and listener.line is not None:
+                self._leave_out(listener.line, "require_certificate needs certfile, keyfile and cafile: it is left out")
+                self._listeners.remove(listener)
         for index, listener in enumerate(self._listeners or [self._default]):
             allowed = listener.anonymous if listener.anonymous is not None else self._anonymous
             section: dict[str, Any] = {"bind": _bind(listener.address, listener.port)}
@@ -345,9 +359,14 @@ class _Converter:
                 section["origins"] = listener.origins
             if listener.max_connections:
                 section["max_connections"] = listener.max_connections
-            if allowed if allowed is not None else local_only:
+            accepted = allowed if allowed is not None else self._local_only
+            if listener.require_certificate and not listener.certificate_is_user:
+                # The certificate is needed, but the identity is that of user name and password.
+                only_anonymous = accepted and "password_file" not in self._files
+                section["authentication"] = ["anonymous"] if only_anonymous else ["password", "scram"]
+            if accepted:
                 section["anonymous"] = "allow"
-            elif "password_file" not in self._files and not listener.require_certificate:
+            elif "password_file" not in self._files and not listener.certificate_is_user:
                 # Without users no client may connect, and a node does not start with such a listener.
                 self._security.setdefault("passwords", PASSWORDS)
             mqtt = self._done.config.setdefault("mqtt", {})
@@ -450,7 +469,7 @@ class _Converter:
         if line is None:
             return
         self._security["policies"] = POLICIES
-        certified = any(listener.require_certificate for listener in self._listeners)
+        certified = any(each.require_certificate and each.certificate_is_user for each in self._listeners)
         self._done.policy = _Acl(_lines(self._absolute(line.value)), self._leave_out, certified=certified).policy()
 
 
@@ -463,7 +482,7 @@ class _Acl:
         self._allowed: dict[str | None, dict[str, list[str]]] = {}
         """Topics by user (None: anonymous clients) and method."""
         self._denied: dict[str | None, list[str]] = {}
-        self._denied_to_all: list[str] = []
+        self._denied_by_patterns: list[str] = []
         self._patterns: dict[str, list[str]] = {"Publish": [], "Subscribe": []}
         denials: list[_Line] = []
         user: str | None = None
@@ -475,7 +494,7 @@ class _Acl:
                     self._leave_out(line, "the name would be a pattern in a policy file; so are its topics left out")
             elif line.option not in {"topic", "pattern"}:
                 self._leave_out(line, "expected user, topic or pattern")
-            elif skipped and line.option == "topic":
+            elif skipped and line.option == "topic" and not line.value.startswith("deny "):
                 self._leave_out(line, "belongs to a user that is left out")
             else:
                 try:
@@ -484,25 +503,30 @@ class _Acl:
                     self._leave_out(line, str(error))
         if any(self._patterns.values()):
             for line in denials:
-                self._leave_out(line, "converted for the rules of this user; a pattern of the file may still allow it")
+                self._leave_out(
+                    line, "converted; what patterns of the file allow, it denies to the other users as well"
+                )
 
     def _add(self, user: str | None, line: _Line) -> bool:
-        """Add a rule. Returns True if a topic is denied to one user. Raises ValueError."""
+        """Add a line. Returns True if it denies a topic to one user. Raises ValueError."""
         word, _, rest = line.value.partition(" ")
         access, topic = (
             (word, rest.strip()) if word in {"read", "write", "readwrite", "deny"} else ("readwrite", line.value)
         )
+        is_pattern = line.option == "pattern"
+        if access == "deny":
+            special = r"[{}]|%[cu]" if is_pattern else r"[{}]"
+            denied = "/".join("+" if re.search(special, level) else level for level in topic.split("/"))
+            TopicPattern(denied)
+            (self._denied_by_patterns if is_pattern else self._denied.setdefault(user, [])).append(denied)
+            if denied != topic:
+                self._leave_out(line, f"converted as a denial of {denied}: exceptions have no placeholders and braces")
+            return not is_pattern
         if "{" in topic or "}" in topic:
             raise ValueError("not supported: braces would be a placeholder in a policy file")
-        is_pattern = line.option == "pattern"
         if is_pattern:
             topic = topic.replace("%c", "{clientId}").replace("%u", "{user}")
-        pattern = TopicPattern(topic)
-        if access == "deny":
-            if pattern.personal:
-                raise ValueError("not supported: exceptions have no placeholders, so that this topic is not denied")
-            (self._denied_to_all if is_pattern else self._denied.setdefault(user, [])).append(topic)
-            return not is_pattern
+        TopicPattern(topic)
         methods = {"read": ["Subscribe"], "write": ["Publish"]}.get(access, ["Publish", "Subscribe"])
         allowed = self._patterns if is_pattern else self._allowed.setdefault(user, {"Publish": [], "Subscribe": []})
         for method in methods:
@@ -515,7 +539,7 @@ class _Acl:
         rules: list[dict[str, Any]] = [
             {"name": "all clients may connect", "principals": everyone, "brokerResources": [{"method": "Connect"}]}
         ]
-        if resources := self._resources(self._patterns, []):
+        if resources := self._resources(self._patterns, [each for topics in self._denied.values() for each in topics]):
             rules.append({"name": "patterns", "principals": everyone, "brokerResources": resources})
         for user, allowed in self._allowed.items():
             if resources := self._resources(allowed, self._denied.get(user, [])):
@@ -526,7 +550,7 @@ class _Acl:
         return {"rules": rules}
 
     def _resources(self, allowed: Mapping[str, list[str]], denied: list[str]) -> list[dict[str, Any]]:
-        exceptions = [*denied, *self._denied_to_all]
+        exceptions = list(dict.fromkeys([*denied, *self._denied_by_patterns]))
         return [
             {"method": method, "topics": topics, **({"exceptTopics": exceptions} if exceptions else {})}
             for method, topics in allowed.items()
@@ -541,7 +565,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{path} cannot be read", why=reason, do="correct the path") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if (stripped := line.strip()) and not stripped.startswith("#"):
             yield number, stripped
 
