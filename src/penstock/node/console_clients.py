@@ -45,6 +45,8 @@ MAX_TOPICS: Final = 1000
 """Topics of a list; messages of further ones are only counted."""
 MAX_LAST: Final = 512
 """Bytes of the last payload of a topic in such a list."""
+_MAX_KEPT: Final = 16 * 1024
+"""Longest payload that is kept as a whole until the list is sent."""
 SILENCE_S: Final = 15.0
 """Time without messages after which an empty list is sent, so that a closed browser is noticed."""
 MAX_VERSIONS: Final = 50
@@ -118,7 +120,7 @@ class _TopicCounts:
             if len(self._topics) >= MAX_TOPICS:
                 self._dropped += 1
                 return
-            found = self._topics[publish.topic] = _TopicCount(publish)
+            found = self._topics[publish.topic] = _TopicCount()
         found.add(publish)
         self.arrived.set()
 
@@ -126,7 +128,7 @@ class _TopicCounts:
         """Return the counts since the last line as JSON: ``rows`` by topic, and the number of dropped messages."""
         at = wall_clock_ms()
         rows = [
-            {"messages": each.messages, "bytes": each.bytes, "last": as_json(message_snapshot(each.last, at, MAX_LAST))}
+            {"messages": each.messages, "bytes": each.bytes, "last": as_json(each.last(at))}
             for each in self._topics.values()
         ]
         line = {"at": at, "rows": rows, "dropped": self._dropped}
@@ -137,17 +139,24 @@ class _TopicCounts:
 
 
 class _TopicCount:
-    __slots__ = ("bytes", "last", "messages")
+    __slots__ = ("_last", "bytes", "messages")
 
-    def __init__(self, last: Publish) -> None:
+    def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0
-        self.last = last
+        self._last: Publish | MessageSnapshot | None = None
 
     def add(self, publish: Publish) -> None:
         self.messages += 1
         self.bytes += len(publish.payload)
-        self.last = publish
+        # Payloads may be large, so only their beginning is kept.
+        is_large = len(publish.payload) > _MAX_KEPT
+        self._last = message_snapshot(publish, wall_clock_ms(), MAX_LAST) if is_large else publish
+
+    def last(self, at: int) -> MessageSnapshot:
+        """Return the last message; ``at``: the time in ms."""
+        assert self._last is not None
+        return self._last if isinstance(self._last, MessageSnapshot) else message_snapshot(self._last, at, MAX_LAST)
 
 
 class LiveSubscription:

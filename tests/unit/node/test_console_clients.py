@@ -130,12 +130,16 @@ def test_counts_of_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = console_clients._TopicCounts()
     for number in range(20):
         for _ in range(2):
-            counts.receive(Publish(f"many/{number}", b"x" * 600))
+            counts.receive(Publish(f"many/{number}", b"x" * (100_000 if number == 2 else 600)))
     line = json.loads(counts.next_line())
     assert [(row["last"]["topic"], row["messages"], row["bytes"]) for row in line["rows"]] == [
-        (f"many/{number}", 2, 1200) for number in range(3)
+        ("many/0", 2, 1200),
+        ("many/1", 2, 1200),
+        ("many/2", 2, 200_000),
     ]
-    assert (line["rows"][0]["last"]["truncated"], line["rows"][0]["last"]["value"]) == (True, "x" * 512)
+    for row, size in (0, 600), (2, 100_000):
+        last = line["rows"][row]["last"]
+        assert (last["truncated"], last["value"], last["bytes"]) == (True, "x" * 512, size)
     assert line["dropped"] == 34
     assert json.loads(counts.next_line())["rows"] == []
 
