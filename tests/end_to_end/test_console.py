@@ -173,11 +173,15 @@ async def test_the_topic_tree_shows_counts_and_the_last_payload_of_each_level(no
         rows = page.locator("tbody tr")
         await expect(rows).to_have_count(1, timeout=60_000)  # the retained message
         await expect(rows.first).to_contain_text("plant")
-        for topic in ("plant/c/1", "plant/c/2", "hall/<b>x</b>"):
+        for topic in ("plant/c/1", "plant/c/2", "hall/<b>x</b>", "/leading"):
             for value in (b"1", b"2"):
                 await client.publish(topic, value)
-        await expect(rows).to_have_count(2, timeout=60_000)
-        await expect(rows.first).to_contain_text("hall12")
+        await expect(rows).to_have_count(3, timeout=60_000)
+        await expect(rows.nth(1)).to_contain_text("hall12")
+        await page.get_by_role("link", name="(empty)").click()
+        await expect(rows).to_have_count(1)
+        await expect(rows.first).to_contain_text("leading12")
+        await page.get_by_role("navigation", name="Levels").get_by_role("link", name="All topics").click()
         await page.get_by_role("link", name="plant", exact=True).click()
         await expect(rows).to_have_count(2)
         await expect(rows.nth(0).locator("td").nth(5)).to_have_text("yes")

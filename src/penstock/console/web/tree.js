@@ -18,7 +18,7 @@ export function TopicTree({ route }) {
     <search><form class="filters" key=${filter} onSubmit=${choose}>
       <label>Topic filter<input name="filter" required defaultValue=${filter} autocapitalize="off" spellcheck=${false} /></label><button class="secondary">Subscribe</button>
     </form></search>
-    <${Tree} key=${filter} filter=${filter} under=${route.name ?? ""} parameters=${route.parameters} />`;
+    <${Tree} key=${filter} filter=${filter} under=${route.name} parameters=${route.parameters} />`;
 }
 
 function Tree({ filter, under, parameters }) {
@@ -40,7 +40,7 @@ function Tree({ filter, under, parameters }) {
     return () => { clearInterval(timer); stop.abort(); };
   }, [hidden]);
   const { topics, dropped, full, since } = tree.current;
-  const levels = under === "" ? [] : under.split("/");
+  const levels = under === null ? [] : under.split("/"); // "": the first level of /a
   const rows = children(topics, under, since).filter((row) => row.level.toLowerCase().includes((parameters.q ?? "").toLowerCase()));
   const first = Number(parameters.first ?? 0);
   const at = (topic, more = {}) => link("tree", topic, { filter: parameters.filter, ...more });
@@ -60,8 +60,8 @@ function Tree({ filter, under, parameters }) {
       { title: "Last (UTC)", cell: (row) => clock(row.last.at).slice(11) }, { title: "Last payload", cell: (row) => html`<code>${start(row.last)}</code>` },
     ]} />
     <nav class="pages" aria-label="Pages"><span>${number(rows.length)} ${rows.length === 1 ? "level" : "levels"}</span>
-      ${first > 0 && html`<a href=${at(under || null, { first: Math.max(0, first - PAGE) || "" })}>Previous page</a>`}
-      ${rows.length > first + PAGE && html`<a rel="next" href=${at(under || null, { first: first + PAGE })}>Next page</a>`}</nav>`}
+      ${first > 0 && html`<a href=${at(under, { first: Math.max(0, first - PAGE) || "" })}>Previous page</a>`}
+      ${rows.length > first + PAGE && html`<a rel="next" href=${at(under, { first: first + PAGE })}>Next page</a>`}</nav>`}
     ${own && html`<h2>Last message of <code>${under}</code></h2><p>${clock(own.last.at)} UTC${own.last.retain ? ", retained" : ""}. <a href=${link("messages", null, { filter: under })}>Follow this topic</a></p><${Message} row=${own.last} />`}
     ${topics.size === 0 && !error && html`<p>No message has arrived yet.</p>`}
   </section>`;
@@ -90,12 +90,12 @@ function add(tree, line) {
 
 /** The levels below `under`: sums over their topics. */
 function children(topics, under, since) {
-  const prefix = under === "" ? "" : `${under}/`;
+  const prefix = under === null ? "" : `${under}/`;
   const found = new Map();
   const oldest = now() - WINDOW_S;
   const span = Math.max(1, Math.min(WINDOW_S, now() - since));
   for (const [topic, { messages, recent, last }] of topics) {
-    if (!topic.startsWith(prefix) || (under !== "" && topic === under)) continue;
+    if (!topic.startsWith(prefix)) continue;
     const level = topic.slice(prefix.length).split("/", 1)[0];
     const row = found.get(level) ?? { level, topic: prefix + level, topics: 0, messages: 0, rate: 0, volume: 0, retained: false, last };
     row.topics += 1;
