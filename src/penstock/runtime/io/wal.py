@@ -155,9 +155,11 @@ class LoggedEnvironment:
 
         Raises:
             OutOfSpaceError: nothing is committed; only the same commit may be retried. StorageError: it is unknown
-            whether anything is on disk, and every later commit fails too.
+            whether anything is on disk, and every later commit fails too; or the environment is closed.
         """
         if self._follower is None:
+            if self._closing:  # in LMDB alone, it would be missing in the log
+                raise StorageError(f"{self._name} {self.path}: {what} failed: it is closed", path=str(self.path))
             self._transact(body, what, sync=sync)
             self._copy(body)
             return
@@ -298,10 +300,11 @@ class LoggedEnvironment:
 
     def close(self) -> None:
         """Apply everything to LMDB, durably, and close; may be called twice."""
+        if self._follower is not None:
+            self._closing = True  # first, for a commit in another thread
         thread, self._follower = self._follower, None
         try:
             if thread is not None:
-                self._closing = True
                 self._haste.set()
                 thread.join()
                 # After a failure the next start recovers from the log.

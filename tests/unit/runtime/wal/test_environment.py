@@ -121,6 +121,8 @@ def test_committed_changes_exist_after_a_close_or_a_kill(
     store.environment.close()
     assert in_lmdb(path) == expected
     assert found(path) == expected
+    with pytest.raises(StorageError, match="writing failed: it is closed"):
+        store.put(a="5")
 
 
 @pytest.mark.parametrize("durability", Durability)
