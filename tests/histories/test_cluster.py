@@ -25,7 +25,7 @@ from tests.histories.proxy import Proxy
 from tests.histories.store import Load, record
 from tests.histories.test_mqtt import record as record_messages
 from tests.histories.tube_load import TubeLoad
-from tests.interop.cluster_nodes import NodeProcess
+from tests.interop.cluster_nodes import NodeProcess, until_pair
 from tests.interop.etcd import EtcdCluster
 from tests.interop.test_cluster_tube import PARTITIONS, create_topic, masters, until_partitions
 
@@ -198,8 +198,10 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
         for node in nodes:
             node.write_config()
             node.start()
-            await (node.until_active() if node is nodes[0] else node.until_standby(nodes[0]))
-        await asyncio.to_thread(create_topic, nodes[0])
+            if node is nodes[0]:
+                await node.until_active()
+        active, _ = await until_pair(nodes)
+        await asyncio.to_thread(create_topic, active)
         await until_partitions(nodes, 2 * PARTITIONS)
         found = Pair(nodes, machines, links, clients, peers)
         watches = [asyncio.create_task(found.watch(node)) for node in nodes]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
 
-__all__ = ["DEADLINE_S", "NodeProcess", "command", "environment"]
+__all__ = ["DEADLINE_S", "NodeProcess", "command", "environment", "until_pair"]
 
 DEADLINE_S = 60
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
@@ -127,8 +127,7 @@ class NodeProcess:
         await self.until(lambda health: bool(health.get("ready")))
 
     async def until_standby(self, active: NodeProcess) -> None:
-        wanted = f"standby: the active node is {active.name} (mqtt 127.0.0.1:{active.mqtt}"
-        await self.until(lambda health: any(each.startswith(wanted) for each in health.get("reasons", [])))
+        await self.until(lambda health: _is_standby(health, active))
 
     def log(self) -> str:
         return self._log.read_text()[-4000:]
@@ -151,6 +150,31 @@ class NodeProcess:
             raise AssertionError(f"{found}\n{self.log()}") from None
         finally:
             client.close()
+
+
+def _is_standby(health: dict[str, Any], active: NodeProcess) -> bool:
+    wanted = f"standby: the active node is {active.name} (mqtt 127.0.0.1:{active.mqtt}"
+    return any(each.startswith(wanted) for each in health.get("reasons", []))
+
+
+async def until_pair(nodes: Sequence[NodeProcess]) -> tuple[NodeProcess, NodeProcess]:
+    """Wait until one of two running nodes is active and the other its standby; returns them in this order.
+
+    On a busy machine the first one may lose its lease while the second one starts.
+    """
+    one, other = nodes
+    found: list[dict[str, Any]] = []
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                found = [await asyncio.to_thread(node.health) for node in nodes]
+                if found[0].get("ready") and _is_standby(found[1], one):
+                    return one, other
+                if found[1].get("ready") and _is_standby(found[0], other):
+                    return other, one
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"{found}\n{one.log()}\n{other.log()}") from None
 
 
 def environment() -> dict[str, str]:

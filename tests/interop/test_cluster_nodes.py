@@ -29,7 +29,7 @@ from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.hlc import Hlc
 from tests.faults.mqtt_peers import Peer, Reader, Writer
 from tests.histories.mqtt import MqttRecorder, check
-from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command
+from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command, until_pair
 from tests.interop.etcd import EtcdCluster
 
 _names = itertools.count(1)
@@ -50,12 +50,11 @@ def two(tmp_path: Path, three: EtcdCluster) -> Iterator[list[NodeProcess]]:
 @pytest_asyncio.fixture
 async def pair(two: list[NodeProcess]) -> AsyncIterator[tuple[NodeProcess, NodeProcess]]:
     """The active node and its standby."""
-    active, standby = two
-    active.start()
-    await active.until_active()
-    standby.start()
-    await standby.until_standby(active)
-    yield active, standby
+    first, second = two
+    first.start()
+    await first.until_active()
+    second.start()
+    yield await until_pair(two)
 
 
 class Setter:

@@ -24,7 +24,7 @@ from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.reader import partitions
 from tests.certificates import Authority
-from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command
+from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command, until_pair
 from tests.interop.etcd import EtcdCluster
 from tests.interop.tube_java.clients import JavaClients
 from tests.ports import free_ports
@@ -48,14 +48,14 @@ async def start(
     nodes: list[NodeProcess], user: str | None = None, password: str | None = None
 ) -> tuple[NodeProcess, NodeProcess]:
     """Start both; returns the active node and its standby, when the master has the brokers of both."""
-    active, standby = nodes
-    active.start()
-    await active.until_active()
-    await asyncio.to_thread(create_topic, active)
-    standby.start()
-    await standby.until_standby(active)
+    first, second = nodes
+    first.start()
+    await first.until_active()
+    await asyncio.to_thread(create_topic, first)
+    second.start()
+    found = await until_pair(nodes)
     await until_partitions(nodes, 2 * PARTITIONS, user, password)
-    return active, standby
+    return found
 
 
 def create_topic(node: NodeProcess) -> None:
