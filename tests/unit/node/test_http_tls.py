@@ -209,7 +209,7 @@ async def test_a_closed_server_has_no_open_connections(tmp_path: Path, monkeypat
     tls = ServerTls(files.tls.files(), protocol="http/1.1")
     server = HttpServer(Starlette(), tls)
     address = await server.start("http", parse_address("127.0.0.1:0"))
-    with socket.create_connection((address.host, address.port), timeout=20) as plain:
+    with socket.create_connection((address.host, address.port), timeout=60) as plain:
         context = files.client()
         with await asyncio.to_thread(context.wrap_socket, plain, server_hostname="127.0.0.1") as silent:
             silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -219,4 +219,4 @@ async def test_a_closed_server_has_no_open_connections(tmp_path: Path, monkeypat
             with contextlib.suppress(OSError):  # a reset, or the end without the end of TLS
                 while await asyncio.to_thread(silent.recv, 1000):
                     pass
-            assert time.monotonic() - ended < 10, "asyncio waits 30 s for the end of TLS"
+            assert time.monotonic() - ended < 25, "asyncio waits 30 s for the end of TLS"
