@@ -160,11 +160,10 @@ def _set_retention(table: DeltaTable, retention_h: int, log_retention_h: int | N
 _REMOVED_FILES = "delta.deletedFileRetentionDuration"
 _WEEK = "interval 1 week"
 _SHORTEST_H = 1
-_INTERVAL = re.compile(r"(?:interval\s+)?(?P<count>\d+)\s+(?P<unit>second|minute|hour|day|week)s?", re.IGNORECASE)
+_INTERVAL = re.compile(r"(\d+)\s+(second|minute|hour|day|week)", re.IGNORECASE)
 _UNIT_H = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1, "day": 24, "week": 168}
 
 
 def _interval_h(text: str) -> float:
-    """Return the hours of a property such as ``interval 1 week``; 0 for a unit shorter than a second."""
-    found = _INTERVAL.fullmatch(text.strip())
-    return 0 if found is None else int(found["count"]) * _UNIT_H[found["unit"].lower()]
+    """Return the hours of a property such as ``interval 1 week 2 days``, without units shorter than a second."""
+    return sum(int(count) * _UNIT_H[unit.lower()] for count, unit in _INTERVAL.findall(text))

@@ -92,6 +92,7 @@ REMOVED_FILES = "delta.deletedFileRetentionDuration"
         ("INTERVAL 2 weeks", 24, {"log_retention_h": 48}, "interval 24 hours"),
         (None, 0, {"in_use": True}, "interval 1 hours"),
         ("interval 7 days", 168, {"in_use": True}, "interval 7 days"),
+        ("interval 1 week 2 days", 168, {}, "interval 1 week 2 days"),
     ],
 )
 def test_the_log_names_removed_files_as_long_as_they_are_kept(
