@@ -159,7 +159,7 @@ class LoggedEnvironment:
         """
         if self._follower is None:
             if self._closing:  # in LMDB alone, it would be missing in the log
-                raise StorageError(f"{self._name} {self.path}: {what} failed: it is closed", path=str(self.path))
+                raise self._closed(what)
             self._transact(body, what, sync=sync)
             self._copy(body)
             return
@@ -194,6 +194,9 @@ class LoggedEnvironment:
         self._copy(body)
         if self._pending.hasty:
             self._haste.set()
+
+    def _closed(self, what: str) -> StorageError:
+        return StorageError(f"{self._name} {self.path}: {what} failed: it is closed", path=str(self.path))
 
     def _transact(self, body: bytes, what: str, *, sync: bool) -> None:
         changes = RowChanges()
