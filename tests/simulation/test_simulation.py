@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tests.simulation.mutations import (
     seeds_needed,
     without_fsync,
 )
-from tests.simulation.run import OPERATIONS, Failure, failure, processes, report, simulate
+from tests.simulation.run import OPERATIONS, Failure, failure, report, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 200 if compiled.form() == "compiled" else MOST_SEEDS
@@ -32,13 +32,6 @@ BLOCK = 10
 NIGHTLY_SEEDS = 20_000
 NIGHTLY_BLOCK = 25
 ONE_SEED = "from tests.simulation.run import simulate; print(simulate(7).trace, simulate(8).trace)"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Executor]:
-    """A process for each core: a seed is independent of all others."""
-    with processes() as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("first", range(BLOCK, SEEDS, BLOCK))  # those before: test_a_seed_does_what_it_should

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import pytest
 from penstock import compiled
 from tests.simulation.cluster.mutations import PLANTS, Plant, seeds_needed
 from tests.simulation.cluster.run import FAULTS, report, simulate
-from tests.simulation.run import processes
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 60 if compiled.form() == "compiled" else 10
@@ -23,13 +22,6 @@ BLOCK = 10
 NIGHTLY_SEEDS = 20_000
 NIGHTLY_BLOCK = 1_000
 ONE_SEED = "from tests.simulation.cluster.run import simulate; print(simulate(7))"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Executor]:
-    """A process for each core."""
-    with processes() as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))

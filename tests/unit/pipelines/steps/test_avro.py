@@ -15,6 +15,7 @@ import pytest
 from penstock.pipelines.steps.avro import AvroMessages
 from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.pipelines.steps.payloads import MessageDecoder
+from tests.mutations import mutated
 from tests.unit.pipelines.spec.test_avro_schema import VECTORS, record
 
 EVERYTHING = (VECTORS / "everything.avsc").read_text()
@@ -226,12 +227,8 @@ def test_mutated_messages_are_decoded_or_refused() -> None:
     messages = AvroMessages(EVERYTHING)
     found: list[dict[str, object]] = []
     for _ in range(3_000):
-        broken = bytearray(MESSAGE)
-        for _ in range(random.randint(1, 4)):
-            at = random.randrange(len(broken))
-            broken[at : at + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
         with suppress(PayloadError):
-            found.append(messages.decode(bytes(broken)))
+            found.append(messages.decode(mutated(random, MESSAGE)))
     assert 50 < len(found) < 2_950
     types_of: Any = pa.struct([("price", pa.decimal128(9, 2)), ("day", pa.date32()), ("us", pa.timestamp("us", "UTC"))])
     assert len(pa.array(found, types_of).to_pylist()) == len(found)

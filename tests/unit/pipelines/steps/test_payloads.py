@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.spec.loader import parse
 from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.pipelines.steps.payloads import PayloadDecoder, decode_cbor
+from tests.mutations import mutated
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
 
@@ -99,13 +100,7 @@ def test_mutated_payloads_are_decoded_or_refused() -> None:
     random = Random(20)
     whole = cbor2.dumps({"a": 1.5, "t": NOON, "l": [1, {"x": b"y"}, "z" * 200], "d": "text", "n": None})
     decoder = decoder_of({"a": pa.float64(), "t": pa.timestamp("us", "UTC"), "d": pa.string()})
-    payloads = []
-    for _ in range(3000):
-        made = bytearray(whole)
-        for _ in range(random.randint(1, 2)):
-            place = random.randrange(len(made))
-            made[place : place + random.randint(1, 2)] = random.randbytes(random.choice([1, 1, 1, 0, 2]))
-        payloads.append(bytes(made))
+    payloads = [mutated(random, whole) for _ in range(3000)]
     found = decoded(decoder, *payloads)
     refused = sum(row["code"] is not None for row in found)
     assert len(found) == 3000

@@ -22,6 +22,7 @@ from penstock.pipelines.spec.protobuf_schema import ProtobufSchema
 from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.pipelines.steps.payloads import MessageDecoder
 from penstock.pipelines.steps.protobuf import ProtobufMessages, _after_head
+from tests.mutations import mutated
 
 PLANT = (Path(__file__).parents[3] / "vectors" / "protobuf" / "plant.textproto").read_text()
 REQUIRED = """\
@@ -253,12 +254,8 @@ def test_mutated_messages_are_decoded_or_refused() -> None:
     random = Random(7)
     found: list[dict[str, object]] = []
     for _ in range(3_000):
-        broken = bytearray(MESSAGE)
-        for _ in range(random.randint(1, 4)):
-            at = random.randrange(len(broken))
-            broken[at : at + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
         with suppress(PayloadError):
-            found.append(READING.decode(bytes(broken)))
+            found.append(READING.decode(mutated(random, MESSAGE)))
     assert 50 < len(found) < 2_950
     types: Any = pa.struct([("u", pa.decimal128(20, 0)), ("at", pa.timestamp("us", "UTC")), ("s", pa.int32())])
     assert len(pa.array(found, types).to_pylist()) == len(found)
