@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,7 +22,7 @@ from tests.simulation.disk import SimulatedDisk
 from tests.simulation.history import History, Violation
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.mqtt_client import MqttClient
-from tests.simulation.mqtt_history import MqttHistory
+from tests.simulation.mqtt_history import AMPLE_MS, MqttHistory
 from tests.simulation.network import NetworkEnd
 from tests.simulation.node import HTTP, TOKEN
 from tests.simulation.statestore_client import KEYS
@@ -386,11 +387,14 @@ class HttpClient:
         attachment, was_connected = client.attachment, client.is_connected
         if attachment is not None and attachment.unwanted_ms is None:
             attachment.unwanted_ms = self._simulation.loop.true_ms()
+        until_ms, client.unwanted_until_ms = client.unwanted_until_ms, math.inf
 
         def is_open() -> bool:
             return client.attachment is attachment and attachment is not None and attachment.connection.ended_ms is None
 
         def done(status: int, body: bytes) -> None:
+            # Without a response the request may be handled later.
+            client.unwanted_until_ms = until_ms if status else self._simulation.loop.true_ms() + AMPLE_MS
             if status and was_connected and is_open():
                 if not _object(status, body)["disconnected"]:
                     raise Violation(f"{client.name} is connected, and was not disconnected")

@@ -193,6 +193,8 @@ class MqttClient:
         self.steps: deque[MqttStep] = deque()
         self.attachment: _Attachment | None = None
         self.windows: list[Window] = []
+        self.unwanted_until_ms = 0.0
+        """Until when a request of an administrator, which names the client, may end a new connection."""
         self._simulation = simulation
         self._random = random
         self._clean = False
@@ -247,6 +249,8 @@ class MqttClient:
             if delay_s and must_notice and now_ms > will.sent_ms + noticed_s * 1000:
                 will.acked_ms = now_ms
         attachment = self.attachment = _Attachment(self, simulation.node.accept, now_ms)
+        if now_ms < self.unwanted_until_ms:
+            attachment.unwanted_ms = now_ms
         packet = Connect(self.name, self._clean, KEEP_ALIVE_S)
         packet.properties.session_expiry_interval = self.expiry_s
         if self._random.random() < 0.5:
