@@ -50,7 +50,13 @@ from penstock.pipelines.spec.values import sink_letter, template_parts, transact
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expectations import CHECKS
-from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, mark_filtered, quoted_column
+from penstock.pipelines.steps.expressions import (
+    add_conditions,
+    mark_failed_conditions,
+    mark_filtered,
+    quoted,
+    quoted_column,
+)
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
 from penstock.spark.tube.options import SinkOptions
@@ -267,23 +273,19 @@ class RemoteDeltaTable:
 
     def _merge(self, batch: int, rows: DataFrame) -> None:
         spark = rows.sparkSession
-        equal = " AND ".join(f"old.{_quoted(key)} <=> new.{_quoted(key)}" for key in self._sink.keys)
+        equal = " AND ".join(f"old.{quoted(key)} <=> new.{quoted(key)}" for key in self._sink.keys)
         rows.createOrReplaceTempView(_VIEW)
         spark.conf.set(f"{_IDEMPOTENT}AppId", self._id)
         spark.conf.set(f"{_IDEMPOTENT}Version", str(batch))
         try:
             spark.sql(
-                f"MERGE INTO delta.{_quoted(self._path)} AS old USING {_VIEW} AS new ON {equal} "
+                f"MERGE INTO delta.{quoted(self._path)} AS old USING {_VIEW} AS new ON {equal} "
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
         finally:
             spark.conf.unset(f"{_IDEMPOTENT}AppId")
             spark.conf.unset(f"{_IDEMPOTENT}Version")
             spark.catalog.dropTempView(_VIEW)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")

@@ -177,12 +177,14 @@ def computed_columns(table: TableSink) -> dict[str, tuple[Column, str]]:
     """
     from pyspark.sql import functions as sf
 
+    from penstock.pipelines.steps.expressions import quoted_column
+
     found: dict[str, tuple[Column, str]] = {}
     for field in table.partitions:
-        quoted = "`" + field.column.replace("`", "``") + "`"
-        column, read = (
-            (sf.col("_source.timestamp"), "_source") if field.is_coordinate else (sf.col(quoted), field.column)
-        )
+        if field.is_coordinate:
+            column, read = sf.col("_source.timestamp"), "_source"
+        else:
+            column, read = quoted_column(field.column), field.column
         match field.transform:
             case "day":
                 found[field.name] = column.cast("date"), read
@@ -203,6 +205,7 @@ def mark_unpartitionable(rows: DataFrame, sink: Sink) -> DataFrame:
     from pyspark.sql.types import DateType, StringType
 
     from penstock.pipelines.rows import mark_dead
+    from penstock.pipelines.steps.expressions import quoted_column
 
     check_partition_columns(sink, rows.schema)
     table, failures = sink.table, []
@@ -211,7 +214,7 @@ def mark_unpartitionable(rows: DataFrame, sink: Sink) -> DataFrame:
     for field in table.partitions:
         if field.is_coordinate:
             continue
-        column = computed[field.name][0] if field.name in computed else sf.col("`" + field.name + "`")
+        column = computed[field.name][0] if field.name in computed else quoted_column(field.name)
         kind = rows.select(column).schema[0].dataType
         if isinstance(kind, DateType):
             wrong = (sf.year(column) < 1) | (sf.year(column) > 9999)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from uuid import UUID
 
 from penstock.pipelines.spec.avro_schema import AvroSchema, AvroType, parse_avro_schema
-from penstock.pipelines.steps.payload_errors import MISMATCH, NOT_AVRO, OTHER_SCHEMA, RANGE, PayloadError
+from penstock.pipelines.steps.payload_errors import MISMATCH, NOT_AVRO, OTHER_SCHEMA, RANGE, FieldError, PayloadError
 
 __all__ = ["AvroMessages"]
 
@@ -69,20 +69,11 @@ class AvroMessages:
             raise _broken(f"it ends within the field {name!r}") from None
         except UnicodeDecodeError:
             raise _broken(f"a string in the field {name!r} is not UTF-8") from None
-        except _FieldError as error:
+        except FieldError as error:
             raise PayloadError(error.code, f"{_TEXTS[error.code]}{error.text} in the field {name!r}") from None
         if at != len(payload):
             raise _broken(f"its record ends after {at} of {len(payload)} bytes")
         return values
-
-
-class _FieldError(Exception):
-    """A value is not valid; the decoder knows the field."""
-
-    def __init__(self, text: str, code: str = NOT_AVRO) -> None:
-        super().__init__(text)
-        self.text = text
-        self.code = code
 
 
 _TEXTS = {NOT_AVRO: "the payload is not Avro of this schema: ", RANGE: "", MISMATCH: ""}
@@ -130,7 +121,7 @@ def _reader(kind: AvroType) -> _Read:
         if branch == null:
             return None, at
         if not 0 <= branch < branches:
-            raise _FieldError(f"{branch} is no index of a union")
+            raise FieldError(NOT_AVRO, f"{branch} is no index of a union")
         return value(data, at)
 
     return read
@@ -160,27 +151,27 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
     value, shift = byte & 0x7F, 7
     while byte >= 0x80:
         if shift > 63:
-            raise _FieldError("a number has more than 64 bits")
+            raise FieldError(NOT_AVRO, "a number has more than 64 bits")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         shift += 7
     if value >> 64:
-        raise _FieldError("a number has more than 64 bits")
+        raise FieldError(NOT_AVRO, "a number has more than 64 bits")
     return (value >> 1) ^ -(value & 1), at
 
 
 def _int(data: bytes, at: int) -> tuple[int, int]:
     value, at = _long(data, at)
     if not -0x8000_0000 <= value <= 0x7FFF_FFFF:
-        raise _FieldError("an int has more than 32 bits")
+        raise FieldError(NOT_AVRO, "an int has more than 32 bits")
     return value, at
 
 
 def _boolean(data: bytes, at: int) -> tuple[bool, int]:
     byte = data[at]
     if byte > 1:
-        raise _FieldError(f"the byte {byte} is no boolean")
+        raise FieldError(NOT_AVRO, f"the byte {byte} is no boolean")
     return byte == 1, at + 1
 
 
@@ -188,7 +179,7 @@ def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = _long(data, at)
     end = at + size
     if size < 0:
-        raise _FieldError(f"the length {size} is negative")
+        raise FieldError(NOT_AVRO, f"the length {size} is negative")
     if end > len(data):
         raise IndexError
     return data[at:end], end
@@ -235,7 +226,7 @@ def _enum(kind: AvroType) -> _Read:
     def read(data: bytes, at: int) -> tuple[object, int]:
         index, at = _int(data, at)
         if not 0 <= index < len(symbols):
-            raise _FieldError(f"{index} is no index of an enum with {len(symbols)} symbols")
+            raise FieldError(NOT_AVRO, f"{index} is no index of an enum with {len(symbols)} symbols")
         return symbols[index], at
 
     return read
@@ -282,7 +273,7 @@ def _map(kind: AvroType) -> _Read:
             for _ in range(count):
                 key, at = _string(data, at)
                 if key in values:
-                    raise _FieldError(f"the key {key!r} occurs twice in a map")
+                    raise FieldError(NOT_AVRO, f"the key {key!r} occurs twice in a map")
                 values[key], at = inner(data, at)
             count, at = _block(data, at)
         return list(values.items()), at
@@ -297,7 +288,7 @@ def _block(data: bytes, at: int) -> tuple[int, int]:
         return count, at
     size, at = _long(data, at)
     if size < 0:
-        raise _FieldError(f"the size {size} of a block is negative")
+        raise FieldError(NOT_AVRO, f"the size {size} of a block is negative")
     return -count, at
 
 
@@ -310,7 +301,7 @@ def _within(read: _Read, limits: tuple[int, int], factor: int = 1) -> _Read:
         assert isinstance(number, int)
         value = number * factor
         if not least <= value <= most:
-            raise _FieldError("a time is not in the years 1 to 9999", RANGE)
+            raise FieldError(RANGE, "a time is not in the years 1 to 9999")
         return value, at
 
     return read_checked
@@ -323,10 +314,10 @@ def _decimal(kind: AvroType) -> _Read:
     def read(data: bytes, at: int) -> tuple[object, int]:
         found, at = read_bytes(data, at)
         if not found:
-            raise _FieldError("a decimal has no bytes")
+            raise FieldError(NOT_AVRO, "a decimal has no bytes")
         number = int.from_bytes(found, "big", signed=True) if len(found) <= _MAX_DECIMAL_BYTES else limit
         if not -limit < number < limit:
-            raise _FieldError(f"a decimal has more than {kind.precision} digits", RANGE)
+            raise FieldError(RANGE, f"a decimal has more than {kind.precision} digits")
         return Decimal(number).scaleb(-scale, _ALL_DIGITS), at
 
     return read
@@ -340,7 +331,7 @@ def _uuid(kind: AvroType) -> _Read:
         try:
             return str(UUID(bytes=found) if kind.kind == "fixed" else UUID(found.decode())), at
         except ValueError:
-            raise _FieldError("a text is not a UUID", MISMATCH) from None
+            raise FieldError(MISMATCH, "a text is not a UUID") from None
 
     return read
 

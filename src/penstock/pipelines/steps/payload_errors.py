@@ -15,6 +15,7 @@ __all__ = [
     "NOT_PROTOBUF",
     "OTHER_SCHEMA",
     "RANGE",
+    "FieldError",
     "PayloadError",
 ]
 
@@ -32,3 +33,12 @@ class PayloadError(ValueError):
         super().__init__(reason)
         self.code = code
         self.reason = shortened(reason)
+
+
+class FieldError(Exception):
+    """A value in a message is not valid, or has no counterpart in a column; the decoder adds the name of the field."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text

@@ -17,7 +17,14 @@ from penstock.pipelines.spec.protobuf_schema import (
     message_type,
     type_name,
 )
-from penstock.pipelines.steps.payload_errors import MISMATCH, NOT_PROTOBUF, OTHER_SCHEMA, RANGE, PayloadError
+from penstock.pipelines.steps.payload_errors import (
+    MISMATCH,
+    NOT_PROTOBUF,
+    OTHER_SCHEMA,
+    RANGE,
+    FieldError,
+    PayloadError,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -74,18 +81,9 @@ class ProtobufMessages:
         except UnicodeDecodeError:
             # Of a key of a map.
             raise PayloadError(NOT_PROTOBUF, f"a string is not UTF-8 in the field {name!r}") from None
-        except _FieldError as error:
+        except FieldError as error:
             raise PayloadError(error.code, f"{error.text} in the field {name!r}") from None
         return values
-
-
-class _FieldError(Exception):
-    """A value has no counterpart in a column; the decoder knows the field."""
-
-    def __init__(self, text: str, code: str) -> None:
-        super().__init__(text)
-        self.text = text
-        self.code = code
 
 
 def _after_head(payload: bytes, schema_id: int | None, path: tuple[int, ...]) -> int:
@@ -177,7 +175,7 @@ def _converter(field: FieldDescriptor) -> _Get | None:
 def _text(value: object) -> object:
     # The library returns bytes that are not UTF-8 as they are, for fields of proto2.
     if not isinstance(value, str):
-        raise _FieldError("a string is not UTF-8", NOT_PROTOBUF)
+        raise FieldError(NOT_PROTOBUF, "a string is not UTF-8")
     return value
 
 
@@ -190,7 +188,7 @@ def _enum(field: FieldDescriptor) -> _Get:
     def name_of(number: Any) -> object:
         name = names.get(number)
         if name is None:
-            raise _FieldError(f"{kind} has no value {number}", MISMATCH)
+            raise FieldError(MISMATCH, f"{kind} has no value {number}")
         return name
 
     return name_of
@@ -199,5 +197,5 @@ def _enum(field: FieldDescriptor) -> _Get:
 def _microseconds(at: Any) -> object:
     seconds, nanos = at.seconds, at.nanos
     if not (_SECONDS[0] <= seconds <= _SECONDS[1] and 0 <= nanos < _NANOS):
-        raise _FieldError("a time is not in the years 1 to 9999", RANGE)
+        raise FieldError(RANGE, "a time is not in the years 1 to 9999")
     return seconds * 1_000_000 + nanos // 1_000
