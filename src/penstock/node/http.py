@@ -82,6 +82,9 @@ ACCEPT_AGAIN_S = 0.1
 CLOSE_S: Final = 2.0
 """Seconds for which running requests may continue, and responses be read, while a server is closed."""
 
+_ABORT_S: Final = 1.0
+"""Seconds within which the event loop ends connections that were aborted."""
+
 _CLOSING_S: Final = 0.01
 """Seconds between two looks at the connections of a server that is being closed."""
 
@@ -423,7 +426,7 @@ class _Server(uvicorn.Server):
         """TLS context of new connections; open connections continue with theirs."""
         self.servers = []
         self._listener = listener
-        self._accepting: asyncio.Task[None] | None = None
+        self._accept_again: asyncio.TimerHandle | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
 
@@ -432,7 +435,8 @@ class _Server(uvicorn.Server):
         assert sockets is None
         await self.lifespan.startup()
         self._listener.setblocking(False)  # noqa: FBT003 - the socket module's
-        self._accepting = asyncio.create_task(self._accept(), name="http-accept")
+        HANDSHAKE_FAILED.set(_handshake_failed)  # the tasks of connections inherit the context variable
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         self.started = True
 
     def stop(self) -> None:
@@ -451,11 +455,13 @@ class _Server(uvicorn.Server):
         """Stop listening; running requests finish within :data:`CLOSE_S`, then all connections are closed. uvicorn's
         takes 0.1 s without requests, and leaves connections open whose peers do not read."""
         assert sockets is None
-        tasks = [task for task in (self._accepting, *self._handshakes) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
+        self._stop_accepting()
+        await asyncio.sleep(0)  # a task that is cancelled before it begins would leave its socket open
+        if self.tls is not None:
+            # Without TLS, uvloop would close a connection that the protocol has, and not call its connection_lost.
+            for handshake in self._handshakes:
+                handshake.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
         state = self.server_state
         for connection in list(state.connections):
             connection.shutdown()
@@ -468,24 +474,34 @@ class _Server(uvicorn.Server):
                 request.cancel()
             for connection in list(state.connections):  # the peer does not read, or does not answer the end of TLS
                 connection.transport.abort()
-            while state.connections:  # noqa: ASYNC110 - see above
-                await asyncio.sleep(_CLOSING_S)
+            async with asyncio.timeout(_ABORT_S):
+                while state.connections:  # noqa: ASYNC110 - see above
+                    await asyncio.sleep(_CLOSING_S)
 
-    async def _accept(self) -> None:
+    def _accept(self) -> None:
+        """Accept one connection of the listener, which is readable."""
         loop = asyncio.get_running_loop()
-        HANDSHAKE_FAILED.set(_handshake_failed)  # the tasks of connections inherit the context variable
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._listener)
-            except OSError:
-                await asyncio.sleep(ACCEPT_AGAIN_S)  # out of file descriptors, or the peer has disconnected
-                continue
-            if len(self._handshakes) >= MAX_CONNECTIONS:
-                connection.close()
-                continue
-            task = asyncio.create_task(self._connect(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # out of file descriptors, or the peer has disconnected
+            loop.remove_reader(self._listener)
+            self._accept_again = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, self._listener, self._accept)
+            return
+        if len(self._handshakes) >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        connection.setblocking(False)  # noqa: FBT003 - see above
+        task = asyncio.create_task(self._connect(connection))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    def _stop_accepting(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._listener)
+        if self._accept_again is not None:
+            self._accept_again.cancel()
+        self._listener.close()
 
     async def _connect(self, connection: socket.socket) -> None:
         def protocol() -> asyncio.Protocol:

@@ -7,10 +7,12 @@ import contextlib
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
 from html import unescape
 
 import pytest
+import uvloop
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount
@@ -18,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 import penstock.node.http
 from penstock.errors import UnavailableError
-from penstock.node.http import HttpServer, LeaseGate, broker_app, master_app, names_of
+from penstock.node.http import HttpConnection, HttpServer, LeaseGate, broker_app, master_app, names_of
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.metrics import MetricHelp, Metrics
 from penstock.tube.admin.request import Caller
@@ -310,6 +312,37 @@ async def test_running_requests_finish_before_the_server_is_closed(monkeypatch: 
             await asyncio.wait([request])
             assert request.exception() is not None or (await request)[0] == 500
         await closing
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_made_while_the_server_is_closed_is_ended(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its request is read before the loop's call that connected it has returned."""
+    server = HttpServer(broker_app(echo))
+    made = HttpConnection.connection_made
+
+    def close_now(connection: HttpConnection, transport: asyncio.Transport) -> None:
+        made(connection, transport)
+        assert server._server is not None
+        server._server.stop()
+
+    async def connect() -> None:
+        address = await server.start("tube-broker-http", LOOPBACK)
+        with socket.create_connection(address, timeout=60) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert server._task is not None
+            await asyncio.wait_for(server._task, 60)
+            await server.close()
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.to_thread(peer.recv, 1000)
+
+    monkeypatch.setattr(HttpConnection, "connection_made", close_now)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(connect())
+    assert not caplog.records
 
 
 async def test_a_node_without_its_lease_answers_that_it_is_not_active() -> None:
