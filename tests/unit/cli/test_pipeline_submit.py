@@ -203,3 +203,53 @@ def test_a_password_is_no_argument(place: str) -> None:
         line("spark://host:7077", **{place: {name: "mqtts://water:hunter2@edge-7:8883"}})
     assert "hunter2" not in str(raised.value)
     line("spark://host:7077", **{place: {name: "mqtts://edge-7:8883"}})
+
+
+@pytest.fixture
+def with_files(tmp_path: Path) -> Path:
+    """Return a pipeline file that reads a schema twice, and a Python file."""
+    (tmp_path / "rows.ddl").write_text("machine STRING")
+    (tmp_path / "twice.py").write_text("def transform(batch): return batch")
+    file = tmp_path / "p.yaml"
+    file.write_text("""\
+name: p
+source: {topics: [t]}
+steps:
+  - {name: rows, parse: {schema_file: rows.ddl}}
+  - {name: twice, python: {file: twice.py, schema: machine STRING}}
+  - {name: others, from: source, parse: {schema_file: rows.ddl}}
+sinks:
+  - {name: twice, from: twice, table: {path: /lake/twice}}
+  - {name: others, from: others, table: {path: /lake/others}}
+""")
+    return file
+
+
+CLUSTER = ("--spark-master", "yarn", "--deploy-mode", "cluster", "--state-dir", "/shared/state", "--dry-run", "--json")
+
+
+def test_a_driver_in_the_cluster_gets_the_files_that_the_pipeline_reads(
+    with_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = with_files.parent
+    assert main(["pipeline", "submit", str(with_files), *CLUSTER]) == 0
+    argv = json.loads(capsys.readouterr().out)["argv"]
+    assert argv[argv.index("--files") + 1] == f"{here}/p.yaml,{here}/rows.ddl,{here}/twice.py"
+    # An absolute path is that of a shared file system.
+    with_files.write_text(with_files.read_text().replace("rows.ddl", f"{here}/rows.ddl"))
+    assert main(["pipeline", "submit", str(with_files), *CLUSTER]) == 0
+    argv = json.loads(capsys.readouterr().out)["argv"]
+    assert argv[argv.index("--files") + 1] == f"{here}/p.yaml,{here}/twice.py"
+
+
+def test_a_file_in_another_directory_is_not_available_to_a_driver_in_the_cluster(
+    with_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = with_files.parent / "functions"
+    below.mkdir()
+    (with_files.parent / "twice.py").rename(below / "twice.py")
+    with_files.write_text(with_files.read_text().replace("twice.py", "functions/twice.py"))
+    assert main(["pipeline", "submit", str(with_files), *CLUSTER]) == 2
+    said = capsys.readouterr().err
+    assert "step 'twice': 'functions/twice.py' would not be available to the driver" in said
+    assert "put the file next to" in said

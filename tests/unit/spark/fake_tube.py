@@ -67,7 +67,7 @@ class FakeTube(ServerAccess):
 
     def commit_offset(self, address: BrokerAddress, partition: TopicPartition, group: str, offset: int) -> None:
         if self.unwilling:
-            raise RefusedError("the group is not welcome", code=403)
+            raise RefusedError("the group is not welcome", code=403, why="it belongs to another one")
         self.groups[group, partition] = offset
 
 

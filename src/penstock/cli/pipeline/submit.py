@@ -57,7 +57,8 @@ class SubmitRequest:
 
     ``wheel``: penstock's wheel with the extension .zip, for executors that lack it; ``archive``: a packed virtual
     environment with all packages; ``java_home``: Java in YARN's containers; ``driver_python`` and ``java_options``
-    apply to a driver on this machine; ``environment``: variables of the pipeline file, for driver and executors.
+    apply to a driver on this machine; ``environment``: variables of the pipeline file, for driver and executors;
+    ``files``: names of the files next to the pipeline file that it reads.
     """
 
     spark_submit: str
@@ -76,6 +77,7 @@ class SubmitRequest:
     java_options: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
+    files: Sequence[str] = ()
 
 
 def kind_of(master: str) -> str:
@@ -151,8 +153,8 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
         pieces.append(["--archives", f"{request.archive}#{ENVIRONMENT}"])
     file = str(request.file)
     if is_cluster:
-        # The driver runs on another machine: the file is shipped to its working directory.
-        pieces.append(["--files", file])
+        # The driver runs on another machine: the files are shipped to its working directory.
+        pieces.append(["--files", ",".join([file, *(str(request.file.parent / name) for name in request.files)])])
         file = request.file.name
     pieces.append([request.program, file, *request.arguments])
     return SubmitCommand({} if is_cluster else variables | dict(request.environment), pieces)
@@ -288,8 +290,10 @@ def submit(
 
     variables, spark_conf = _variables(env or []), options_of_spark(conf or [])
     pipeline = load(file, {**os.environ, **_of_secrets(spark_conf), **variables})
+    files: list[str] = []
     if deploy_mode == "cluster":
         _refuse_relative_paths(pipeline, state_dir)
+        files = _files_to_ship(pipeline, file)
     if deploy_mode not in {"client", "cluster"}:
         raise ConfigError(
             f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
@@ -313,6 +317,7 @@ def submit(
             java_options=quiet_java_options("", "FATAL"),
             environment=variables,
             arguments=_of_run(state_dir, metrics, once=once, as_json=as_json and not dry_run),
+            files=files,
         )
     )
     if not dry_run:
@@ -352,6 +357,33 @@ def _refuse_relative_paths(pipeline: Pipeline, state_dir: Path | None) -> None:
                 why="with --deploy-mode cluster the driver runs in a temporary directory of another machine",
                 do="write a path on the file system that driver and executors share",
             )
+
+
+def _files_to_ship(pipeline: Pipeline, file: Path) -> list[str]:
+    """Return the names of the schema and Python files that the driver needs next to the pipeline file.
+
+    Files with an absolute path are on a shared file system, like tables.
+
+    Raises:
+        ConfigError: one is in another directory, which the driver does not have, or has a name that Spark splits.
+    """
+    found: dict[str, None] = {}
+    for step in pipeline.steps:
+        option, path = "python.file", step.python.file if step.python is not None else None
+        if step.parse is not None:
+            option, path = "parse.schema_file", step.parse.schema_file
+        if path is None or Path(path).is_absolute():
+            continue
+        if Path(path).name != str(Path(path)) or set(path) & set(",#"):
+            raise ConfigError(
+                f"step {step.name!r}: {path!r} would not be available to the driver",
+                option=f"steps.{step.name}.{option}",
+                why="with --deploy-mode cluster Spark ships files to one directory, by names without comma and #",
+                do=f"put the file next to {str(file)!r}, or write an absolute path on a file system that driver and "
+                "submitting machine share",
+            )
+        found[str(Path(path))] = None
+    return list(found)
 
 
 def _check_files(master: str, wheel: str | None, archive: str | None) -> None:

@@ -244,9 +244,7 @@ def check_partition_columns(sink: Sink, columns: StructType) -> None:
     assert sink.table is not None
     kinds = {field.name: field.dataType.simpleString().upper() for field in columns.fields}
     for field in sink.table.partitions:
-        problem = field.problem(kinds)
-        if field.is_coordinate and "_source" not in kinds:
-            problem = "windows have no time of a record; use a column of the window"
+        problem = field.problem(kinds, reads_windows="_source" not in kinds)
         if problem is not None:
             raise ConfigError(
                 f"sink {sink.name!r}: partition_by {field.text!r}: {problem}", option=f"sinks.{sink.name}.partition_by"

@@ -395,7 +395,7 @@ class TubeSourceReader:
                 for partition, offset in from_json(end).items():
                     tube.commit_offset(partition, group, offset)
         except PenstockError as error:
-            _log.warning("the offsets of group %s were not published: %s", group, error.what)
+            _log.warning("the offsets of group %s were not published: %s", group, error.line())
 
     def _group_of(self, input_: QueryInput) -> str:
         """Return the groups that show the offsets of a query, one for each sink, comma-separated; empty for replays."""

@@ -277,14 +277,19 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
         columns = streams.of_sink(sink)
         yield from _missing(SINK_COLUMNS[sink.kind](sink), columns, stream, where)
         yield from _wrong_expressions(_conditions_of(sink), columns, stream, where)
-        if sink.table is not None and columns is not None:
-            yield from _partition_problems(sink.table, columns, where)
+        if sink.table is not None:
+            reads_windows = stream in streams.of_windows
+            yield from _partition_problems(sink.table, columns, where, reads_windows=reads_windows)
 
 
-def _partition_problems(table: TableSink, columns: Mapping[str, KnownColumn], where: Location) -> Iterator[Problem]:
-    kinds = {column.name: column.type for column in columns.values()}
+def _partition_problems(
+    table: TableSink, columns: Columns, where: Location, *, reads_windows: bool
+) -> Iterator[Problem]:
+    kinds = {column.name: column.type for column in (columns or {}).values()}
     for number, field in enumerate(table.partitions):
-        problem = field.problem(kinds)
+        if columns is None and not field.is_coordinate:
+            continue
+        problem = field.problem(kinds, reads_windows=reads_windows)
         if problem is not None:
             yield Problem((*where, "partition_by", number), field.text, f"expected another partition: {problem}")
 
@@ -296,15 +301,18 @@ def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
 
 
 class _Streams:
-    """Columns of each stream of a pipeline, and ``before`` each step."""
+    """Columns of each stream of a pipeline, and ``before`` each step; names of the streams ``of_windows``."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._after: dict[str, Columns] = {name: _made(source.columns) for name, source in pipeline.inputs.items()}
         self.before: dict[str, Columns] = {}
+        self.of_windows: set[str] = set()
         for index, step in enumerate(pipeline.steps):
             self.before[step.name] = before = _union([self._after[name] for name in reads_of(pipeline, index)])
             self._after[step.name] = _after(step, before)
+            if step.window is not None or self.of_windows.intersection(reads_of(pipeline, index)):
+                self.of_windows.add(step.name)
 
     def of_sink(self, sink: Sink) -> Columns:
         """Return the columns that ``sink`` receives."""

@@ -158,9 +158,14 @@ class PartitionField(NamedTuple):
         """True if it reads the time of the source's record instead of a column of the stream."""
         return self.column == _COLUMN_OF_RECORD
 
-    def problem(self, kinds: Mapping[str, str | None]) -> str | None:
-        """Return why a stream with columns of ``kinds`` (types in upper case, None: unknown) cannot have it."""
+    def problem(self, kinds: Mapping[str, str | None], *, reads_windows: bool) -> str | None:
+        """Return why a stream with columns of ``kinds`` (types in upper case, None: unknown) cannot have it.
+
+        ``reads_windows``: rows of the stream are windows.
+        """
         if self.is_coordinate:
+            if reads_windows:
+                return "windows have no time of a record; use a column of the window"
             return self._name_problem(kinds)
         if self.column not in kinds:
             same = next((name for name in kinds if name.lower() == self.column.lower()), None)

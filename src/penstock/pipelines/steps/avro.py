@@ -17,7 +17,16 @@ from functools import lru_cache
 from uuid import UUID
 
 from penstock.pipelines.spec.avro_schema import AvroSchema, AvroType, parse_avro_schema
-from penstock.pipelines.steps.payload_errors import MISMATCH, NOT_AVRO, OTHER_SCHEMA, RANGE, FieldError, PayloadError
+from penstock.pipelines.steps.payload_errors import (
+    MISMATCH,
+    NOT_AVRO,
+    OTHER_SCHEMA,
+    RANGE,
+    TIME_OUT_OF_RANGE,
+    FieldError,
+    PayloadError,
+    time_limits,
+)
 
 __all__ = ["AvroMessages"]
 
@@ -30,9 +39,7 @@ _SINGLE_OBJECT = b"\xc3\x01"
 _ALL_DIGITS = Context(prec=80)
 _MAX_DECIMAL_BYTES = 32
 """A decimal of 38 digits has 16 bytes; more are accepted because they may be leading zeros."""
-_DATES = (-719_162, 2_932_896)
-_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The years 1 to 9999, which all readers of a table support: in days and microseconds since 1970."""
+_DATES, _MICROSECONDS = time_limits(86_400_000_000), time_limits(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +308,7 @@ def _within(read: _Read, limits: tuple[int, int], factor: int = 1) -> _Read:
         assert isinstance(number, int)
         value = number * factor
         if not least <= value <= most:
-            raise FieldError(RANGE, "a time is not in the years 1 to 9999")
+            raise FieldError(RANGE, TIME_OUT_OF_RANGE)
         return value, at
 
     return read_checked

@@ -15,8 +15,10 @@ __all__ = [
     "NOT_PROTOBUF",
     "OTHER_SCHEMA",
     "RANGE",
+    "TIME_OUT_OF_RANGE",
     "FieldError",
     "PayloadError",
+    "time_limits",
 ]
 
 EMPTY, MISMATCH, RANGE, OTHER_SCHEMA = "parse.empty", "schema.mismatch", "schema.range", "schema.other"
@@ -24,6 +26,15 @@ NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT = "parse.not_avro", "parse.not_cbor", "parse.
 NOT_JSON, NOT_PROTOBUF = "parse.not_json", "parse.not_protobuf"
 CODES = (EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, NOT_PROTOBUF, OTHER_SCHEMA, MISMATCH, RANGE)
 """Codes of payloads that cannot be decoded."""
+TIME_OUT_OF_RANGE = "a time is not in the years 1 to 9999"
+
+
+def time_limits(unit_us: int) -> tuple[int, int]:
+    """Return the first and the last time of the years 1 to 9999, which all readers of a table support.
+
+    Times are numbers of units of ``unit_us`` microseconds since 1970.
+    """
+    return -62_135_596_800_000_000 // unit_us, 253_402_300_799_999_999 // unit_us
 
 
 class PayloadError(ValueError):

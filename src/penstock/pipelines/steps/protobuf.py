@@ -22,8 +22,10 @@ from penstock.pipelines.steps.payload_errors import (
     NOT_PROTOBUF,
     OTHER_SCHEMA,
     RANGE,
+    TIME_OUT_OF_RANGE,
     FieldError,
     PayloadError,
+    time_limits,
 )
 
 if TYPE_CHECKING:
@@ -34,8 +36,7 @@ __all__ = ["ProtobufMessages"]
 
 _Get = Callable[[Any], object]
 """Function from a message to the value of a field, or from the value in a message to that of a column."""
-_SECONDS = (-62_135_596_800, 253_402_300_799)
-"""The years 1 to 9999, which all readers of a table support, in seconds since 1970."""
+_SECONDS = time_limits(1_000_000)
 _NANOS = 1_000_000_000
 
 
@@ -197,5 +198,5 @@ def _enum(field: FieldDescriptor) -> _Get:
 def _microseconds(at: Any) -> object:
     seconds, nanos = at.seconds, at.nanos
     if not (_SECONDS[0] <= seconds <= _SECONDS[1] and 0 <= nanos < _NANOS):
-        raise FieldError(RANGE, "a time is not in the years 1 to 9999")
+        raise FieldError(RANGE, TIME_OUT_OF_RANGE)
     return seconds * 1_000_000 + nanos // 1_000

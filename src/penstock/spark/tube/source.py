@@ -270,7 +270,7 @@ class GroupProgress:
                 except PenstockError as error:
                     if error.what not in self._logged:
                         self._logged.add(error.what)
-                        _log.warning("the offsets of group %s were not published: %s", group, error.what)
+                        _log.warning("the offsets of group %s were not published: %s", group, error.line())
         # Failed commits are not retried: the next batch has newer offsets, and they are for monitoring only.
         self._published = requested
 

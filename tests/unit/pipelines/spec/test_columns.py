@@ -43,6 +43,29 @@ sinks:
     statestore: {order_by: version, entries: [{key: "copy/{state_key}", value: [operation, writer, expires_at]}]}
 """
 
+WINDOWS = """\
+name: hourly
+source: {topics: [telemetry]}
+steps:
+  - {name: read, parse: {schema: "machine STRING, at TIMESTAMP"}}
+  - {name: hours, window: {time: at, duration: 1 hour, watermark: 1 hour, emit: closed, aggregates: {n: count(*)}}}
+  - {name: counted, sql: "SELECT *, n + 1 FROM hours"}
+sinks:
+  - {name: rows, from: STREAM, table: {path: lake/rows, partition_by: [day(_timestamp)]}}
+  - {name: hours, from: hours, console: {}}
+"""
+
+
+@pytest.mark.parametrize("stream", ["hours", "counted"])
+def test_a_table_of_windows_has_no_partitions_by_the_time_of_a_record(stream: str) -> None:
+    with pytest.raises(ConfigError, match=r"partition_by\[0\]': got 'day\(_timestamp\)'.*windows have no time"):
+        parse(WINDOWS.replace("STREAM", stream))
+
+
+@pytest.mark.parametrize("stream", ["read", "hours.late"])
+def test_tables_of_records_and_late_records_have_partitions_by_the_time_of_a_record(stream: str) -> None:
+    assert parse(WINDOWS.replace("STREAM", stream)).sinks[0].table is not None
+
 
 def test_columns_that_are_there_are_found_whatever_made_them() -> None:
     assert len(parse(FULL).sinks) == 8

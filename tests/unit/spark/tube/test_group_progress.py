@@ -40,6 +40,6 @@ def test_a_refusal_is_reported_once_and_does_not_stop_the_query(
         progress.publish({A0: n * 28, A1: n * 28})
     progress.close()
     assert [record.message for record in caplog.records] == [
-        "the offsets of group lake were not published: the group is not welcome"
+        "the offsets of group lake were not published: the group is not welcome; why: it belongs to another one"
     ]
     assert not any(thread.name == "offsets" for thread in threading.enumerate() if thread not in others)
