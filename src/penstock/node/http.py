@@ -464,7 +464,8 @@ class _Server(uvicorn.Server):
         await asyncio.gather(*self._handshakes, return_exceptions=True)
         state = self.server_state
         for connection in list(state.connections):
-            connection.shutdown()
+            if not connection.transport.is_closing():  # after a second close(), asyncio's abort() of TLS has no effect
+                connection.shutdown()
         try:
             async with asyncio.timeout(CLOSE_S):
                 while state.tasks or state.connections:  # noqa: ASYNC110 - uvicorn has no event for it

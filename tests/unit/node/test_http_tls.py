@@ -202,9 +202,14 @@ async def test_certificates_of_the_tubemq_listeners_are_read_again_by_a_reload(t
         await node.close()
 
 
-async def test_a_closed_server_has_no_open_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that does not answer the end of TLS is disconnected."""
+@pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
+async def test_a_closed_server_has_no_open_connections(
+    closing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that does not answer the end of TLS is disconnected. ``closing``: it is waited for already."""
     monkeypatch.setattr(penstock.node.http, "CLOSE_S", 0.1)
+    if closing:
+        monkeypatch.setattr(penstock.node.http, "REQUEST_S", 0.01)
     files = Certificates(tmp_path)
     tls = ServerTls(files.tls.files(), protocol="http/1.1")
     server = HttpServer(Starlette(), tls)
@@ -214,6 +219,11 @@ async def test_a_closed_server_has_no_open_connections(tmp_path: Path, monkeypat
         with await asyncio.to_thread(context.wrap_socket, plain, server_hostname="127.0.0.1") as silent:
             silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b"404" in await asyncio.to_thread(silent.recv, 1000)
+            assert server._server is not None
+            (connection,) = server._server.server_state.connections
+            async with asyncio.timeout(60):
+                while closing and not connection.transport.is_closing():
+                    await asyncio.sleep(0.01)
             await server.close()
             ended = time.monotonic()
             with contextlib.suppress(OSError):  # a reset, or the end without the end of TLS
