@@ -408,6 +408,7 @@ SOURCES = {
     "group": "Consumer groups, with the label `group`: the 200 with the largest lag",
     "cluster": "Cluster",
     "rule": "Rules, with the labels `filter` and `topic`",
+    "tracing": "Traces",
     "capture": "Change capture, with the label `topic`",
     "bridge": "Bridges, with the label `bridge`",
 }

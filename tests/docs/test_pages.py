@@ -23,9 +23,9 @@ from tests.tools import require_tool
 
 READY_SECONDS = 60
 NIGHTLY = "<!-- test: nightly -->\n"
-WELL_KNOWN = ("8883", "18883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380")
+WELL_KNOWN = ("8883", "18883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380", "4318")
 """Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket, a second node,
-etcd."""
+etcd, OTLP."""
 
 
 def reader_environment() -> dict[str, str]:

@@ -112,6 +112,8 @@ _EXTRAS = {
     "grpc": "cluster",
     "cryptography": "aio",
     "confluent_kafka": "kafka",
+    "opentelemetry": "otel",
+    "requests": "otel",
 }
 """The extra of the installation that has a module."""
 

@@ -257,6 +257,11 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "waiting": _gauge("Messages that wait because the log currently refuses them.", "waiting_messages"),
         "held": _gauge("Connections that are not read because of waiting messages.", "paused_connections"),
     },
+    "tracing": {
+        "spans": _counter("Spans of recorded traces."),
+        "spans_exported": _counter("Spans that the receiver has accepted.", "exported_spans"),
+        "spans_failed": _counter("Spans that could not be sent to the receiver.", "failed_spans"),
+    },
     "capture": {
         "captured": _counter("Changes of the state store appended to their TubeMQ topic.", "captured_changes"),
         "failures": _counter("Times that TubeMQ refused changes; they are sent again."),

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -32,8 +33,9 @@ from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.client_warnings import ClientWarnings
 from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.listeners import ListenerSection
-from penstock.node.config.node import LISTENERS, NodeConfig
+from penstock.node.config.node import LISTENERS, NodeConfig, RuleSection
 from penstock.node.config.profiles import Profile
+from penstock.node.config.tracing import needs_tracing
 from penstock.node.config.tube import tube_limits
 from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
@@ -512,6 +514,7 @@ class Node:
         """Start the state store, the rules and the listeners; return the bound addresses."""
         capture = None if broker is None else self._capture(broker)
         membership = self._membership
+        tracing = self._tracing()
         store = StateStoreService(
             directory.statestore,
             self.config.durability,
@@ -543,7 +546,8 @@ class Node:
                 shape = shapes[rule.target].at(self.config.tube.broker_id)
                 target = TubeTarget(rule, broker.append, partition_ids(shape.partitions, shape.stores))
             later = asyncio.get_running_loop().call_later
-            service = RuleService(rule, target, identities=identities, later=later)
+            appends = target if tracing is None else tracing(target, rule)
+            service = RuleService(rule, appends, identities=identities, later=later)
             server.add_service(service)
             self._parts.callback(service.close)
             if isinstance(target, KafkaTarget):  # closed before the rule, which gets its last results
@@ -582,6 +586,27 @@ class Node:
         self.security.show(self.metrics)
         self.security.warn_of_expiry()
         return bound
+
+    def _tracing(self) -> Callable[[RuleTarget, RuleSection], RuleTarget] | None:
+        """Start the export of spans, and return a function that traces the target of a rule; None without tracing."""
+        section = self.config.tracing
+        if section is None:
+            return None
+        with needs_tracing():
+            from penstock.node.tracing import TracedTarget
+            from penstock.runtime.observability.tracing import Tracing, TracingOptions
+        options = TracingOptions(
+            endpoint=section.endpoint,
+            sample_ratio=section.sample_ratio,
+            timeout_s=section.timeout_s,
+            ca=section.ca,
+        )
+        tracing = Tracing(options, attributes={"host.name": socket.gethostname()})
+        # In a thread: it waits for the receiver.
+        self._parts.push_async_callback(asyncio.to_thread, tracing.close)
+        self._warnings.append(("tracing", lambda: tracing.failure))
+        add_metrics(self.metrics, "tracing", lambda: counters_of(tracing.stats))
+        return lambda target, rule: TracedTarget(target, rule, tracing)
 
     async def _mqtt_listener(self, server: MqttServer, name: str, entry: ListenerSection) -> Address:
         settings = self.security.settings(name)
@@ -726,6 +751,7 @@ _WARNING_CODES = {
     "disk": "out_of_space",
     "audit": "audit_failed",
     "capture": "capture_behind",
+    "tracing": "export_failed",
 }
 """Codes of warnings, by part, for programs."""
 

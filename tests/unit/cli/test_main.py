@@ -189,6 +189,7 @@ def test_an_import_that_fails_inside_a_package_is_not_reported_as_a_missing_pack
 def test_the_table_of_extras_is_that_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     modules = {"grpcio": "grpc", "confluent-kafka": "confluent_kafka"}
+    modules |= dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry")
     declared = {
         modules.get(name := re.split("[<>=]", requirement)[0], name): extra
         for extra, requirements in project["optional-dependencies"].items()

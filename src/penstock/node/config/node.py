@@ -26,6 +26,7 @@ from penstock.node.config.mqtt import MqttListener, Security
 from penstock.node.config.profiles import AioFiles, Profile, add_profile
 from penstock.node.config.statestore import StateStoreSection
 from penstock.node.config.template import Template
+from penstock.node.config.tracing import TracingSection
 from penstock.node.config.tube import TubeAccess, TubeLimitOptions, TubeTls
 from penstock.runtime.config.loader import validate
 from penstock.runtime.config.yaml_document import Document, read_document
@@ -429,6 +430,9 @@ class NodeConfig(Section):
     )
     cluster: ClusterSection | None = Field(
         default=None, description="cluster with standby nodes, which needs etcd; default: a single node"
+    )
+    tracing: TracingSection | None = Field(
+        default=None, description="traces of messages that rules copy, exported by OpenTelemetry; default: none"
     )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="minimum severity of log lines")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="format of log lines")

@@ -1,0 +1,62 @@
+"""Configuration of traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from penstock.errors import ConfigError
+from penstock.node.config.listeners import Section
+
+__all__ = ["TracingSection", "needs_tracing"]
+
+
+@contextmanager
+def needs_tracing() -> Iterator[None]:
+    """Translate a failed import of the extra `otel` inside the block.
+
+    Raises:
+        ConfigError: a library of the extra is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            "tracing: a library is not installed",
+            option="tracing",
+            why=str(error),
+            do='pip install ".[otel]" in a clone of penstock',
+        ) from error
+
+
+def _endpoint(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("expected a URL of a receiver of OTLP over HTTP, such as http://127.0.0.1:4318")
+    return value
+
+
+class TracingSection(Section):
+    """Export spans of messages that rules copy, over OTLP/HTTP."""
+
+    endpoint: Annotated[str, AfterValidator(_endpoint)] = Field(
+        description="base URL of the receiver, such as `http://127.0.0.1:4318`; spans are sent to its path `/v1/traces`"
+    )
+    sample_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of the messages without a valid `traceparent` that begin a trace. A message with one is "
+        "recorded if its sender has set the flag `sampled`",
+    )
+    timeout_s: float = Field(
+        default=3.0, gt=0, le=60, description="maximum duration of a request in seconds, with its retries"
+    )
+    ca: Path | None = Field(
+        default=None, description="PEM file: authorities of the receiver's certificate; default: those of `certifi`"
+    )

@@ -1,0 +1,105 @@
+"""Spans of rules: a rule continues the trace of a message, and its record carries the context of the rule's span.
+
+A span begins when the rule has received the message and ends when the log has acknowledged the record. If the trace is
+not recorded, the user properties ``traceparent`` and ``tracestate`` become headers unchanged, as without tracing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from opentelemetry.trace import Span, SpanKind, StatusCode
+
+from penstock.errors import LocalProtocolError, PenstockError
+from penstock.node.config.node import RuleSection
+from penstock.node.rules import Done, RuleTarget
+from penstock.runtime.observability.tracing import Tracing, context_of, with_context
+from penstock.tube.record import Record
+
+__all__ = ["TracedTarget"]
+
+
+class _Traced(NamedTuple):
+    """An encoded record with its span."""
+
+    prepared: object
+    span: Span | None
+
+
+class TracedTarget:
+    """The target of ``rule`` with a span for each record whose trace is recorded."""
+
+    def __init__(self, target: RuleTarget, rule: RuleSection, tracing: Tracing) -> None:
+        self._target = target
+        self._tracing = tracing
+        self._span_name = f"send {rule.target}"
+        self._attributes = {
+            "messaging.system": "tubemq" if rule.to is None else "kafka",
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": rule.target,
+            "penstock.rule": rule.label,
+        }
+
+    @property
+    def name(self) -> str:
+        """Name of the system [RuleTarget]."""
+        return self._target.name
+
+    def prepare(self, record: Record) -> _Traced:
+        """Start the span and encode the record with its context [RuleTarget]."""
+        span = self._tracing.start(
+            self._span_name, context_of(record.headers), SpanKind.PRODUCER, self._attributes_of(record)
+        )
+        if span is None:
+            return _Traced(self._target.prepare(record), None)
+        record.headers = with_context(record.headers, span)
+        try:
+            return _Traced(self._target.prepare(record), span)
+        except LocalProtocolError as error:
+            _end_failed(span, error)
+            raise
+
+    def append(self, prepared: _Traced, done: Done) -> None:
+        """Append the record; its acknowledgement or final error ends the span [RuleTarget]."""
+        span = prepared.span
+        if span is None:
+            self._target.append(prepared.prepared, done)
+            return
+
+        def finished(result: object) -> None:
+            if isinstance(result, PenstockError):
+                self._rejected(span, result)
+            else:
+                span.end()
+            done(result)
+
+        try:
+            self._target.append(prepared.prepared, finished)
+        except PenstockError as error:
+            self._rejected(span, error)
+            raise
+
+    def retries(self, error: PenstockError) -> bool:
+        """Return the decision of the target [RuleTarget]."""
+        return self._target.retries(error)
+
+    def _attributes_of(self, record: Record) -> dict[str, str | int]:
+        attributes: dict[str, str | int] = {**self._attributes, "messaging.message.body.size": len(record.value)}
+        if record.topic is not None:
+            attributes["penstock.mqtt.topic"] = record.topic
+        if record.id is not None:
+            attributes["messaging.message.id"] = record.id
+        return attributes
+
+    def _rejected(self, span: Span, error: PenstockError) -> None:
+        if self.retries(error):
+            span.add_event("rejected temporarily", {"exception.message": error.what})
+        else:
+            _end_failed(span, error)
+
+
+def _end_failed(span: Span, error: PenstockError) -> None:
+    span.set_attribute("error.type", type(error).__name__)
+    span.set_status(StatusCode.ERROR, error.what)
+    span.end()

@@ -1,0 +1,234 @@
+"""Traces: spans with the context of W3C Trace Context, exported over OTLP/HTTP by OpenTelemetry's SDK.
+
+The module needs the extra `otel`, and is imported only if tracing is configured. Ended spans wait in a queue of 2,048
+spans for a thread that sends them, so a receiver that does not answer delays nothing: spans beyond the queue are
+dropped and counted. A failure is logged once, until a request has succeeded again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import requests
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+import penstock
+from penstock.errors import PenstockError, UnavailableError
+
+__all__ = ["TRACE_HEADERS", "Headers", "Tracing", "TracingOptions", "TracingStats", "context_of", "with_context"]
+
+_log = logging.getLogger("penstock.tracing")
+
+TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
+"""Names of the headers, and of the user properties of MQTT, that carry the context of a trace."""
+_PATH: Final = "/v1/traces"
+_CLOSE_S: Final = 3.0
+"""Seconds after which ``close`` sends no more requests."""
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+# They log each failure and each dropped span; `_Exporter` reports a series of failures once.
+_NOISY: Final = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal")
+
+Headers = Iterable[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingOptions:
+    """Receiver of spans, and sampling.
+
+    ``endpoint``: base URL of the receiver; ``sample_ratio``: share of the traces without a parent that are recorded;
+    ``timeout_s``: longest duration of an export with its retries; ``ca``: authorities of the receiver's certificate.
+    """
+
+    endpoint: str
+    sample_ratio: float = 1.0
+    timeout_s: float = 3.0
+    ca: Path | None = None
+
+
+class TracingStats:
+    """Counters of spans since the start: recorded, and what became of them."""
+
+    __slots__ = ("spans", "spans_exported", "spans_failed")
+
+    def __init__(self) -> None:
+        self.spans = 0
+        self.spans_exported = 0
+        self.spans_failed = 0
+
+
+def context_of(headers: Headers) -> Context:
+    """Return the context that ``headers`` carry: without a parent if it is absent, malformed or ambiguous."""
+    carrier: dict[str, list[str]] = {"traceparent": [], "tracestate": []}
+    for name, value in headers:
+        if name in TRACE_HEADERS and isinstance(value, str):
+            carrier[name].append(value)
+    if len(carrier["traceparent"]) != 1:  # with two of them, none is valid
+        return Context()
+    # Several tracestate headers are one list, in their order.
+    joined = {"traceparent": carrier["traceparent"][0], "tracestate": ",".join(carrier["tracestate"])}
+    return _PROPAGATOR.extract(joined, Context())
+
+
+def with_context(headers: Headers, span: Span) -> list[tuple[str, str | bytes]]:
+    """Return ``headers`` with the context of ``span`` instead of the one that they carry."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, set_span_in_context(span, Context()))
+    return [*((name, value) for name, value in headers if name not in TRACE_HEADERS), *carrier.items()]
+
+
+class Tracing:
+    """Recorder of spans of one process, for the OpenTelemetry service ``penstock`` (``OTEL_SERVICE_NAME``)."""
+
+    def __init__(self, options: TracingOptions, *, attributes: Mapping[str, AttributeValue]) -> None:
+        """Start the thread of the export. ``attributes``: further attributes of the resource."""
+        self.stats = TracingStats()
+        self._ratio = options.sample_ratio
+        self._exporter = _Exporter(options, self.stats)
+        resource = Resource.create(
+            {
+                SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "penstock",
+                "service.version": penstock.__version__,
+                **attributes,
+            }
+        )
+        sampler = ParentBased(TraceIdRatioBased(options.sample_ratio))
+        # Closed by `close`, not at the exit of Python; the global provider remains that of the application.
+        self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter, schedule_delay_millis=1000))
+        self._tracer = self._provider.get_tracer("penstock", penstock.__version__)
+
+    @property
+    def failure(self) -> PenstockError | None:
+        """The error of the last export; None after a success."""
+        return self._exporter.failure
+
+    def start(
+        self, name: str, parent: Context, kind: SpanKind, attributes: Mapping[str, AttributeValue]
+    ) -> Span | None:
+        """Start a span below ``parent``, which the caller ends; None if its trace is not recorded."""
+        if not self._ratio and not get_current_span(parent).get_span_context().is_valid:
+            return None
+        span = self._tracer.start_span(name, parent, kind, attributes)
+        if not span.is_recording():
+            return None
+        self.stats.spans += 1
+        return span
+
+    def add(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Mapping[str, AttributeValue],
+        *,
+        took_s: float,
+        links: Sequence[SpanContext] = (),
+    ) -> None:
+        """Record a span without a parent that took ``took_s`` seconds until now."""
+        end = time.time_ns()
+        span = self._tracer.start_span(
+            name, Context(), kind, attributes, [Link(each) for each in links], end - int(took_s * 1e9)
+        )
+        if span.is_recording():
+            self.stats.spans += 1
+            span.end(end)
+
+    def close(self) -> None:
+        """Send the waiting spans, for a few seconds at most. It blocks; call it once."""
+        self._exporter.stop_at = time.monotonic() + _CLOSE_S
+        self._provider.shutdown()
+
+
+class _Session(requests.Session):
+    """The HTTP session of the exporter; ``problem`` is the reason why its last request failed."""
+
+    problem = ""
+
+    def request(self, *args: Any, **fields: Any) -> requests.Response:
+        try:
+            response = super().request(*args, **fields)
+        except requests.RequestException as error:
+            self.problem = _innermost(error)
+            raise
+        self.problem = "" if response.ok else f"the receiver answered {response.status_code} {response.reason}"
+        return response
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the message of the first cause: those of requests and urllib3 contain the names of their objects."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return str(error) or type(error).__name__
+
+
+class _Exporter(SpanExporter):
+    """The exporter of OpenTelemetry with counters, one warning for a series of failures, and a deadline."""
+
+    def __init__(self, options: TracingOptions, stats: TracingStats) -> None:
+        for name in _NOISY:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self.failure: UnavailableError | None = None
+        self.stop_at: float | None = None
+        self._stats = stats
+        self._session = _Session()
+        base = options.endpoint.rstrip("/")
+        self._endpoint = base if base.endswith(_PATH) else base + _PATH
+        self._exporter = OTLPSpanExporter(
+            self._endpoint,
+            certificate_file=None if options.ca is None else str(options.ca),
+            timeout=options.timeout_s,
+            compression=Compression.Gzip,
+            session=self._session,
+        )
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send ``spans``; called in the thread of the span processor [SpanExporter]."""
+        late = self.stop_at is not None and time.monotonic() >= self.stop_at
+        result = SpanExportResult.FAILURE if late else self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._stats.spans_exported += len(spans)
+            if self.failure is not None:
+                self.failure = None
+                _log.info("spans are exported again", extra={"fields": {"endpoint": self._endpoint}})
+            return result
+        self._stats.spans_failed += len(spans)
+        if not late:
+            self._report()
+        return result
+
+    def _report(self) -> None:
+        first = self.failure is None
+        self.failure = UnavailableError(
+            f"tracing: spans cannot be sent to {self._endpoint}",
+            applied=None,
+            why=self._session.problem or "the spans could not be encoded",
+            do="check that a receiver of OTLP over HTTP listens there (port 4318 by default; 4317 is gRPC)",
+        )
+        if first:
+            _log.warning(
+                "spans cannot be exported and are dropped (%s)",
+                self.failure.why,
+                extra={"fields": {"endpoint": self._endpoint}},
+            )
+
+    def shutdown(self) -> None:
+        """Close the connections [SpanExporter]."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Return True: it buffers nothing [SpanExporter]."""
+        return self._exporter.force_flush(timeout_millis)

@@ -1,0 +1,129 @@
+"""A receiver of OTLP over HTTP for tests: keeps the spans that it gets, and answers as it is told."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+__all__ = ["OtlpReceiver", "ReceivedSpan", "otlp_receiver"]
+
+
+@dataclass(frozen=True)
+class ReceivedSpan:
+    """A span of a request, with ids as hex digits; ``resource``: attributes of its process."""
+
+    name: str
+    kind: int
+    trace_id: str
+    span_id: str
+    parent_id: str
+    status: int
+    message: str
+    took_ns: int
+    attributes: dict[str, Any]
+    events: list[str]
+    links: list[tuple[str, str]]
+    resource: dict[str, Any]
+
+
+class OtlpReceiver:
+    """The receiver; ``status`` is its answer to requests."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.url = ""
+        self.requests: list[str] = []
+        self._spans: list[ReceivedSpan] = []
+        self._changed = threading.Condition()
+
+    def wait(self, count: int) -> list[ReceivedSpan]:
+        """Return all spans once there are ``count``."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._spans) >= count, 60), self._spans
+            return list(self._spans)
+
+    def wait_requests(self, count: int) -> None:
+        """Return once ``count`` requests were answered, with any status."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.requests) >= count, 60), self.requests
+
+    def add(self, path: str, body: bytes) -> None:
+        """Keep the spans of a request."""
+        request = ExportTraceServiceRequest.FromString(body)
+        with self._changed:
+            self.requests.append(path)
+            if self.status == 200:
+                self._spans += _spans(request)
+            self._changed.notify_all()
+
+
+def _value(value: Any) -> Any:
+    return getattr(value, value.WhichOneof("value"))
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _spans(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
+    return [
+        ReceivedSpan(
+            name=span.name,
+            kind=span.kind,
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex(),
+            status=span.status.code,
+            message=span.status.message,
+            took_ns=span.end_time_unix_nano - span.start_time_unix_nano,
+            attributes=_attributes(span.attributes),
+            events=[event.name for event in span.events],
+            links=[(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
+            resource=_attributes(resource.resource.attributes),
+        )
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
+@contextmanager
+def otlp_receiver() -> Iterator[OtlpReceiver]:
+    """Run a receiver on a free port of loopback during the block."""
+    receiver = OtlpReceiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 60
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            self.send_response(receiver.status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            receiver.add(self.path, body)
+
+        def log_message(self, *_: object) -> None:
+            """Write no access log."""
+
+    # server_close waits for the threads of connections: the client has closed them before.
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False
+    receiver.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
