@@ -117,7 +117,7 @@ async def _prepare(node: NodeProcess) -> None:
         batch.subscriptions[number, topic] = SubscriptionRow(
             number, topic, 1, no_local=False, retain_as_published=False, identifier=b""
         )
-        message = Message(topic, b"", b"x" * 64, b"", 1, now_ms)
+        message = Message(topic, b"", b"x" * 64, b"\0", 1, now_ms)  # without properties
         batch.deliveries[SESSIONS + number] = (number, 0, 1, 0, b"", 0, "", message)
     store.commit(batch)
     store.close()

@@ -237,6 +237,7 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(pair: tuple[No
     assert status == 0, errors
     assert f"{standby.name} is active after" in errors
     await standby.until_active()
+    assert "keys were loaded before the election" in standby.log()
     await active.until_standby(standby)
     async with StateStoreClient.connect(standby.url) as store:
         entry = await store.get("key")

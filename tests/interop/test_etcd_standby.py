@@ -20,10 +20,11 @@ from penstock.cluster.log import EtcdLogs, LogKeys, read_oldest
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
 from penstock.errors import StorageError
+from penstock.runtime.io.commit_log import LogPosition
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
-from penstock.runtime.io.wal_frames import PUT
+from penstock.runtime.io.wal_frames import PUT, RowChanges
 from tests.interop.etcd import EtcdCluster
 
 NAMES = ("keys", "sessions")
@@ -77,19 +78,35 @@ def environment_at(path: Path, log: object) -> LoggedEnvironment:
     return LoggedEnvironment(tables, segment_bytes=64 << 10, log=log)  # type: ignore[arg-type]  # a log of either kind
 
 
-class StandbyNode:
-    """A standby in this process."""
+class Counter:
+    """The counter of an environment in memory."""
 
-    def __init__(self, client: EtcdClient, path: Path, prefix: str) -> None:
+    def __init__(self) -> None:
+        self.value = 0
+        self.position: LogPosition | None = None
+
+    def apply(self, body: bytes, position: LogPosition) -> None:
+        changes = RowChanges()
+        changes.add(body)
+        self.value = int(changes.tables[1][b"counter"] or b"0")
+        self.position = position
+
+
+class StandbyNode:
+    """A standby in this process. ``follows``: whether it applies commits before it takes over."""
+
+    def __init__(self, client: EtcdClient, path: Path, prefix: str, *, follows: bool = True) -> None:
         self._client, self._path, self._prefix = client, path, prefix
         logs = {name: StandbyLog(client, prefix, name) for name in NAMES}
         self.environments = {name: environment_at(path / name, log) for name, log in logs.items()}
         self.active: EtcdLogs | None = None
         self.leadership = Leadership(client, prefix, path.name)
-        self.standby = Standby(client, prefix, path.name, self.environments, logs)
+        self.preloads = {name: Counter() for name in NAMES}
+        self.standby = Standby(client, prefix, path.name, self.environments, logs, self.preloads)
         for environment in self.environments.values():
             environment.open(lambda _: None)
-        self.standby.start()
+        if follows:
+            self.standby.start()
 
     def counters(self) -> dict[str, int]:
         """The counter in each environment."""
@@ -107,6 +124,7 @@ class StandbyNode:
         if why_not_eligible(self._client, self._prefix, self.standby.positions) or not self.leadership.campaign():
             return None
         self.standby.close()
+        self.standby.catch_up()
         for environment in self.environments.values():
             environment.close()
         active = self.active = EtcdLogs(self._client, self._prefix, self.leadership.term, NAMES)
@@ -190,12 +208,35 @@ def test_a_standby_takes_over_with_everything_acknowledged(
         first.end(signal.SIGCONT if how is signal.SIGSTOP else signal.SIGKILL)
         first.rest()
         counters = second.counters()
+        assert {name: preload.value for name, preload in second.preloads.items()} == counters
         assert first.last <= max(counters.values()) <= first.last + 1
         assert abs(counters["keys"] - counters["sessions"]) == 1
         for name, environment in second.environments.items():
             environment.commit([(PUT, 1, b"counter", b"%d" % (counters[name] + 1000))], "writing")
         assert second.counters() == {name: number + 1000 for name, number in counters.items()}
         assert active.term > 0
+        second.close()
+    finally:
+        first.close()
+
+
+def test_an_elected_node_preloads_the_commits_that_it_lacks(
+    three: EtcdCluster, client: EtcdClient, tmp_path: Path, prefix: str
+) -> None:
+    first = ActiveProcess(three, tmp_path / "first", prefix)
+    try:
+        second = StandbyNode(client, tmp_path / "second", prefix, follows=False)
+        first.go_on()
+        first.read_to(50)
+        first.end(signal.SIGKILL)
+        first.rest()
+        active = taken_over(second)
+        positions = {name: preload.position for name, preload in second.preloads.items()}
+        assert positions == second.standby.positions
+        assert {name: log.sequence for name, log in active.logs.items()} == {
+            name: position.sequence for name, position in second.standby.positions.items()
+        }
+        assert {name: preload.value for name, preload in second.preloads.items()} == second.counters()
         second.close()
     finally:
         first.close()

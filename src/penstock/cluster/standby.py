@@ -12,19 +12,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import CommitFrame
 from penstock.cluster.follow import LogFollower
-from penstock.cluster.log import LogKeys, read_head
+from penstock.cluster.log import LogKeys, read_frames, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import OutOfSpaceError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.clock import boot_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 from penstock.runtime.io.wal import LoggedEnvironment
 
-__all__ = ["Standby", "StandbyLog", "applied_by_members"]
+__all__ = ["Preload", "Standby", "StandbyLog", "applied_by_members"]
 
 PENDING_BYTES: Final = 64 << 20
 """Maximum bytes of commits in memory that LMDB does not contain; further commits wait for LMDB."""
@@ -102,9 +102,16 @@ class StandbyLog(CommitLog):
         """Do nothing: it does not wait for etcd [CommitLog]."""
 
 
+class Preload(Protocol):
+    """Memory with the content of an environment, for the node that is elected."""
+
+    def apply(self, body: bytes, position: LogPosition) -> None:
+        """Apply a commit that the environment has at ``position``."""
+
+
 class Standby:
     """Applies the commits of the cluster with ``prefix`` to ``environments``, which are open, each with a log of
-    ``logs``.
+    ``logs``, and to the ``preloads`` of some of them.
 
     ``node``: name of this node. Call :meth:`start`, then :meth:`close`.
     """
@@ -116,6 +123,7 @@ class Standby:
         node: str,
         environments: Mapping[str, LoggedEnvironment],
         logs: Mapping[str, StandbyLog],
+        preloads: Mapping[str, Preload] | None = None,
     ) -> None:
         self.failure: StorageError | None = None
         """Reason why the node cannot follow: it lacks commits that etcd has deleted, or LMDB failed."""
@@ -129,6 +137,7 @@ class Standby:
         self._node = node
         self._environments = dict(environments)
         self._logs = dict(logs)
+        self._preloads = dict(preloads or {})
         self._closed = threading.Event()
         self._lease: int | None = None
         self._follower: LogFollower | None = None
@@ -152,8 +161,23 @@ class Standby:
         if self._thread.is_alive():
             self._thread.join()
 
+    def catch_up(self) -> None:
+        """Apply the last commits, of an elected node; after :meth:`close`.
+
+        The start of the logs would apply them as well, but not to the preloads.
+        """
+        try:
+            for name in self._preloads:
+                log, keys = self._logs[name], LogKeys(self._prefix, name)
+                head = read_head(self._client, keys)
+                if head is not None and head.identity == log.position.identity:
+                    for frame in read_frames(self._client, keys, log.position.sequence, head.sequence):
+                        self._apply(name, [frame.body])
+        except (StorageError, UnavailableError, RefusedError) as error:
+            _log.info("the start of the logs reads the last commits: %s", error)
+
     def _apply(self, name: str, bodies: Sequence[bytes]) -> None:
-        environment = self._environments[name]
+        environment, log, preload = self._environments[name], self._logs[name], self._preloads.get(name)
         for body in bodies:
             while True:
                 try:
@@ -163,6 +187,8 @@ class Standby:
                     _log.error("this node does not follow the active one for now: %s", full)
                     if self._closed.wait(1.0):
                         raise
+            if preload is not None:
+                preload.apply(body, log.position)
 
     def _follow(self) -> None:
         """Apply commits and report them; runs in the thread."""

@@ -65,11 +65,13 @@ from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_positi
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
+from penstock.runtime.io.loop import freeze_memory
 from penstock.runtime.io.network import bind_error
 from penstock.runtime.io.wal import SEGMENT_BYTES, LoggedEnvironment
 from penstock.runtime.io.wal_segments import SegmentLog
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics
+from penstock.statestore.service.preload import PreloadedKeys
 from penstock.statestore.service.storage import environment_at as statestore_environment
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.broker.broker import TubeBroker
@@ -186,6 +188,8 @@ class ClusterMembership:
         """The broker of the node; None without TubeMQ."""
         self.broker_user = ("penstock-broker", "")
         """Name and password with which the brokers of the cluster sign."""
+        self.keys: PreloadedKeys | None = None
+        """Keys of the state store that the standby of an elected node had; None if it did not follow."""
         self.tube_denials = TubeDenials()
         """Denials of the broker's clients, for the node's warnings."""
         self.tube_certificates = TubeCertificates(config.tube.tls)
@@ -291,6 +295,7 @@ class ClusterMembership:
                 await self._start_tube(security, parts, metrics)
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             on_standby()
+            freeze_memory()
             keys = [leader_key(self.prefix), _handover_key(self.prefix)]
             self._watch = KeyWatch(self._client, keys, self._wake.set)
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
@@ -506,22 +511,35 @@ class ClusterMembership:
         self._environments = {
             name: LoggedEnvironment(self._lmdb(name), log=log) for name, log in self._standby_logs.items()
         }
-        for environment in self._environments.values():
-            environment.open(lambda _: None)
-        self._standby = Standby(self._client, self.prefix, self.node, self._environments, self._standby_logs)
+        preloads = {name: preload for name, preload in self._preloads().items() if name in names}
+        for name, environment in self._environments.items():
+            if (preload := preloads.get(name)) is None:
+                environment.open(lambda _: None)
+            else:
+                preload.open(environment)
+        self._standby = Standby(self._client, self.prefix, self.node, self._environments, self._standby_logs, preloads)
         self._standby.start()
+
+    def _preloads(self) -> Mapping[str, PreloadedKeys]:
+        """Memory that the standby fills for its election, by log."""
+        self.keys = PreloadedKeys()
+        return {"statestore": self.keys}
 
     def _lmdb(self, name: str) -> LmdbEnvironment:
         make = {"statestore": statestore_environment, "mqtt": mqtt_environment, "tube-master": tube_environment}[name]
         return make(self._data_dir / LOGS[name], Durability.DURABLE)
 
     def _close_standby(self) -> None:
-        """Stop following; LMDB then has every commit that was received."""
+        """Stop following; LMDB then has every commit that was received. Only an elected node uses what it preloaded."""
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.close()
+            if self._leadership is not None:
+                standby.catch_up()
             if standby.clock_offset is not None and standby.clock_term == self._clock_term:
                 self._clock_offset = max(self._clock_offset or standby.clock_offset, standby.clock_offset)
+        if self._leadership is None:
+            self.keys = None
         self._standby_logs = {}
         environments, self._environments = self._environments, {}
         for environment in environments.values():

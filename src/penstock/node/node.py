@@ -69,8 +69,8 @@ from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics, counters_of
 from penstock.runtime.observability.systemd import ServiceNotifier
+from penstock.statestore.service.preload import PreloadedStorage
 from penstock.statestore.service.service import StateStoreService
-from penstock.statestore.service.storage import Storage
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin import master as master_admin
 from penstock.tube.admin.request import Caller
@@ -523,7 +523,11 @@ class Node:
             policy=StorePolicy(self.security) if self.security.enforced else None,
             capture=capture,
             steady=None if membership is None else membership.clock,
-            storage=None if membership is None else Storage(directory.statestore, log=self._logs["statestore"]),
+            storage=(
+                None
+                if membership is None
+                else PreloadedStorage(directory.statestore, self._logs["statestore"], membership.keys)
+            ),
         )
         await store.start(server.outlet)
         self._store = store
@@ -870,7 +874,10 @@ async def _serve(
         finally:
             gc.enable()
         if ready is not None:
-            freeze_memory()
+            if membership is None:
+                freeze_memory()
+            else:  # the standby did it; a start leaves no garbage, and clients wait
+                gc.freeze()
             fields = {
                 "version": penstock.__version__,
                 "pid": ready.pid,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,7 @@ from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import PUT, Operation
 from penstock.statestore.hlc import Hlc, StoreClock
+from penstock.statestore.service.preload import PreloadedKeys
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.storage import SCHEMA
 from tests.simulation.cluster.etcd import MEMBERS, Channel, Etcd, Link
@@ -219,6 +220,9 @@ class Member(ClusterMembership):
             raise self._failure
         self._thread.join()
         self._close_standby()
+
+    def _preloads(self) -> Mapping[str, PreloadedKeys]:
+        return {}  # the rows are those of the service below
 
     def _lmdb(self, name: str) -> LmdbEnvironment:
         tables, schema = LOGS[name]
