@@ -97,8 +97,15 @@ def test_records_keep_their_offsets_and_groups_continue(stored: Stored) -> None:
     assert (partitions["telemetry"], partitions["orders"]) == (2, 1)
 
 
+STOPPED = [name for name in names() if name.endswith("-stopped")]
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", [name for name in names() if name.endswith("-stopped")])
+@pytest.mark.parametrize(
+    "name",
+    # A run and a check take half a minute; versions between these two changed formats of the node only.
+    [name if name in {STOPPED[0], STOPPED[-1]} else pytest.param(name, marks=pytest.mark.nightly) for name in STOPPED],
+)
 def test_a_pipeline_continues_exactly_once(name: str, tmp_path: Path) -> None:
     extract(name, tmp_path)
     with RunningNode(tmp_path, CONFIG) as node:
