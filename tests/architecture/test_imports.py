@@ -165,7 +165,7 @@ RULES = [
                 ("catalyst", "ledger", "spec", "rows", "sinks", "sources", "state_dir", "steps"),
                 (
                     *("spark", "runtime.io.clock", "runtime.io.loop", "runtime.io.network"),
-                    *("runtime.observability.metrics", *STORE),
+                    *("runtime.observability.metrics", "runtime.observability.tracing", *STORE),
                 ),
                 IO,
             ),

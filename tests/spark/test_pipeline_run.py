@@ -29,6 +29,7 @@ from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key
 from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
 from penstock.spark.statestore.writes import write_rows
 from penstock.tube.record import Record
+from tests.otlp import otlp_receiver
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared
 
@@ -92,8 +93,15 @@ def setup(
 
 def test_every_record_ends_in_one_place_and_late_ones_are_counted(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(0, 600, 10)))
-    setup.send(message("m10", 10), b"nope", message("low", 605, 5.0), message("minus", 606, -1.0))
-    setup.run()
+    low = message("low", 605, 5.0)
+    low.headers.append(("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
+    setup.send(message("m10", 10), b"nope", low, message("minus", 606, -1.0))
+    with otlp_receiver() as receiver:
+        setup.run(traces=receiver.url)
+        spans = receiver.wait(2)
+    assert {span.name for span in spans} == {"process rows", "process alarms"}
+    assert sum(span.attributes["messaging.batch.message_count"] for span in spans) == 2 * 64
+    assert {link for span in spans for link in span.links} == {("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")}
     setup.send(message("late", 30), message("m20", 20), message("after", 700))
     setup.run()
     names = [f"m{n}" for n in range(0, 600, 10)]

@@ -102,7 +102,9 @@ def test_a_span_of_the_past_has_its_duration_and_links() -> None:
     linked = get_current_span(context_of([("traceparent", PARENT)])).get_span_context()
     with otlp_receiver() as receiver:
         tracing = start(receiver.url + "/", 1.0)
-        tracing.add("process lake", SpanKind.CONSUMER, {"penstock.batch": 7}, took_s=2.5, links=[linked])
+        tracing.add(
+            "process lake", SpanKind.CONSUMER, {"penstock.batch": 7}, end_ns=9_000_000_000, took_s=2.5, links=[linked]
+        )
         tracing.close()
         (found,) = receiver.wait(1)
     assert (found.took_ns, found.attributes, found.parent_id) == (2_500_000_000, {"penstock.batch": 7}, "")

@@ -22,6 +22,7 @@ __all__ = [
     "Metrics",
     "Once",
     "StateDir",
+    "Traces",
     "needs_spark",
     "options_of_spark",
     "pipeline_files",
@@ -58,6 +59,12 @@ Once = Annotated[bool, typer.Option("--once", help="Process the records that are
 Metrics = Annotated[
     str | None,
     typer.Option(help="Serve metrics for Prometheus at this address.", metavar="HOST:PORT", show_default=False),
+]
+Traces = Annotated[
+    str | None,
+    typer.Option(
+        help="Send a span of each batch to this receiver of OTLP over HTTP.", metavar="URL", show_default=False
+    ),
 ]
 
 

@@ -24,6 +24,7 @@ from penstock.cli.pipeline.options import (
     Metrics,
     Once,
     StateDir,
+    Traces,
     needs_spark,
     options_of_spark,
     pipeline_files,
@@ -81,6 +82,7 @@ def run(
     wait: Wait = 60.0,
     no_wait: NoWait = False,
     metrics: Metrics = None,
+    traces: Traces = None,
     progress: ProgressEvery = None,
     debug: Debug = False,
     yes: Yes = False,
@@ -103,6 +105,8 @@ def run(
     from penstock.pipelines.spec.loader import load
 
     spark_conf, address = options_of_spark(conf or []), _address(metrics)
+    if traces is not None:
+        _check_traces(traces)
     with needs_spark():
         from penstock.pipelines.run.run import RunOptions
         from penstock.pipelines.run.run import run as run_pipeline
@@ -115,6 +119,7 @@ def run(
             available_now=once,
             wait_s=0.0 if no_wait else wait,
             metrics=address,
+            traces=traces,
             debug=debug,
         )
         _run_several(pipeline_files(files), state_dir, options, progress, yes=yes, as_json=as_json)
@@ -136,6 +141,7 @@ def run(
             wait_s=0.0 if no_wait else wait,
             progress_s=screen.progress_s if progress is None else progress,
             metrics=address,
+            traces=traces,
             span=None if replay is None else replay.span,
             lease=None if replay is None else replay.lease,
             warnings=warnings,
@@ -361,6 +367,17 @@ def _address(text: str | None) -> tuple[str, int] | None:
             f"--metrics {text!r} is not HOST:PORT", option="metrics", do="write an address such as 127.0.0.1:9108"
         )
     return match["host"].strip("[]"), int(match["port"])
+
+
+def _check_traces(url: str) -> None:
+    from penstock.node.config.tracing import needs_tracing, otlp_endpoint
+
+    try:
+        otlp_endpoint(url)
+    except ValueError as error:
+        raise ConfigError(f"--traces {url!r}: {error}", option="traces") from None
+    with needs_tracing():
+        import penstock.runtime.observability.tracing  # noqa: F401 - before Spark starts
 
 
 def _stop_on_signals() -> threading.Event:

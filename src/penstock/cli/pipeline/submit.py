@@ -17,7 +17,7 @@ import typer
 
 from penstock.cli.options import DryRun, Json
 from penstock.cli.output import print_json
-from penstock.cli.pipeline.options import Conf, File, Metrics, Once, StateDir, options_of_spark
+from penstock.cli.pipeline.options import Conf, File, Metrics, Once, StateDir, Traces, options_of_spark
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -276,6 +276,7 @@ def submit(
     state_dir: StateDir = None,
     once: Once = False,
     metrics: Metrics = None,
+    traces: Traces = None,
     as_json: Json = False,
 ) -> None:
     """Submit a pipeline to a Spark cluster with spark-submit.
@@ -316,7 +317,7 @@ def submit(
             driver_python=sys.executable,
             java_options=quiet_java_options("", "FATAL"),
             environment=variables,
-            arguments=_of_run(state_dir, metrics, once=once, as_json=as_json and not dry_run),
+            arguments=_of_run(state_dir, metrics, traces, once=once, as_json=as_json and not dry_run),
             files=files,
         )
     )
@@ -329,11 +330,12 @@ def submit(
         sys.stdout.write(line.shell() + "\n")
 
 
-def _of_run(state_dir: Path | None, metrics: str | None, *, once: bool, as_json: bool) -> list[str]:
+def _of_run(state_dir: Path | None, metrics: str | None, traces: str | None, *, once: bool, as_json: bool) -> list[str]:
     """Return the options of `run` for the command line."""
     options = ["--state-dir", str(state_dir)] if state_dir is not None else []
     options += ["--once"] if once else []
     options += ["--metrics", metrics] if metrics is not None else []
+    options += ["--traces", traces] if traces is not None else []
     return [*options, "--json"] if as_json else options
 
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from penstock.errors import ConfigError
 from penstock.node.config.listeners import Section
 
-__all__ = ["TracingSection", "needs_tracing"]
+__all__ = ["TracingSection", "needs_tracing", "otlp_endpoint"]
 
 
 @contextmanager
@@ -27,14 +27,15 @@ def needs_tracing() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            "tracing: a library is not installed",
+            "traces: a library is not installed",
             option="tracing",
             why=str(error),
             do='pip install ".[otel]" in a clone of penstock',
         ) from error
 
 
-def _endpoint(value: str) -> str:
+def otlp_endpoint(value: str) -> str:
+    """Return the base URL of a receiver of OTLP over HTTP; raises ValueError if ``value`` is none."""
     parts = urlsplit(value)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("expected a URL of a receiver of OTLP over HTTP, such as http://127.0.0.1:4318")
@@ -44,7 +45,7 @@ def _endpoint(value: str) -> str:
 class TracingSection(Section):
     """Export spans of messages that rules copy, over OTLP/HTTP."""
 
-    endpoint: Annotated[str, AfterValidator(_endpoint)] = Field(
+    endpoint: Annotated[str, AfterValidator(otlp_endpoint)] = Field(
         description="base URL of the receiver, such as `http://127.0.0.1:4318`; spans are sent to its path `/v1/traces`"
     )
     sample_ratio: float = Field(

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from penstock.pipelines.run.traces import BatchTraces
+
 __all__ = ["LEASE_WAIT_S", "POLL_S", "Event", "RunOptions", "execute", "run"]
 
 Event = dict[str, Any]
@@ -110,6 +112,8 @@ class RunOptions:
     """Report the Java stack of each failure of a query as an event ``stack``."""
     session: Callable[[], SparkSession] | None = None
     """Returns a session that the run uses and does not stop; by default the run starts Spark."""
+    traces: str | None = None
+    """Base URL of a receiver of OTLP over HTTP, to which a span for each batch is sent; it needs the extra `otel`."""
     on_start: Callable[[Read], None] | None = None
     """Called with a function that returns the newest progress by sink, from any thread."""
 
@@ -131,6 +135,7 @@ class _PipelineRun:
         self._source = Sources(pipeline, state, options.span, options.redriven)
         self._queries: list[RunningQuery] = []
         self._next_join = 0.0
+        self._traces: BatchTraces | None = None
         self._run = uuid.uuid4().hex[:12]
         self._store = WriteBack(
             pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, warn=self._warn
@@ -253,6 +258,7 @@ class _PipelineRun:
         state, why = FAILED, ""
         maintenance = MaintenanceSchedule(pipeline.sinks, self._queue_event)
         try:
+            self._traces = self._start_traces()
             self._builder = QueryBuilder(pipeline, spark, self._state, context)
             self._queries = self._builder.queries()
             sinks = [found.sink.name for found in plan(pipeline)]
@@ -304,6 +310,16 @@ class _PipelineRun:
                 if (last := self._ledger.last(name)) is not None:
                     self._source.publish(name, last.end)
             store.publish_last(self._watch.close(self._running_queries(), state, why))
+            if self._traces is not None:
+                self._traces.close()
+
+    def _start_traces(self) -> BatchTraces | None:
+        if self._options.traces is None:
+            return None
+        from penstock.pipelines.run.traces import BatchTraces  # it needs an extra
+
+        attributes = {"penstock.pipeline": self._pipeline.name, "penstock.run": self._run}
+        return BatchTraces(self._options.traces, attributes, self._source.header_values)
 
     def _emit_event(self, event: str, **fields: Any) -> None:
         self._emit({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})
@@ -521,6 +537,8 @@ class _PipelineRun:
             running.progressed()
             check_nothing_dropped(running)
             self._watch.finished(entry, found.took_s)
+            if self._traces is not None:
+                self._traces.finished(found)
             shown = {name: value for name, value in asdict(entry).items() if name not in UNREPORTED}
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
 

@@ -6,6 +6,7 @@ files in a directory, and records generated at a rate.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -47,7 +48,7 @@ from penstock.spark.tube.offsets import (
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, WITH_HEADERS, SourceOptions, canonical_names
 from penstock.spark.tube.source import spark_schema
-from penstock.spark.tube.tube_client import TubeClient, count_rows, explain_missing_topic
+from penstock.spark.tube.tube_client import TubeClient, count_rows, explain_missing_topic, header_values
 
 if TYPE_CHECKING:
     from penstock.pipelines.spec.sources import FilesSource, RateSource
@@ -250,6 +251,8 @@ class LagMeter:
 
 PUBLISH_MS = 5_000
 """Timeout of the last offsets of a run: the process of its stream may still be publishing earlier ones."""
+HEADERS_MS = 5_000
+"""Timeout of reading headers for traces, in a thread of their own."""
 CHECK_TIMEOUT_MS = 10_000
 """Timeout of the check before Spark starts: long enough for a node that is starting."""
 
@@ -375,6 +378,11 @@ class TubeSourceReader:
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Return the number of records in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
+
+    def header_values(self, start: Offsets, end: Offsets, name: str, max_records: int) -> list[str]:
+        """Return the values of the header ``name`` of the first records in ``[start, end)``."""
+        options = dataclasses.replace(self.checked, timeout_ms=HEADERS_MS)
+        return header_values(options, from_json(start), from_json(end), name, max_records=max_records)
 
     def meter(self, clock: Callable[[], int]) -> LagMeter:
         """Return a meter of the lag."""

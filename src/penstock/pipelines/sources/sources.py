@@ -177,6 +177,19 @@ class Sources:
             for name, label in self._labelled(query)
         )
 
+    def header_values(self, query: str, start: Offsets, end: Offsets, name: str, max_records: int) -> list[str]:
+        """Return the values of the header ``name`` of the first ``max_records`` records of each partition of TubeMQ.
+
+        Raises:
+            UnavailableError, DataLossError: the records could not be read.
+        """
+        return [
+            value
+            for source, label in self._labelled(query)
+            if isinstance(reader := self._readers[source], TubeSourceReader)
+            for value in reader.header_values(_of(label, start), _of(label, end), name, max_records)
+        ]
+
     def publish(self, query: str, end: Offsets) -> None:
         """Publish ``end`` as the offsets that the query has reached, where sources show them."""
         for name, label in dict(self._labelled(query)).items():

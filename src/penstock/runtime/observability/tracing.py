@@ -135,17 +135,17 @@ class Tracing:
         kind: SpanKind,
         attributes: Mapping[str, AttributeValue],
         *,
+        end_ns: int,
         took_s: float,
         links: Sequence[SpanContext] = (),
     ) -> None:
-        """Record a span without a parent that took ``took_s`` seconds until now."""
-        end = time.time_ns()
+        """Record a span without a parent that took ``took_s`` seconds until ``end_ns``, in ns since 1970."""
         span = self._tracer.start_span(
-            name, Context(), kind, attributes, [Link(each) for each in links], end - int(took_s * 1e9)
+            name, Context(), kind, attributes, [Link(each) for each in links], end_ns - int(took_s * 1e9)
         )
         if span.is_recording():
             self.stats.spans += 1
-            span.end(end)
+            span.end(end_ns)
 
     def close(self) -> None:
         """Send the waiting spans, for a few seconds at most. It blocks; call it once."""

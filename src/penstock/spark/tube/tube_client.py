@@ -45,6 +45,7 @@ __all__ = [
     "count_rows",
     "explain_missing_topic",
     "filter_by_type",
+    "header_values",
 ]
 
 ALL_MESSAGES = 2**31 - 1
@@ -552,6 +553,40 @@ def count_rows(
     pieces = slices({partition: begin.get(partition, offset) for partition, offset in stop.items()}, stop)
     with TubeClient.from_options(SourceOptions.parse(options), servers=servers) as tube:
         return sum(tube.count(piece) if exact else tube.weigh(piece) for piece in pieces)
+
+
+def header_values(
+    options: SourceOptions,
+    start: PartitionOffsets,
+    end: PartitionOffsets,
+    name: str,
+    *,
+    max_records: int,
+    servers: ServerAccess | None = None,
+) -> list[str]:
+    """Return the values of the header ``name`` of the first ``max_records`` records of each partition of a batch.
+
+    Apache's brokers, which cannot read a range without a group, have none.
+
+    Raises:
+        UnavailableError: TubeMQ did not respond in time.
+        DataLossError: part of the range is no longer stored.
+    """
+    from penstock.tube.record import Record
+
+    found: list[str] = []
+    part = f"{name}=".encode()
+    with TubeClient.from_options(options, servers=servers) as tube:
+        for piece in slices({partition: start.get(partition, offset) for partition, offset in end.items()}, end):
+            if not tube.has_ranges(piece.partition):
+                continue
+            stop, _ = tube.plan(piece, max_records)
+            for batch in tube.read(piece._replace(end=stop)):
+                for data, flag in zip(batch.payloads, batch.flags.tolist(), strict=True):
+                    if part in data:  # most records have no such header, and need not be decoded
+                        headers = Record.decode(data, flag).headers
+                        found += [value for header, value in headers if header == name and isinstance(value, str)]
+    return found
 
 
 def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> PartitionOffsets:

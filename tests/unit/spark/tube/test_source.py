@@ -11,9 +11,11 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark.tube import source as tube
+from penstock.spark.tube.offsets import from_json
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import MinBatchWait, RangePartition, TubeDataSource, TubeReader, TubeStreamReader
-from penstock.spark.tube.tube_client import count_rows
+from penstock.spark.tube.tube_client import count_rows, header_values
+from penstock.tube.record import Record
 from tests.unit.spark.fake_tube import FIRST_MS, FakeBroker, FakeTube
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a", "tubemq.timeoutMs": "1"}
@@ -397,6 +399,21 @@ def test_rows_of_a_range_are_counted(fake: FakeTube, broker: FakeBroker) -> None
     start, end = {"a": {"1:0": 56}}, {"a": {"1:0": 336, "1:1": 336}}
     assert count_rows(BASE, start, end, fake) == 6
     assert count_rows(BASE, json.dumps({"a": {"1:0": 0, "1:1": 0}}), json.dumps(end), fake) == 12
+
+
+def test_headers_of_the_first_records_of_each_partition_are_read(fake: FakeTube, broker: FakeBroker) -> None:
+    log = broker.logs["a"]
+    for number in range(6):
+        data, broker.flag, _ = Record(b"name=value", headers=[("name", f"{number}"), ("other", "name=")]).encode()
+        log.append((number % 2, data))
+    options = SourceOptions.parse(BASE)
+    start, end = from_json({"a": {"1:0": 28}}), from_json({"a": {"1:0": 168, "1:1": 168}})
+    assert header_values(options, start, end, "name", max_records=9, servers=fake) == ["2", "4"]
+    assert header_values(options, start, end, "name", max_records=1, servers=fake) == ["2"]
+    assert header_values(options, start, end, "absent", max_records=9, servers=fake) == []
+    broker.http = "127.0.0.1:8081"  # a broker of Apache's
+    assert header_values(options, start, end, "name", max_records=9, servers=fake) == []
+    assert fake.closed == fake.connections > 0
 
 
 def test_the_data_source() -> None:
