@@ -6,9 +6,12 @@ import base64
 import json
 import socket
 import subprocess
+import threading
 import time
 import uuid
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import trustme
 from cryptography.hazmat.primitives import serialization
@@ -19,7 +22,7 @@ from penstock.spark.environment.java import find_java
 from tests.ports import free_ports
 from tests.tools import skip_or_fail
 
-__all__ = ["PASSWORD", "USER", "KafkaBroker", "find_jars", "token"]
+__all__ = ["PASSWORD", "USER", "KafkaBroker", "TokenEndpoint", "find_jars", "token"]
 
 DEADLINE_S = 90
 USER, PASSWORD = "app", "secret-of-app"
@@ -34,6 +37,51 @@ def token() -> str:
         base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({"alg": "none"}, claims)
     ]
     return ".".join([*parts, ""])
+
+
+class TokenEndpoint:
+    """The token endpoint of an identity provider, which issues :func:`token` to one client. A context manager."""
+
+    CLIENT, SECRET = "penstock", "secret-of-client"
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, str]] = []
+        """Fields of the requests."""
+        endpoint = self
+        known = base64.b64encode(f"{self.CLIENT}:{self.SECRET}".encode()).decode()
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = DEADLINE_S
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                endpoint.requests.append(dict(parse_qsl(body)))
+                if self.headers["Authorization"] == f"Basic {known}":
+                    status, answer = 200, {"access_token": token(), "token_type": "bearer", "expires_in": 3600}
+                else:
+                    status, answer = 401, {"error": "invalid_client", "error_description": "unknown secret"}
+                encoded = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(encoded)))
+                self.end_headers()
+                self.wfile.write(encoded)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/token"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+
+    def __enter__(self) -> TokenEndpoint:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 class KafkaBroker:

@@ -19,7 +19,8 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.node.config.node import load_config
 from penstock.node.kafka import KafkaTarget
 from penstock.node.node import Node, ReadyNode
-from tests.interop.kafka import PASSWORD, USER, KafkaBroker, token
+from tests.interop.kafka import PASSWORD, USER, KafkaBroker, TokenEndpoint, token
+from tests.ports import free_port
 
 DEADLINE_S = 60
 
@@ -150,6 +151,44 @@ async def test_users_over_tls(tmp_path: Path, broker: KafkaBroker, mechanism: st
         await client.publish("line/1", b"1", qos=1)
     (message,) = await asyncio.to_thread(read, broker, topic, 1)
     assert message.value() == b"1"
+
+
+def oidc(folder: Path, endpoint: TokenEndpoint, secret: str = TokenEndpoint.SECRET) -> dict[str, object]:
+    file = folder / "client-secret"
+    file.write_text(f"{secret}\n")
+    provider = {"token_url": endpoint.url, "client_id": endpoint.CLIENT, "client_secret_file": str(file)}
+    return {"mechanism": "OAUTHBEARER", "oidc": provider | {"scope": "kafka write"}}
+
+
+async def test_an_identity_provider_issues_the_token(tmp_path: Path, broker: KafkaBroker) -> None:
+    with TokenEndpoint() as endpoint:
+        kafka = {"bootstrap": [broker.secure], "topic": "oidc", "tls": {"ca": str(broker.ca)}}
+        async with (
+            running(tmp_path, kafka | {"sasl": oidc(tmp_path, endpoint)}) as (_, ready),
+            MqttClient(f"mqtt://{ready.mqtt}") as client,
+            asyncio.timeout(DEADLINE_S),
+        ):
+            await client.publish("line/1", b"1", qos=1)
+    assert endpoint.requests[0] == {"grant_type": "client_credentials", "scope": "kafka write"}
+    (message,) = await asyncio.to_thread(read, broker, "oidc", 1)
+    assert message.value() == b"1"
+
+
+async def test_a_refused_client_secret_is_reported(tmp_path: Path) -> None:
+    with TokenEndpoint() as endpoint:
+        kafka = {"bootstrap": [f"127.0.0.1:{free_port()}"], "topic": "denied"}
+        async with (
+            running(tmp_path, kafka | {"sasl": oidc(tmp_path, endpoint, "wrong")}) as (node, ready),
+            MqttClient(f"mqtt://{ready.mqtt}", reconnect=False) as client,
+            asyncio.timeout(DEADLINE_S),
+        ):
+            waiting = asyncio.create_task(client.publish("line/1", b"1", qos=1))
+            while not (found := [each for each in node.warnings() if "unknown secret" in each]):
+                await asyncio.sleep(0.05)
+            (warning,) = found
+            assert f"check {endpoint.url}, client id, client secret and scope" in warning
+            assert not waiting.done()
+            waiting.cancel()
 
 
 async def test_a_wrong_password_is_reported(tmp_path: Path, broker: KafkaBroker) -> None:

@@ -230,12 +230,12 @@ class KafkaTarget:
         return found
 
     def _unavailable(self, why: str) -> UnavailableError:
-        return UnavailableError(
-            f"kafka: messages for topic {self._section.topic!r} wait",
-            applied=None,
-            why=why,
-            do=f"check {', '.join(self._section.bootstrap)}, the topic and the permissions of the user",
-        )
+        section = self._section
+        oidc = None if section.sasl is None else section.sasl.oidc
+        do = f"check {', '.join(section.bootstrap)}, the topic and the permissions of the user"
+        if oidc is not None and "OAUTHBEARER token" in why:  # librdkafka's text for a token that was not issued
+            do = f"check {oidc.token_url}, client id, client secret and scope"
+        return UnavailableError(f"kafka: messages for topic {section.topic!r} wait", applied=None, why=why, do=do)
 
     def _token(self, _: str) -> tuple[str, float]:
         """Read the token [librdkafka's oauth_cb]; returns it with its expiry time (s since 1970)."""
@@ -270,7 +270,16 @@ def _settings(section: KafkaSection, max_bytes: int) -> dict[str, Any]:
         settings |= {name: str(path) for name, path in files.items() if path is not None}
     if (sasl := section.sasl) is not None:
         settings["sasl.mechanism"] = sasl.mechanism.value
-        if sasl.mechanism is not SaslMechanism.OAUTHBEARER:
+        if (oidc := sasl.oidc) is not None:
+            settings |= {
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.token.endpoint.url": oidc.token_url,
+                "sasl.oauthbearer.client.id": oidc.client_id,
+                "sasl.oauthbearer.client.secret": read_password(oidc.client_secret_file, "client_secret_file"),
+            }
+            more = {"sasl.oauthbearer.scope": oidc.scope, "https.ca.location": oidc.ca}
+            settings |= {name: str(value) for name, value in more.items() if value is not None}
+        elif sasl.mechanism is not SaslMechanism.OAUTHBEARER:
             assert sasl.password_file is not None
             settings |= {"sasl.username": sasl.user, "sasl.password": read_password(sasl.password_file)}
     return settings

@@ -19,6 +19,8 @@ from penstock.tube.record import Record
 KAFKA: dict[str, Any] = {"bootstrap": ["h:9092", "i:9092"], "topic": "telemetry"}
 SASL = {"mechanism": "SCRAM-SHA-256", "user": "u", "password_file": "p"}
 
+OIDC = {"token_url": "https://id.example/token", "client_id": "c", "client_secret_file": "s"}
+
 
 def load(folder: Path, rule: dict[str, Any], **more: Any) -> None:
     file = folder / "penstock.yaml"
@@ -42,7 +44,25 @@ def test_a_rule_to_kafka_needs_no_tubemq_in_a_cluster(tmp_path: Path) -> None:
         ({"to": {"kafka": KAFKA | {"topic": "a/b"}}}, "topic"),
         ({"to": {"kafka": KAFKA | {"bootstrap": ["https://h:1"]}}}, "without a scheme"),
         ({"to": {"kafka": KAFKA | {"sasl": {"mechanism": "PLAIN", "user": "u"}}}}, "needs `user` and `password_file`"),
-        ({"to": {"kafka": KAFKA | {"sasl": SASL | {"mechanism": "OAUTHBEARER"}}}}, "OAUTHBEARER needs `token_file`"),
+        ({"to": {"kafka": KAFKA | {"sasl": SASL | {"mechanism": "OAUTHBEARER"}}}}, "needs `token_file` or `oidc`"),
+        ({"to": {"kafka": KAFKA | {"sasl": SASL | {"oidc": OIDC}}}}, "neither `token_file` nor `oidc`"),
+        (
+            {"to": {"kafka": KAFKA | {"sasl": {"mechanism": "OAUTHBEARER", "token_file": "t", "oidc": OIDC}}}},
+            "either `token_file` or `oidc`",
+        ),
+        (
+            {"to": {"kafka": KAFKA | {"sasl": {"mechanism": "OAUTHBEARER", "oidc": OIDC | {"token_url": "id/t"}}}}},
+            "expected https://HOST/PATH",
+        ),
+        (
+            {
+                "to": {
+                    "kafka": KAFKA
+                    | {"sasl": {"mechanism": "OAUTHBEARER", "oidc": OIDC | {"token_url": "http://id/token"}}}
+                }
+            },
+            "the client secret is sent to it",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, rule: dict[str, Any], error: str) -> None:
@@ -61,6 +81,18 @@ def test_the_settings_of_the_client(tmp_path: Path) -> None:
     settings = _settings(KafkaSection.model_validate(secure), 1 << 20)
     assert (settings["security.protocol"], settings["ssl.ca.location"]) == ("sasl_ssl", "ca.pem")
     assert (settings["sasl.username"], settings["sasl.password"]) == ("u", "secret")
+    oidc = OIDC | {"client_secret_file": str(password), "scope": "a b", "ca": "issuer.pem"}
+    bearer = KAFKA | {"sasl": {"mechanism": "OAUTHBEARER", "oidc": oidc}}
+    settings = _settings(KafkaSection.model_validate(bearer), 1 << 20)
+    assert settings["sasl.mechanism"] == "OAUTHBEARER"
+    assert {name: value for name, value in settings.items() if "oauth" in name or "https" in name} == {
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": "https://id.example/token",
+        "sasl.oauthbearer.client.id": "c",
+        "sasl.oauthbearer.client.secret": "secret",
+        "sasl.oauthbearer.scope": "a b",
+        "https.ca.location": "issuer.pem",
+    }
     with pytest.raises(ConfigError, match="producer of Kafka topic 'telemetry' cannot be created"):
         KafkaTarget(KafkaSection.model_validate(KAFKA | {"tls": {"ca": "missing.pem"}}), max_bytes=1 << 20)
 

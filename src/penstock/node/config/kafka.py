@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock.errors import ConfigError
 from penstock.node.config.listeners import Section
-from penstock.runtime.io.network import parse_address
+from penstock.runtime.io.network import Address, parse_address
 
-__all__ = ["KafkaCompression", "KafkaSasl", "KafkaSection", "KafkaTls", "SaslMechanism", "needs_kafka"]
+__all__ = ["KafkaCompression", "KafkaOidc", "KafkaSasl", "KafkaSection", "KafkaTls", "SaslMechanism", "needs_kafka"]
 
 
 @contextmanager
@@ -42,6 +43,16 @@ def _server(value: str) -> str:
     return value
 
 
+def _secure_url(value: str) -> str:
+    """Check a URL to which a client secret is sent."""
+    found = urlsplit(value)
+    if found.scheme == "https" and found.hostname:
+        return value
+    if found.scheme == "http" and found.hostname and Address(found.hostname, 0).is_loopback:
+        return value
+    raise ValueError("expected https://HOST/PATH: the client secret is sent to it")
+
+
 class SaslMechanism(StrEnum):
     """Mechanism with which the node authenticates at Kafka."""
 
@@ -52,7 +63,7 @@ class SaslMechanism(StrEnum):
     SCRAM_SHA_512 = "SCRAM-SHA-512"
     """The same with SHA-512."""
     OAUTHBEARER = "OAUTHBEARER"
-    """A token (JWT)."""
+    """A token (JWT), from a file or an identity provider."""
 
 
 class KafkaCompression(StrEnum):
@@ -75,6 +86,23 @@ class KafkaTls(Section):
     )
 
 
+class KafkaOidc(Section):
+    """Identity provider that issues tokens to the node as a client (OAuth 2.0 client credentials). The client of Kafka
+    gets a new one before the last one expires."""
+
+    token_url: Annotated[str, AfterValidator(_secure_url)] = Field(
+        description="URL of the token endpoint; https, or http on this machine"
+    )
+    client_id: str = Field(min_length=1, description="client id of the node")
+    client_secret_file: Path = Field(description="file whose first line is the client secret; read at the start")
+    scope: str | None = Field(
+        default=None, description="requested scope, for example `https://NAMESPACE.servicebus.windows.net/.default`"
+    )
+    ca: Path | None = Field(
+        default=None, description="PEM file: trusted authorities of the token endpoint; default: those of the system"
+    )
+
+
 class KafkaSasl(Section):
     """Authentication at Kafka. Files are read when the node starts, a token file at each authentication."""
 
@@ -86,14 +114,22 @@ class KafkaSasl(Section):
     token_file: Path | None = Field(
         default=None, description="file with the token of OAUTHBEARER (JWT), which another program renews"
     )
+    oidc: KafkaOidc | None = Field(
+        default=None, description="identity provider that issues the tokens of OAUTHBEARER, instead of `token_file`"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> KafkaSasl:
+        has_token = self.token_file is not None or self.oidc is not None
         if self.mechanism is SaslMechanism.OAUTHBEARER:
-            if self.token_file is None or self.user is not None or self.password_file is not None:
-                raise ValueError("OAUTHBEARER needs `token_file`, and neither `user` nor `password_file`")
-        elif self.user is None or self.password_file is None or self.token_file is not None:
-            raise ValueError(f"{self.mechanism.value} needs `user` and `password_file`, and no `token_file`")
+            if not has_token or self.user is not None or self.password_file is not None:
+                raise ValueError("OAUTHBEARER needs `token_file` or `oidc`, and neither `user` nor `password_file`")
+            if self.token_file is not None and self.oidc is not None:
+                raise ValueError("set either `token_file` or `oidc`")
+        elif self.user is None or self.password_file is None or has_token:
+            raise ValueError(
+                f"{self.mechanism.value} needs `user` and `password_file`, and neither `token_file` nor `oidc`"
+            )
         return self
 
 
