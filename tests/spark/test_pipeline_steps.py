@@ -17,6 +17,7 @@ from penstock.pipelines.sinks.delivery import key_changes, mark_unwritable
 from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step
+from penstock.pipelines.steps import parsing
 from penstock.pipelines.steps.expressions import mark_failed_conditions
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import Lookup, WithLookup
@@ -151,6 +152,94 @@ def test_the_check_of_the_jar_accepts_the_same_texts_as_the_expression(
     ).collect()
     assert [bytes(row["value"]) for row in checked if row["jar"] != row["expression"]] == []
     assert min(sum(row["jar"] for row in checked), sum(not row["jar"] for row in checked)) > 100
+
+
+EXACT = """s STRING, b BOOLEAN, i8 TINYINT, i16 SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE NOT NULL, day DATE,
+t TIMESTAMP, o STRUCT<x: INT NOT NULL, `y z`: STRING>, a ARRAY<DOUBLE>, p ARRAY<STRUCT<x: INT>>"""
+VALUES = {
+    "s": [
+        '"text"',
+        '""',
+        '"\\u00e9\\ud83d\\ude00\\n\\"\\/"',
+        '"\u00e9\u20ac"',
+        '"\\ud800"',
+        "5",
+        "null",
+        "{}",
+        '"\\x"',
+    ],
+    "b": ["true", "false", "null", '"true"', "1", "tru", "True"],
+    "i8": ["127", "-128", "128", "0", "-0", "1.0", "null"],
+    "i16": ["-32768", "32768", "1e2", "+1"],
+    "i": ["2147483647", "-2147483648", "2147483648", "01", '"1"', "-"],
+    "l": ["9223372036854775807", "-9223372036854775808", "9223372036854775808", "999999999999999999", "1" * 120],
+    "f": ["1.5", "16777217", "0.1", "3.4028236e38", "1e39", "-0.0", "-0", "1", "1.17549435E-38", "123456789.125"],
+    "d": [
+        *(
+            "1.5",
+            "0.1",
+            "-0.0",
+            "-0",
+            "1e308",
+            "1e400",
+            "5e-324",
+            "123456789012345678901234567890",
+            "0.30000000000000004",
+        ),
+        *("123456789.123456", "9007199254740993", "9007199254740993.0", "1.", ".5", "1e", "NaN", '"NaN"', "0.000001"),
+    ],
+    "day": ['"2022-02-28"', '"2022-02-29"', '"2022-2-8"', '"0001-01-01"', '"0000-01-01"', '"1500-02-29"', "19000"],
+    "t": [
+        *('"2022-03-20T10:00:00Z"', '"2022-03-20 10:00:00.123456+01:30"', '"2022-03-20T10:00:00"', '"2022-03-20"'),
+        *('"2022-03-20T24:00:00Z"', '"2022-03-20T10:00:60Z"', '"2022-03-20T10:00:00.1234567Z"', "1647770400", '"now"'),
+        *('"0001-01-01T00:00:00-14:00"', '"9999-12-31T23:59:59.9Z"', '"2022-03-20T10:00:00.Z"', '"2022-03-20T10:00Z"'),
+    ],
+    "o": ['{"x":1,"y z":"t"}', '{"x":null}', "{}", '{"y":{"x":1,"x":2}}', '{"x":1,"x":1}', "[]", '{"x":"1"}'],
+    "a": ["[]", "[1, 2.5 ,null]", '["1"]', "[1,]", "[[1]]", "1"],
+    "p": ['[{"x":1},{"x":2}]', "[null]", '[{"x":1.5}]', '[{"z":[{}]}]'],
+    "more": ["null", '{"k":[1,"x",{"k":false}]}', "[]", "-1.5E-3", '{"k":1,"k":1}', "nul", '"\\u12"', "[1 2]"],
+    "_corrupt": ['"x"'],
+    "i\\u0031": ["1"],
+}
+"""Columns of ``EXACT`` and other names, with texts of values that are valid, rare or invalid for them."""
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_the_exact_parser_of_the_jar_yields_what_from_json_yields(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    random = Random(2)
+    texts: list[bytes] = []
+    for _ in range(1500):
+        names = random.sample(list(VALUES), random.randint(1, 6))
+        # The first values of a column are valid, and most frequent: many objects are valid as a whole.
+        places = [min(random.randrange(len(VALUES[name])) for _ in range(4)) for name in names]
+        pairs = [f'"{name}": {VALUES[name][place]}' for name, place in zip(names, places, strict=True)]
+        texts.append(("{" + ",".join([*pairs, *(['"d":1.25'] * ("d" not in names))]) + "}").encode())
+    texts += [mutated(random, random.choice(texts), texts) for _ in range(500)]
+    texts += [b'{"d":1,"x":' + b"[" * depth + b"]" * depth + b"}" for depth in (63, 64, 998, 1001)]
+    texts.append(b"{" + b",".join(b'"u%d":1' % n for n in range(70)) + b',"d":1}')
+    step = steps({"name": "parsed", "parse": {"schema": EXACT}})
+    records = rows(spark, *texts)
+    # Dates and times as numbers: Python has no year 0.
+    numbers = {"t": sf.unix_micros("t"), "day": sf.unix_date("day")}
+
+    def parsed_rows() -> list[Any]:
+        return apply(records, step, no_lookup).withColumns(numbers).orderBy("_source.offset").collect()
+
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        exact = parsing._exact_json(sf.col("_source.value"), parsing.schema_of("s", EXACT), spark)
+        assert exact is not None
+        records = records.withColumn("is_exact", exact.isNotNull())
+        found = parsed_rows()
+        monkeypatch.setattr(parsing, "_is_exact", lambda _field: False)
+        expected = parsed_rows()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    # repr, because NaN and -0.0 are not compared by their values.
+    assert [(row, other) for row, other in zip(found, expected, strict=True) if repr(row) != repr(other)] == []
+    assert sum(row["is_exact"] for row in found) > 500
 
 
 def mutated(random: Random, text: bytes, others: list[bytes]) -> bytes:

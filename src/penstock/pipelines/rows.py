@@ -150,8 +150,13 @@ def data_columns(rows: DataFrame) -> list[str]:
     return [column for column in rows.columns if column not in INTERNAL]
 
 
-def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]) -> DataFrame:
-    """Mark live rows as dead if one of ``failures`` (code, reason) has a non-null reason; the first one counts."""
+def mark_dead(
+    rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]], valid: Column | None = None
+) -> DataFrame:
+    """Mark live rows as dead if one of ``failures`` (code, reason) has a non-null reason; the first one counts.
+
+    ``valid`` is true for rows without a failure, whose reasons are not computed.
+    """
     causes = [
         sf.when(
             reason.isNotNull(),
@@ -166,7 +171,8 @@ def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]
     ]
     if not causes:
         return rows
-    return rows.withColumn("_dead", sf.when(alive(), sf.coalesce(*causes)).otherwise(sf.col("_dead")))
+    checked = alive() if valid is None else alive() & ~valid
+    return rows.withColumn("_dead", sf.when(checked, sf.coalesce(*causes)).otherwise(sf.col("_dead")))
 
 
 def added_rows(rows: DataFrame) -> Column:

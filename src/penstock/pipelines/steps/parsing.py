@@ -13,7 +13,22 @@ from typing import Any
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BooleanType, DataType, DoubleType, FloatType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from penstock.errors import ConfigError, shortened
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
@@ -35,6 +50,11 @@ JSON_OPTIONS = {
 }
 
 _STRICT_JSON = "penstock_strict_json"
+_CATALOG = "penstock_functions"
+_EXACT_TYPES = (
+    *(BooleanType, ByteType, ShortType, IntegerType, LongType),
+    *(FloatType, DoubleType, DateType, TimestampType),
+)
 _END = secrets.token_hex(8)
 """See ``is_one_value_without_jar``."""
 
@@ -65,14 +85,23 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
         ("parse.not_utf8", sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8"))),
         *failures,
     ]
-    return _columns(rows.withColumn("_parsed", parsed), rows, name, schema, failures)
+    exact = _exact_json(value, schema, rows.sparkSession) if parse.format == "json" else None
+    if exact is None:
+        return _columns(rows.withColumn("_parsed", parsed), rows, name, schema, failures)
+    made = rows.withColumn("_exact", exact).withColumn("_parsed", sf.coalesce("_exact", parsed))
+    return _columns(made, rows, name, schema, failures, valid=sf.col("_exact").isNotNull())
 
 
 def _columns(
-    parsed: DataFrame, rows: DataFrame, name: str, schema: StructType, failures: list[tuple[str, Column]]
+    parsed: DataFrame,
+    rows: DataFrame,
+    name: str,
+    schema: StructType,
+    failures: list[tuple[str, Column]],
+    valid: Column | None = None,
 ) -> DataFrame:
     """Return ``rows`` with the columns of ``parsed._parsed``; rows with a failure, or a null that is not allowed, are
-    dead."""
+    dead. ``valid``: rows that are known to have no failure."""
     failures = [
         *failures,
         *(
@@ -84,7 +113,7 @@ def _columns(
             if not f.nullable
         ),
     ]
-    marked = mark_dead(parsed, name, failures)
+    marked = mark_dead(parsed, name, failures, valid)
     data = [sf.when(alive(), sf.col("_parsed")[column]).alias(column) for column in schema.names]
     return marked.select(*internal_columns(rows), *data_columns(rows), *data)
 
@@ -174,6 +203,30 @@ def _json(
             for place in _floats((field.name,), field.dataType)
         ),
     ]
+
+
+def _exact_json(value: Column, schema: StructType, spark: SparkSession) -> Column | None:
+    """Return ``value`` parsed by a function of penstock's jar (``spark/jvm/ExactJson.java``); null for each text that
+    may be invalid. None if the session lacks this jar, or the function does not support a type of ``schema``.
+    """
+    is_supported = all(map(_is_exact, schema.fields)) and len(set(schema.names)) == len(schema.names)
+    if not is_supported or not _has_jar(spark):
+        return None
+    spark.conf.set(f"spark.sql.catalog.{_CATALOG}", "penstock.spark.Functions")
+    is_utc = spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    fields = StructType([*schema.fields, StructField("_corrupt", StringType())])
+    function = quoted(f"exact_json{'_utc' if is_utc else ''}:{fields.json()}")
+    return sf.call_function(f"{_CATALOG}.{function}", value)
+
+
+def _is_exact(field: StructField) -> bool:
+    kind = field.dataType
+    if isinstance(kind, ArrayType):
+        return _is_exact(StructField("element", kind.elementType))
+    if isinstance(kind, StructType):
+        return len(set(kind.names)) == len(kind.names) and all(map(_is_exact, kind.fields))
+    # A string with a collation has another type.
+    return kind == StringType() or isinstance(kind, _EXACT_TYPES)
 
 
 def _floats(place: tuple[str, ...], kind: DataType) -> list[tuple[str, ...]]:
@@ -267,11 +320,18 @@ def _is_one_value(value: Column, text: Column, spark: SparkSession) -> Column:
     of penstock's jar (``spark/jvm/StrictJson.java``), or, in a session without this jar, an expression that takes three
     times as long.
     """
+    if not _has_jar(spark):
+        return is_one_value_without_jar(text, spark.version)
+    return sf.call_function(_STRICT_JSON, value)
+
+
+def _has_jar(spark: SparkSession) -> bool:
+    """Return True if the session has penstock's jar, and register its function."""
     try:
         spark.udf.registerJavaFunction(_STRICT_JSON, "penstock.spark.StrictJson", BooleanType())
     except AnalysisException:
-        return is_one_value_without_jar(text, spark.version)
-    return sf.call_function(_STRICT_JSON, value)
+        return False
+    return True
 
 
 def is_one_value_without_jar(text: Column, version: str) -> Column:
