@@ -9,7 +9,7 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup core wheel release system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate audit lock proto reference clean
+.PHONY: help setup core wheel release system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate audit lock proto reference screenshots clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -91,6 +91,9 @@ proto: ## Generate the TubeMQ messages from our .proto files
 
 reference: setup ## Write the reference pages that have their source in the code
 	@$(BIN)/python tools/reference.py
+
+screenshots: core ## Take the screenshots of the documentation again (needs Chromium)
+	@$(BIN)/python -m tools.screenshots
 
 clean: ## Remove the environment and what tests and builds left
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache docs/_build
