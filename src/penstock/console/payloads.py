@@ -1,4 +1,4 @@
-"""Payloads as text for people: JSON, text, CBOR, or base64 of other bytes."""
+"""Payloads as text for people: JSON, text, CBOR, MessagePack, or base64 of other bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from io import BytesIO
 from typing import Any, Final
 
 import cbor2
+import msgpack  # type: ignore[import-untyped]
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Payload", "show_payload"]
 
 MAX_PAYLOAD_BYTES: Final = 16 * 1024
 """Longest payload that is shown as a whole."""
 _CBOR_TYPES: Final = ("application/cbor", "application/senml+cbor")
+_MSGPACK_TYPES: Final = ("application/msgpack", "application/vnd.msgpack", "application/x-msgpack")
 _decoder: Final = codecs.getincrementaldecoder("utf-8")
 _MAX_DEPTH: Final = 64
 _MAX_ITEMS: Final = 10_000
@@ -24,7 +26,9 @@ _MAX_ITEMS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload. ``format``: ``json``, ``text``, ``cbor`` or ``binary``; ``value`` is its text, for CBOR as JSON.
+    """A payload. ``format``: ``json``, ``text``, ``cbor``, ``msgpack`` or ``binary``.
+
+    ``value`` is its text, for CBOR and MessagePack as JSON.
 
     ``base64`` has the bytes unless they are text. ``truncated``: only the beginning is shown.
     """
@@ -36,10 +40,15 @@ class Payload:
 
 
 def show_payload(data: bytes, content_type: str = "", limit: int = MAX_PAYLOAD_BYTES) -> Payload:
-    """Return ``data`` as text. CBOR is recognized by its content type, or if it is a map or list that is not text."""
+    """Return ``data`` as text.
+
+    CBOR and MessagePack are recognized by their content type, or if they are a map or list that is not text. Bytes that
+    are both are CBOR.
+    """
     shown, truncated = data[:limit], len(data) > limit
     kind = content_type.partition(";")[0].strip().lower()
-    if kind not in _CBOR_TYPES:
+    is_cbor, is_msgpack = kind in _CBOR_TYPES, kind in _MSGPACK_TYPES
+    if not (is_cbor or is_msgpack):
         try:
             text = _decoder().decode(shown, final=not truncated)  # the end may be inside a character
         except UnicodeDecodeError:
@@ -47,8 +56,10 @@ def show_payload(data: bytes, content_type: str = "", limit: int = MAX_PAYLOAD_B
         else:
             return Payload("json" if not truncated and _is_json(text) else "text", text, truncated=truncated)
     encoded = base64.b64encode(shown).decode()
-    if not truncated and (decoded := _cbor(shown, any_type=kind in _CBOR_TYPES)) is not None:
+    if not truncated and not is_msgpack and (decoded := _cbor(shown, any_type=is_cbor)) is not None:
         return Payload("cbor", decoded, encoded)
+    if not truncated and not is_cbor and (decoded := _msgpack(shown, any_type=is_msgpack)) is not None:
+        return Payload("msgpack", decoded, encoded)
     return Payload("binary", None, encoded, truncated)
 
 
@@ -72,6 +83,18 @@ def _cbor(data: bytes, *, any_type: bool) -> str | None:
         return None
 
 
+def _msgpack(data: bytes, *, any_type: bool) -> str | None:
+    """Return one MessagePack value as JSON; None if the bytes are something else."""
+    try:
+        # Lengths are limited by those of `data`; timestamps as datetime. Keys may have any type that can be one.
+        found = msgpack.unpackb(data, strict_map_key=False, timestamp=3)
+        if not (any_type or isinstance(found, dict | list)):
+            return None
+        return json.dumps(_plain(found, _Budget()), ensure_ascii=False)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
+        return None
+
+
 class _Budget:
     def __init__(self) -> None:
         self._left = _MAX_ITEMS
@@ -88,6 +111,8 @@ def _plain(value: Any, budget: _Budget, depth: int = 0) -> Any:
         return {
             key if isinstance(key, str) else str(key): _plain(each, budget, depth + 1) for key, each in value.items()
         }
+    if isinstance(value, msgpack.ExtType):
+        return f"ext({value.code}) h'{value.data.hex()}'"
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(each, budget, depth + 1) for each in value]
     if isinstance(value, bytes):

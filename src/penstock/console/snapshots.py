@@ -247,7 +247,7 @@ class KeyVersion:
 
 @dataclass(frozen=True, slots=True)
 class MessageSnapshot:
-    """An MQTT message. ``format``: ``json``, ``text``, ``cbor`` (``value`` is JSON) or ``binary``.
+    """An MQTT message. ``format``: ``json``, ``text``, ``binary``, ``cbor`` or ``msgpack`` (``value`` is JSON).
 
     ``value_base64`` has the bytes of CBOR and binary payloads. ``truncated``: only the beginning is shown.
     """

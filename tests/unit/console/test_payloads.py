@@ -1,4 +1,4 @@
-"""Payloads as text: JSON, text, CBOR and other bytes, also hostile ones."""
+"""Payloads as text: JSON, text, CBOR, MessagePack and other bytes, also hostile ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 
 import cbor2
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
@@ -24,6 +25,28 @@ from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
         (cbor2.dumps([1, "é"]) + b"\xff", "", "binary", None),  # more than one value
         (b"\x9f" * 5000, "application/cbor", "binary", None),  # nested too deeply
         (b"\xd8\x1c\x81\xd8\x1d\x00", "application/cbor", "binary", None),  # a list that contains itself
+        (
+            msgpack.dumps({"t": 21.5, "raw": b"\x01", 7: [None, msgpack.ExtType(5, b"\xff")]}),
+            "",
+            "msgpack",
+            '{"t": 21.5, "raw": "h\'01\'", "7": [null, "ext(5) h\'ff\'"]}',
+        ),
+        (msgpack.dumps([1, "é", "x" * 300]), "", "msgpack", json.dumps([1, "é", "x" * 300], ensure_ascii=False)),
+        (msgpack.dumps(23), "application/msgpack", "msgpack", "23"),
+        (
+            msgpack.dumps(msgpack.Timestamp(1_700_000_000)),
+            "application/x-msgpack; v=1",
+            "msgpack",
+            '"2023-11-14 22:13:20+00:00"',
+        ),
+        (msgpack.dumps({"a": 1}), "application/cbor", "binary", None),
+        (cbor2.dumps({"a": 1}), "application/msgpack", "binary", None),
+        (msgpack.dumps({"a": 1}) + b"\xff", "application/msgpack", "binary", None),  # more than one value
+        (msgpack.dumps({"a": 1})[:-1], "application/msgpack", "binary", None),
+        (b"\x91" * 5000 + b"\x01", "application/msgpack", "binary", None),  # nested too deeply
+        (b"\xdd\xff\xff\xff\xff", "application/msgpack", "binary", None),  # a list that is longer than the payload
+        (b"\xd7\xff" + b"\xff" * 8, "application/msgpack", "binary", None),  # a time that does not exist
+        (b"\x81\x91\x01\x01", "application/msgpack", "binary", None),  # a list as key
     ],
 )
 def test_the_format_is_recognized(data: bytes, content_type: str, format: str, value: str | None) -> None:  # noqa: A002

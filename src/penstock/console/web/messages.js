@@ -5,6 +5,8 @@ import { hexdump, pretty } from "./records.js";
 import { Facts } from "./table.js";
 
 const KEPT = 500;
+/** Formats whose value the node shows as JSON. */
+const BINARY = { cbor: "CBOR", msgpack: "MessagePack" };
 const VIEWS = [["auto", "decoded"], ["text", "as text"], ["hex", "hexadecimal"]];
 
 const raw = (row) => (row.value_base64 === null ? new TextEncoder().encode(row.value ?? "") : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
@@ -14,7 +16,7 @@ const base64 = (data) => btoa(Array.from(data, (byte) => String.fromCharCode(byt
 function payloadText(row, view) {
   if (view === "hex") return hexdump(base64(raw(row)));
   if (view === "text") return new TextDecoder().decode(raw(row));
-  return pretty({ ...row, format: row.format === "cbor" ? "json" : row.format });
+  return pretty({ ...row, format: BINARY[row.format] ? "json" : row.format });
 }
 
 /** A message with its properties; used for live and retained messages. */
@@ -22,7 +24,7 @@ export function Message({ row }) {
   const [view, choose] = useState("auto");
   return html`<${Facts} facts=${[
       ["Content Type", row.content_type], ["Response Topic", row.response_topic], ["Correlation Data", row.correlation_base64 && hexdump(row.correlation_base64).slice(10, 57).trim()],
-      ["Expires in", row.expires_in_s == null ? null : `${number(row.expires_in_s)} s`], ["Payload", `${bytes(row.bytes)}, ${row.format === "cbor" ? "CBOR" : row.format}${row.text_payload ? ", UTF-8 by its publisher" : ""}`],
+      ["Expires in", row.expires_in_s == null ? null : `${number(row.expires_in_s)} s`], ["Payload", `${bytes(row.bytes)}, ${BINARY[row.format] ?? row.format}${row.text_payload ? ", UTF-8 by its publisher" : ""}`],
       ...row.user_properties.map(({ name, value }) => [`User Property ${name}`, value]),
     ].filter(([, value]) => value != null)} />
     <p class="pages">${VIEWS.map(([value, title]) => html`<button class="plain" aria-pressed=${view === value} onClick=${() => choose(value)}>${title}</button>`)}
