@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cbor2
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipelines.rows import rows_of
 from penstock.pipelines.spec.values import directory
@@ -132,3 +132,48 @@ def test_protobuf_becomes_columns_and_broken_messages_dead_letters(spark: SparkS
     (row,) = apply(rows(spark, test_protobuf.MESSAGE), [*made, *seconds], no_lookup).collect()
     assert row["us"] == 1_714_543_200_250_000
     assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, None, "parse.not_protobuf", "parse.empty"]
+
+
+MORE = {"new_fields": "add", "new_fields_as": "more"}
+
+
+def test_new_fields_and_changed_types_of_json_follow_the_policy(spark: SparkSession) -> None:
+    given = [{"n": 1}, {"n": 2, "x": "new", "y": {"z": [1]}}, {"n": "three", "x": 1}, {"n": 4, "N": 5, "m": None}]
+    # Two values, and a name twice: neither JSON nor a failure of the batch.
+    values = [json.dumps(each).encode() for each in given] + [b'{"n":1}{"x":1}', b'{"n":1,"x":1,"x":2}', b"{", b""]
+    broken = ["parse.not_json", "parse.not_json", "parse.not_json", "parse.empty"]
+
+    def apply_with(**policies: str) -> DataFrame:
+        # A file with the schema may end with a comment.
+        parse = {"schema": "n INT NOT NULL -- number", **policies}
+        return apply(rows(spark, *values), steps({"name": "p", "parse": parse}), no_lookup)
+
+    found = apply_with(**MORE).orderBy("_id").collect()
+    added = [None, {"x": "new", "y": '{"z":[1]}'}, None, {"N": "5", "m": None}]
+    assert [row["more"] for row in found] == added + [None] * len(broken)
+    assert [row["n"] for row in found[:4]] == [1, 2, None, 4]
+    assert [row["_checks"] for row in found[:4]] == [["p"], ["p", "p.new_fields"], ["p"], ["p", "p.new_fields"]]
+    assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, None, "schema.mismatch", None, *broken]
+
+    found = apply_with(new_fields="dead_letter", changed_types="fail").orderBy("_id").collect()
+    dead = [None, "schema.new_field", "schema.mismatch", "schema.new_field", *broken]
+    assert [row["_dead"] and row["_dead"]["code"] for row in found] == dead
+    assert found[1]["_dead"]["reason"] == "the payload has fields that the schema lacks: x, y"
+    checks = [["p"], ["p", "p.new_fields"], ["p", "p.changed_types"], ["p", "p.new_fields"]]
+    assert [row["_checks"] for row in found] == checks + [["p"]] * len(broken)
+    assert "_checks" not in apply_with().columns
+
+
+def test_protobuf_with_an_unknown_enum_and_a_new_field_follows_the_policy(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "plant.desc").write_bytes(test_protobuf.SET)
+    token = directory.set(tmp_path)
+    parse = {"format": "protobuf", "schema_file": "plant.desc", "message": "Reading", "unknown_enums": "fail", **MORE}
+    made = steps({"name": "p", "parse": parse})
+    directory.reset(token)
+    message = test_protobuf.MESSAGE
+    found = (
+        apply(rows(spark, message + test_protobuf.NEW, message, b"\x28\x07"), made, no_lookup).orderBy("_id").collect()
+    )
+    assert [row["more"] and dict(row["more"]) for row in found] == [dict(test_protobuf.NEW_VALUES), None, None]
+    assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, None, "schema.unknown_enum"]
+    assert [row["_checks"] for row in found] == [["p", "p.new_fields"], ["p"], ["p", "p.unknown_enums"]]

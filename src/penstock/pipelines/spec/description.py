@@ -143,7 +143,9 @@ def _does(step: Step) -> str:
     """Describe the details of a step, without its kind."""
     if step.parse is not None:
         where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""
-        return f"{step.parse.format}{where}: {step.parse.ddl}"
+        chosen = [each.expression for each in step.parse.policies]
+        chosen += ["unknown_enums: add"] if step.parse.unknown_enums == "add" else []
+        return "; ".join([f"{step.parse.format}{where}: {step.parse.ddl}", *chosen])
     if step.explode is not None:
         into = f" as {step.explode.into}" if step.explode.into else ""
         position = f", index in {step.explode.position}" if step.explode.position else ""

@@ -398,6 +398,12 @@ def _parse(parse: Parse, where: tuple[str | int, ...]) -> Iterator[Problem]:
             yield Problem(
                 (*where, field), value, f"expected columns of the data; {twice!r} is an attribute of the event"
             )
+    if parse.new_fields_as is not None:
+        names = {column.name.lower() for column in found} | {
+            column.name.lower() for column in parse_ddl(CLOUDEVENT_ATTRIBUTES) if parse.format == "cloudevents"
+        }
+        if parse.new_fields_as.lower() in names:
+            yield Problem((*where, "new_fields_as"), parse.new_fields_as, "expected the name of a new column")
     if parse.format == "raw" and (len(found) != 1 or found[0].type not in ("STRING", "BINARY")):
         yield Problem((*where, field), value, "expected one column, STRING or BINARY, with `format: raw`")
     if parse.format in ("cbor", "cloudevents"):

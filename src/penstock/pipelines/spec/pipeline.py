@@ -161,8 +161,8 @@ class SinkPlan(NamedTuple):
 
     @property
     def expectations(self) -> dict[str, Expectation]:
-        """The expectations of its steps, by ``<step>.<name>``."""
-        return {f"{step.name}.{each.name}": each for step in self.steps for each in step.expect or ()}
+        """The expectations and policies of its steps, by ``<step>.<name>``."""
+        return {f"{step.name}.{each.name}": each for step in self.steps for each in step.checks}
 
     @property
     def has_dedupe(self) -> bool:

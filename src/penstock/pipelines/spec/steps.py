@@ -45,6 +45,14 @@ CLOUDEVENT_ATTRIBUTES = (
 """DDL of the columns with the attributes of CloudEvents."""
 
 
+_POLICIES: dict[str, Literal["keep", "dead_letter", "fail"]] = {
+    "add": "keep",
+    "dead_letter": "dead_letter",
+    "fail": "fail",
+}
+"""Action of the expectation that counts the rows of a policy for changes of the schema."""
+
+
 class Parse(Part):
     """Parse the payload into columns: one JSON object, CBOR map, CloudEvent, Avro record, Protobuf message or line of
     CSV, or the unchanged bytes (``raw``).
@@ -84,6 +92,25 @@ class Parse(Part):
     delimiter: str | None = Field(
         default=None, min_length=1, max_length=1, description="separator of CSV columns; default: a comma"
     )
+    new_fields: Literal["ignore", "add", "dead_letter", "fail"] = Field(
+        default="ignore",
+        description="action for fields that the schema lacks: leave them out, write them to the column "
+        "`new_fields_as`, a dead letter, or stop the run; for `json`, `cbor`, `cloudevents` and `protobuf`",
+    )
+    new_fields_as: NewColumn | None = Field(
+        default=None,
+        description="new column of type MAP<STRING, STRING> with the new fields of a payload, with `new_fields: add`",
+    )
+    changed_types: Literal["dead_letter", "fail"] = Field(
+        default="dead_letter",
+        description="action for values that do not have the type of their column, and messages of another schema: a "
+        "dead letter, or stop the run",
+    )
+    unknown_enums: Literal["dead_letter", "add", "fail"] = Field(
+        default="dead_letter",
+        description="action for values of an enum that the schema lacks: a dead letter, the number as text in the "
+        "column (`protobuf` only), or stop the run; for `avro` and `protobuf`",
+    )
 
     _message_schema: bytes = PrivateAttr(default=b"")
 
@@ -101,7 +128,26 @@ class Parse(Part):
     def ddl(self) -> str:
         """The DDL of all columns: those from ``schema`` or ``schema_file``, and the attributes of CloudEvents."""
         assert self.columns is not None, "checked when the file was read"
-        return f"{CLOUDEVENT_ATTRIBUTES}, {self.columns}" if self.format == "cloudevents" else self.columns
+        found = f"{CLOUDEVENT_ATTRIBUTES}, {self.columns}" if self.format == "cloudevents" else self.columns
+        if self.new_fields_as is None:
+            return found
+        # A schema file may end with a comment.
+        found = f"{found}\n" if "--" in found else found
+        return f"{found}, {self.new_fields_as} MAP<STRING, STRING>"
+
+    @property
+    def policies(self) -> list[Expectation]:
+        """The policies for changes of the schema that count rows, as expectations: ``fail`` stops the run like one."""
+        chosen = {"new_fields": self.new_fields, "changed_types": self.changed_types}
+        if self.unknown_enums != "add":
+            chosen["unknown_enums"] = self.unknown_enums
+        return [
+            Expectation.model_construct(
+                name=name, expression=f"{name}: {action}", on_violation=_POLICIES[action], threshold=None
+            )
+            for name, action in chosen.items()
+            if action != Parse.model_fields[name].default
+        ]
 
     @property
     def needs_headers(self) -> bool:
@@ -124,6 +170,7 @@ class Parse(Part):
             raise ValueError("expected a schema_id with `encoding: confluent`, and only there")
         if self.delimiter is not None and self.format != "csv":
             raise ValueError("expected delimiter only with `format: csv`")
+        self._check_policies()
         given = (self.columns or "").encode() if self.schema_file is None else _content(self.schema_file)
         if self.format == "protobuf":
             columns = ProtobufSchema(given, self.message or "").ddl()
@@ -137,6 +184,23 @@ class Parse(Part):
         made = self.model_copy(update={"columns": columns})
         made._message_schema = given  # noqa: SLF001 - an attribute of this class
         return made
+
+    def _check_policies(self) -> None:
+        """Raise ValueError for a policy that the format cannot have."""
+        if self.new_fields != "ignore" and self.format in ("avro", "csv", "raw"):
+            raise ValueError(
+                f"expected no new_fields with `format: {self.format}`, whose payloads have no names of fields"
+            )
+        if (self.new_fields == "add") != (self.new_fields_as is not None):
+            raise ValueError("expected new_fields_as with `new_fields: add`, and only there")
+        if self.new_fields_as is not None and self.new_fields_as.startswith("_"):
+            raise ValueError("expected a name for new_fields_as that does not start with _, which is reserved")
+        if self.changed_types != "dead_letter" and self.format == "raw":
+            raise ValueError("expected no changed_types with `format: raw`, which has one type")
+        if self.unknown_enums != "dead_letter" and not self.has_own_schema:
+            raise ValueError("expected unknown_enums only with `format: avro` or `protobuf`, which have enums")
+        if self.unknown_enums == "add" and self.format == "avro":
+            raise ValueError("expected `unknown_enums: add` only with `format: protobuf`: Avro has an index, no value")
 
 
 def _content(file: str) -> bytes:
@@ -432,6 +496,11 @@ class Step(Part):
         min_length=2,
         description="steps and sources to combine; columns are matched by name, missing columns are null",
     )
+
+    @property
+    def checks(self) -> list[Expectation]:
+        """The expectations of the step, and those that count the rows of its policies for changes of the schema."""
+        return self.parse.policies if self.parse is not None else self.expect or []
 
     @property
     def kind(self) -> str:

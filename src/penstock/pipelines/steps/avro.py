@@ -23,6 +23,7 @@ from penstock.pipelines.steps.payload_errors import (
     OTHER_SCHEMA,
     RANGE,
     TIME_OUT_OF_RANGE,
+    UNKNOWN_ENUM,
     FieldError,
     PayloadError,
     time_limits,
@@ -83,7 +84,7 @@ class AvroMessages:
         return values
 
 
-_TEXTS = {NOT_AVRO: "the payload is not Avro of this schema: ", RANGE: "", MISMATCH: ""}
+_TEXTS = {NOT_AVRO: "the payload is not Avro of this schema: ", RANGE: "", MISMATCH: "", UNKNOWN_ENUM: ""}
 
 
 def _broken(text: str) -> PayloadError:
@@ -233,7 +234,9 @@ def _enum(kind: AvroType) -> _Read:
     def read(data: bytes, at: int) -> tuple[object, int]:
         index, at = _int(data, at)
         if not 0 <= index < len(symbols):
-            raise FieldError(NOT_AVRO, f"{index} is no index of an enum with {len(symbols)} symbols")
+            # A negative one is no enum of any schema.
+            code = UNKNOWN_ENUM if index >= 0 else NOT_AVRO
+            raise FieldError(code, f"{index} is no index of an enum with {len(symbols)} symbols")
         return symbols[index], at
 
     return read

@@ -18,7 +18,7 @@ from penstock.pipelines.spec.pipeline import SinkPlan
 from penstock.pipelines.spec.steps import Expectation
 from penstock.pipelines.steps.expressions import add_conditions
 
-__all__ = ["CHECKS", "VIOLATED", "check_counts", "checks_of", "expect_step"]
+__all__ = ["CHECKS", "VIOLATED", "add_checks", "check_counts", "checks_of", "expect_step"]
 
 CHECKS = "_checks"
 VIOLATED = "expectation.violated"
@@ -38,10 +38,7 @@ def expect_step(rows: DataFrame, name: str, expectations: Sequence[Expectation])
         sf.when(is_violated, sf.lit(f"{name}.{each.name}"))
         for is_violated, each in zip(violated, expectations, strict=True)
     ]
-    before = sf.col(CHECKS) if CHECKS in rows.columns else sf.expr("CAST(NULL AS ARRAY<STRING>)")
-    earlier = sf.coalesce(before, sf.expr("CAST(array() AS ARRAY<STRING>)"))
-    found = sf.concat(earlier, sf.array_compact(sf.array(sf.lit(name), *names)))
-    marked = tried.withColumn(CHECKS, sf.when(alive(), found).otherwise(before))
+    marked = add_checks(tried, alive(), name, names)
     for is_violated, each in zip(violated, expectations, strict=True):
         if each.on_violation == "dead_letter":
             reason = sf.lit(f"expectation {each.name!r} is violated: {shortened(each.expression)}")
@@ -52,11 +49,19 @@ def expect_step(rows: DataFrame, name: str, expectations: Sequence[Expectation])
     return marked.drop(*holds)
 
 
+def add_checks(rows: DataFrame, checked: Column, name: str, names: Sequence[Column]) -> DataFrame:
+    """Add the step ``name`` and ``names``, each null or a violated expectation, to ``_checks`` of ``checked`` rows."""
+    before = sf.col(CHECKS) if CHECKS in rows.columns else sf.expr("CAST(NULL AS ARRAY<STRING>)")
+    earlier = sf.coalesce(before, sf.expr("CAST(array() AS ARRAY<STRING>)"))
+    found = sf.concat(earlier, sf.array_compact(sf.array(sf.lit(name), *names)))
+    return rows.withColumn(CHECKS, sf.when(checked, found).otherwise(before))
+
+
 def check_counts(rows: DataFrame, plan: SinkPlan) -> list[Column]:
     """Return aggregates that count the names in ``_checks`` of ``rows``, for :func:`checks_of`."""
     if CHECKS not in rows.columns:
         return []
-    steps = [step.name for step in plan.steps if step.expect is not None]
+    steps = [step.name for step in plan.steps if step.checks]
     names = (*steps, *plan.expectations)
     return [sf.count_if(sf.array_contains(CHECKS, name)).alias(f"{_PREFIX}{name}") for name in names]
 

@@ -35,8 +35,17 @@ from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_
 from penstock.pipelines.spec.steps import Parse
 from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
 from penstock.pipelines.steps.avro import AvroMessages
+from penstock.pipelines.steps.expectations import add_checks
 from penstock.pipelines.steps.expressions import quoted
-from penstock.pipelines.steps.payload_errors import CODES
+from penstock.pipelines.steps.payload_errors import (
+    CODES,
+    MISMATCH,
+    NEW_FIELD,
+    NEW_FIELDS,
+    OTHER_SCHEMA,
+    RANGE,
+    UNKNOWN_ENUM,
+)
 from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, Messages, PayloadDecoder
 from penstock.pipelines.steps.protobuf import ProtobufMessages
 
@@ -72,10 +81,10 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
         decoded = rows.withColumn("_decoded", _decoded(schema, parse))
         found = sf.col("_decoded")
         failures = [(code, sf.when(found["code"] == code, found["reason"])) for code in CODES]
-        return _columns(decoded.withColumn("_parsed", found["value"]), rows, name, schema, failures)
+        return _columns(decoded.withColumn("_parsed", found["value"]), rows, name, parse, schema, failures)
     text = value.cast("string")
     parsed, failures = (
-        _csv(text, schema, parse) if parse.format == "csv" else _json(value, text, schema, rows.sparkSession)
+        _csv(text, schema, parse) if parse.format == "csv" else _json(value, text, schema, parse, rows.sparkSession)
     )
     failures = [
         (
@@ -85,17 +94,20 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
         ("parse.not_utf8", sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8"))),
         *failures,
     ]
-    exact = _exact_json(value, schema, rows.sparkSession) if parse.format == "json" else None
+    # The function ignores names that the schema lacks.
+    is_exact = parse.format == "json" and parse.new_fields == "ignore"
+    exact = _exact_json(value, schema, rows.sparkSession) if is_exact else None
     if exact is None:
-        return _columns(rows.withColumn("_parsed", parsed), rows, name, schema, failures)
+        return _columns(rows.withColumn("_parsed", parsed), rows, name, parse, schema, failures)
     made = rows.withColumn("_exact", exact).withColumn("_parsed", sf.coalesce("_exact", parsed))
-    return _columns(made, rows, name, schema, failures, valid=sf.col("_exact").isNotNull())
+    return _columns(made, rows, name, parse, schema, failures, valid=sf.col("_exact").isNotNull())
 
 
 def _columns(
     parsed: DataFrame,
     rows: DataFrame,
     name: str,
+    parse: Parse,
     schema: StructType,
     failures: list[tuple[str, Column]],
     valid: Column | None = None,
@@ -114,8 +126,27 @@ def _columns(
         ),
     ]
     marked = mark_dead(parsed, name, failures, valid)
+    if parse.policies:
+        is_mine = sf.coalesce(sf.col("_dead.step") == name, sf.lit(False))
+        changed = [sf.when(_is_changed(parse, each.name), sf.lit(f"{name}.{each.name}")) for each in parse.policies]
+        marked = add_checks(marked, alive() | is_mine, name, changed)
     data = [sf.when(alive(), sf.col("_parsed")[column]).alias(column) for column in schema.names]
-    return marked.select(*internal_columns(rows), *data_columns(rows), *data)
+    return marked.select(*internal_columns(marked), *data_columns(rows), *data)
+
+
+def _is_changed(parse: Parse, policy: str) -> Column:
+    """Return True for a row to which the ``policy`` for changes of the schema applies."""
+    if policy == "new_fields" and parse.new_fields_as is not None:
+        return alive() & sf.col("_parsed")[parse.new_fields_as].isNotNull()
+    return sf.col("_dead.code").isin(*_CODES[policy])
+
+
+_CODES = {
+    "new_fields": (NEW_FIELD,),
+    "changed_types": (MISMATCH, RANGE, OTHER_SCHEMA),
+    "unknown_enums": (UNKNOWN_ENUM,),
+}
+"""Codes of the dead letters of a policy for changes of the schema."""
 
 
 def _decoded(schema: StructType, parse: Parse) -> Column:
@@ -125,7 +156,7 @@ def _decoded(schema: StructType, parse: Parse) -> Column:
     if parse.has_own_schema:
         decoder = MessageDecoder(_messages(parse), arrow_schema(nullable))
     else:
-        decoder = PayloadDecoder(parse.format, arrow_schema(nullable))
+        decoder = PayloadDecoder(parse.format, arrow_schema(nullable), parse.new_fields, parse.new_fields_as)
     kind = StructType(
         [StructField("value", nullable), StructField("code", StringType()), StructField("reason", StringType())]
     )
@@ -147,7 +178,15 @@ def _messages(parse: Parse) -> Messages:
     encoding = parse.encoding or "plain"
     if parse.format == "avro":
         return AvroMessages(parse.message_schema.decode(), encoding, parse.schema_id)
-    return ProtobufMessages(parse.message_schema, parse.message or "", encoding, parse.schema_id)
+    return ProtobufMessages(
+        parse.message_schema,
+        parse.message or "",
+        encoding,
+        parse.schema_id,
+        parse.new_fields,
+        parse.new_fields_as,
+        parse.unknown_enums,
+    )
 
 
 def from_json(text: Column, schema: StructType) -> Column:
@@ -181,9 +220,19 @@ def _missing(column: str) -> Column:
 
 
 def _json(
-    value: Column, text: Column, schema: StructType, spark: SparkSession
+    value: Column, text: Column, columns: StructType, parse: Parse, spark: SparkSession
 ) -> tuple[Column, list[tuple[str, Column]]]:
-    return from_json(text, schema), [
+    schema = StructType([field for field in columns.fields if field.name != parse.new_fields_as])
+    parsed = from_json(text, schema)
+    new = sf.map_filter(sf.from_json(text, "MAP<STRING, STRING>"), lambda name, _: ~name.isin(*schema.names))
+    too_new: list[tuple[str, Column]] = []
+    if parse.new_fields_as is not None:
+        parsed = parsed.withField(quoted(parse.new_fields_as), _bound(new, lambda found: _unless_empty(found, found)))
+    elif parse.new_fields != "ignore":
+        # As errors of other formats are shortened.
+        reason = _bound(new, lambda found: _unless_empty(found, sf.substring(_names_of(found), 1, 200)))
+        too_new = [(NEW_FIELD, reason)]
+    return parsed, [
         ("parse.not_json", sf.when(~_is_one_value(value, text, spark), sf.lit("the payload is not JSON"))),
         (
             "schema.mismatch",
@@ -202,7 +251,22 @@ def _json(
             for field in schema.fields
             for place in _floats((field.name,), field.dataType)
         ),
+        *too_new,
     ]
+
+
+def _bound(value: Column, use: Callable[[Column], Column]) -> Column:
+    """Return ``use`` of ``value``, which is computed once."""
+    return sf.transform(sf.array(value), use)[0]
+
+
+def _unless_empty(found: Column, value: Column) -> Column:
+    """Return ``value``, or null if the map ``found`` is empty."""
+    return sf.when(sf.size(found) > 0, value)
+
+
+def _names_of(found: Column) -> Column:
+    return sf.concat(sf.lit(NEW_FIELDS), sf.array_join(sf.map_keys(found), ", "))
 
 
 def _exact_json(value: Column, schema: StructType, spark: SparkSession) -> Column | None:
@@ -269,7 +333,7 @@ def _mismatch(
         )
         return sf.coalesce(whole(texts), *columns, sf.lit("the payload does not match the schema"))
 
-    return sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.transform(sf.array(given), reason)[0])
+    return sf.when(sf.col("_parsed._corrupt").isNotNull(), _bound(given, reason))
 
 
 def _csv(text: Column, schema: StructType, parse: Parse) -> tuple[Column, list[tuple[str, Column]]]:

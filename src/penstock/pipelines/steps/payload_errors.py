@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.errors import shortened
 
 __all__ = [
     "CODES",
     "EMPTY",
     "MISMATCH",
+    "NEW_FIELD",
+    "NEW_FIELDS",
     "NOT_AVRO",
     "NOT_CBOR",
     "NOT_CLOUDEVENT",
@@ -16,16 +20,23 @@ __all__ = [
     "OTHER_SCHEMA",
     "RANGE",
     "TIME_OUT_OF_RANGE",
+    "UNKNOWN_ENUM",
     "FieldError",
     "PayloadError",
+    "new_fields_error",
     "time_limits",
 ]
 
 EMPTY, MISMATCH, RANGE, OTHER_SCHEMA = "parse.empty", "schema.mismatch", "schema.range", "schema.other"
 NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT = "parse.not_avro", "parse.not_cbor", "parse.not_cloudevent"
 NOT_JSON, NOT_PROTOBUF = "parse.not_json", "parse.not_protobuf"
-CODES = (EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, NOT_PROTOBUF, OTHER_SCHEMA, MISMATCH, RANGE)
-"""Codes of payloads that cannot be decoded."""
+NEW_FIELD, UNKNOWN_ENUM = "schema.new_field", "schema.unknown_enum"
+CODES = (
+    *(EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, NOT_PROTOBUF),
+    *(OTHER_SCHEMA, MISMATCH, RANGE, UNKNOWN_ENUM, NEW_FIELD),
+)
+"""Codes of payloads that cannot be decoded, or have another schema."""
+NEW_FIELDS = "the payload has fields that the schema lacks: "
 TIME_OUT_OF_RANGE = "a time is not in the years 1 to 9999"
 
 
@@ -44,6 +55,11 @@ class PayloadError(ValueError):
         super().__init__(reason)
         self.code = code
         self.reason = shortened(reason)
+
+
+def new_fields_error(names: Iterable[str]) -> PayloadError:
+    """Return the error of a payload with fields that the schema lacks; ``names`` are their paths."""
+    return PayloadError(NEW_FIELD, f"{NEW_FIELDS}{', '.join(names)}")
 
 
 class FieldError(Exception):

@@ -12,12 +12,12 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, InvalidOperation
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from penstock.pipelines.steps.payload_errors import (
     EMPTY,
@@ -27,6 +27,7 @@ from penstock.pipelines.steps.payload_errors import (
     NOT_JSON,
     RANGE,
     PayloadError,
+    new_fields_error,
 )
 from penstock.spark.option_parsing import json_value
 
@@ -249,10 +250,15 @@ WITH_HEADERS = frozenset({"cloudevents"})
 
 @dataclass(frozen=True, slots=True)
 class PayloadDecoder:
-    """Function over an array of payloads of ``format``; ``schema`` has the columns."""
+    """Function over an array of payloads of ``format``; ``schema`` has the columns, also ``new_fields_as``.
+
+    ``new_fields``: see ``Parse``.
+    """
 
     format: str
     schema: pa.Schema
+    new_fields: str = "ignore"
+    new_fields_as: str | None = None
 
     def __call__(self, payloads: pa.Array[Any], headers: pa.Array[Any] | None = None) -> pa.StructArray:
         """Return a struct for each payload: ``value`` with the columns, or ``code`` and ``reason``.
@@ -262,8 +268,10 @@ class PayloadDecoder:
         import pyarrow as pa
 
         decode = DECODERS[self.format]
-        columns = [(field.name, _converter(field.type), field.name) for field in self.schema]
-        found: list[list[object]] = [[] for _ in columns]
+        # The column with the new fields is the last one.
+        fields = [field for field in self.schema if field.name != self.new_fields_as]
+        columns = [(field.name, _converter(field.type), field.name) for field in fields]
+        found: list[list[object]] = [[] for _ in self.schema]
         codes: list[str | None] = []
         reasons: list[str | None] = []
         given_headers = [None] * len(payloads) if headers is None else headers.to_pylist()
@@ -274,9 +282,15 @@ class PayloadDecoder:
                     raise PayloadError(EMPTY, "the payload is empty")
                 given = decode(payload or b"", _first_of_each(named))
                 row = [convert(given.get(name), path) for name, convert, path in columns]
+                if self.new_fields != "ignore":
+                    new = dict(_new_fields(given, fields, ""))
+                    if new and self.new_fields_as is None:
+                        raise new_fields_error(new)
+                    if self.new_fields_as is not None:
+                        row.append(list(new.items()) or None)
             except PayloadError as error:
                 code, reason = error.code, error.reason
-                row = [None] * len(columns)
+                row = [None] * len(found)
             for values, value in zip(found, row, strict=True):
                 values.append(value)
             codes.append(code)
@@ -284,6 +298,59 @@ class PayloadDecoder:
         make: Any = pa.array
         arrays = [make(values, field.type) for values, field in zip(found, self.schema, strict=True)]
         return _result(pa.StructArray.from_arrays(arrays, fields=list(self.schema)), codes, reasons)
+
+
+def _new_fields(given: Mapping[Any, object], fields: Iterable[Any], path: str) -> Iterator[tuple[str, str | None]]:
+    """Yield path and text of each value in ``given``, which is at ``path``, that is none of ``fields``, at all levels.
+
+    ``given`` has been converted to ``fields`` before, so that its values have their types.
+    """
+    types = {field.name: field.type for field in fields}
+    for name, value in given.items():
+        shown = f"{path}{name.hex() if isinstance(name, bytes) else name}"
+        if name not in types:
+            yield shown, _value_text(value)
+        else:
+            yield from _new_below(value, types[name], shown)
+
+
+def _new_below(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, str | None]]:
+    import pyarrow as pa
+
+    if value is None:
+        return
+    if pa.types.is_struct(kind):
+        yield from _new_fields(value, cast(Any, kind), f"{path}.")
+    elif pa.types.is_list(kind):
+        for at, each in enumerate(value):
+            yield from _new_below(each, kind.value_type, f"{path}[{at}]")
+    elif pa.types.is_map(kind):
+        for name, each in value.items():
+            yield from _new_below(each, kind.item_type, f"{path}[{name!r}]")
+
+
+def _value_text(value: object) -> str | None:
+    """Return ``value`` as text: a text as it is, bytes in base64, other values in JSON."""
+    plain = _plain(value)
+    # Half of a character cannot be encoded.
+    return plain if plain is None else _encodable(plain if isinstance(plain, str) else json.dumps(plain))
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def _plain(value: object) -> Any:
+    """Return ``value`` with the types of JSON; values that it lacks are texts."""
+    if isinstance(value, Mapping):
+        return {name.hex() if isinstance(name, bytes) else str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _result(value: Any, codes: Sequence[str | None], reasons: Sequence[str | None]) -> pa.StructArray:

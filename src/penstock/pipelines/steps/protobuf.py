@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.pipelines.spec.protobuf_schema import (
     TIMESTAMP,
@@ -23,8 +25,10 @@ from penstock.pipelines.steps.payload_errors import (
     OTHER_SCHEMA,
     RANGE,
     TIME_OUT_OF_RANGE,
+    UNKNOWN_ENUM,
     FieldError,
     PayloadError,
+    new_fields_error,
     time_limits,
 )
 
@@ -42,12 +46,19 @@ _NANOS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ProtobufMessages:
-    """Decoder of messages of the type ``message``. ``encoding``: see ``Parse``; ``schema_id``: that of Confluent's."""
+    """Decoder of messages of the type ``message``. ``schema_id``: that of Confluent's; other attributes: see ``Parse``.
+
+    The library keeps fields that it cannot read as unknown fields of their message: new fields, but also known ones
+    with another type, and unknown values of closed enums (proto2).
+    """
 
     descriptors: bytes
     message: str
     encoding: str = "plain"
     schema_id: int | None = None
+    new_fields: str = "ignore"
+    new_fields_as: str | None = None
+    unknown_enums: str = "dead_letter"
 
     @property
     def accepts_empty(self) -> bool:
@@ -62,7 +73,7 @@ class ProtobufMessages:
         """
         from google.protobuf.message import DecodeError
 
-        made, path, fields = _compiled(self.descriptors, self.message)
+        made, path, fields = _compiled(self.descriptors, self.message, self.unknown_enums)
         if self.encoding == "confluent":
             payload = payload[_after_head(payload, self.schema_id, path) :]
         message = made()
@@ -74,6 +85,16 @@ class ProtobufMessages:
         if not message.IsInitialized():
             missing = ", ".join(message.FindInitializationErrors())  # type: ignore[attr-defined]  # not in the stubs
             raise PayloadError(NOT_PROTOBUF, f"the payload lacks required fields of {self.message}: {missing}")
+        new: dict[str, str] = {}
+        if _discard_unknown_fields(message):
+            whole = made()
+            whole.ParseFromString(payload)
+            try:
+                new = _new_fields(whole)
+            except UnicodeDecodeError:
+                raise PayloadError(NOT_PROTOBUF, "a key of a map is not UTF-8") from None
+        if new and self.new_fields in ("dead_letter", "fail"):
+            raise new_fields_error(new)
         values: dict[str, object] = {}
         name = ""
         try:
@@ -84,7 +105,77 @@ class ProtobufMessages:
             raise PayloadError(NOT_PROTOBUF, f"a string is not UTF-8 in the field {name!r}") from None
         except FieldError as error:
             raise PayloadError(error.code, f"{error.text} in the field {name!r}") from None
+        if self.new_fields_as is not None:
+            values[self.new_fields_as] = list(new.items()) or None
         return values
+
+
+def _discard_unknown_fields(message: Any) -> bool:
+    """Discard the unknown fields of ``message`` and the messages in it; return True if there were any.
+
+    Faster than to look at each message.
+    """
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    return bool(message.ByteSize() != size)
+
+
+def _new_fields(message: Message) -> dict[str, str]:
+    """Return the unknown fields of ``message`` and the messages in it that are new: path and value as text.
+
+    Raises:
+        PayloadError: a known field has another type, or an unknown value of an enum.
+    """
+    found: dict[str, list[object]] = {}
+    for kind, path, field in _unknown_fields(message, ""):
+        known = kind.fields_by_number.get(field.field_number)
+        if known is None:
+            found.setdefault(f"{path}{field.field_number}", []).append(_unknown_value(field.data))
+            continue
+        enum = (map_fields(known)[1] if is_map(known) else known).enum_type
+        if enum is not None and field.wire_type == (_LENGTH_DELIMITED if is_map(known) else _VARINT):
+            number = "the value of an entry" if is_map(known) else f"the value {field.data}"
+            raise PayloadError(UNKNOWN_ENUM, f"{enum.full_name} lacks {number} in the field {path + known.name!r}")
+        raise PayloadError(MISMATCH, f"the field {path + known.name!r} has another type in the payload")
+    return {
+        path: str(values[0]) if len(values) == 1 else json.dumps(values, ensure_ascii=False)
+        for path, values in found.items()
+    }
+
+
+_VARINT, _LENGTH_DELIMITED = 0, 2
+"""Wire types."""
+
+
+def _unknown_fields(message: Message, path: str) -> Iterator[tuple[Descriptor, str, Any]]:
+    """Yield the unknown fields of ``message``, which is at ``path``, and of the messages in it, with their types."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    kind: Any = message.DESCRIPTOR
+    unknown: Any = UnknownFieldSet(message)
+    for field in unknown:
+        yield kind, path, field
+    for known, value in message.ListFields():
+        if known.message_type is None:
+            continue
+        if is_map(known):
+            if map_fields(known)[1].message_type is not None:
+                for key in value:
+                    yield from _unknown_fields(value[key], f"{path}{known.name}[{key!r}].")
+        elif known.is_repeated:
+            for at, each in enumerate(value):
+                yield from _unknown_fields(each, f"{path}{known.name}[{at}].")
+        else:
+            yield from _unknown_fields(value, f"{path}{known.name}.")
+
+
+def _unknown_value(data: object) -> object:
+    """Return the value of an unknown field: a number, bytes in base64, or a group as a list of numbers and values."""
+    if isinstance(data, int):
+        return data
+    if isinstance(data, bytes):
+        return base64.b64encode(data).decode()
+    return [[field.field_number, _unknown_value(field.data)] for field in cast(Any, data)]
 
 
 def _after_head(payload: bytes, schema_id: int | None, path: tuple[int, ...]) -> int:
@@ -114,23 +205,25 @@ def _zigzag(number: int) -> bytes:
 
 
 @lru_cache(maxsize=16)
-def _compiled(descriptors: bytes, message: str) -> tuple[type[Message], tuple[int, ...], list[tuple[str, _Get]]]:
+def _compiled(
+    descriptors: bytes, message: str, unknown_enums: str
+) -> tuple[type[Message], tuple[int, ...], list[tuple[str, _Get]]]:
     from google.protobuf.message_factory import GetMessageClass
 
     found = message_type(descriptors, message)
-    return GetMessageClass(found), index_path(found), _getters(found)
+    return GetMessageClass(found), index_path(found), _getters(found, unknown_enums)
 
 
-def _getters(found: Descriptor) -> list[tuple[str, _Get]]:
-    return [(field.name, _getter(field)) for field in found.fields]
+def _getters(found: Descriptor, unknown_enums: str) -> list[tuple[str, _Get]]:
+    return [(field.name, _getter(field, unknown_enums)) for field in found.fields]
 
 
-def _getter(field: FieldDescriptor) -> _Get:
+def _getter(field: FieldDescriptor, unknown_enums: str) -> _Get:
     """Return the function that gets the column of ``field`` from its message."""
     get: _Get = attrgetter(field.name)
     if is_map(field):
-        return _map(field, get)
-    convert = _converter(field)
+        return _map(field, get, unknown_enums)
+    convert = _converter(field, unknown_enums)
     if field.is_repeated:
         if convert is None:
             return lambda message: list(get(message))  # type: ignore[call-overload]
@@ -147,8 +240,8 @@ def _getter(field: FieldDescriptor) -> _Get:
     return get if convert is None else lambda message: convert(get(message))
 
 
-def _map(field: FieldDescriptor, get: _Get) -> _Get:
-    of_key, of_value = map(_converter, map_fields(field))
+def _map(field: FieldDescriptor, get: _Get, unknown_enums: str) -> _Get:
+    of_key, of_value = (_converter(each, unknown_enums) for each in map_fields(field))
 
     def get_pairs(message: Any) -> object:
         found: Any = get(message)
@@ -159,17 +252,17 @@ def _map(field: FieldDescriptor, get: _Get) -> _Get:
     return get_pairs
 
 
-def _converter(field: FieldDescriptor) -> _Get | None:
+def _converter(field: FieldDescriptor, unknown_enums: str) -> _Get | None:
     """Return the function from a single value to that of the column; None if they are the same."""
     kind = field.message_type
     if kind is None:
         name = type_name(field)
-        return _enum(field) if name == "enum" else _text if name == "string" else None
+        return _enum(field, unknown_enums) if name == "enum" else _text if name == "string" else None
     if kind.full_name == TIMESTAMP:
         return _microseconds
     if kind.full_name in WRAPPERS:
         return attrgetter("value")
-    fields = _getters(kind)
+    fields = _getters(kind, unknown_enums)
     return lambda message: {name: get(message) for name, get in fields}
 
 
@@ -180,7 +273,7 @@ def _text(value: object) -> object:
     return value
 
 
-def _enum(field: FieldDescriptor) -> _Get:
+def _enum(field: FieldDescriptor, unknown: str) -> _Get:
     found = field.enum_type
     assert found is not None, "an enum has a type"
     names = {number: value.name for number, value in found.values_by_number.items()}
@@ -189,7 +282,9 @@ def _enum(field: FieldDescriptor) -> _Get:
     def name_of(number: Any) -> object:
         name = names.get(number)
         if name is None:
-            raise FieldError(MISMATCH, f"{kind} has no value {number}")
+            if unknown == "add":
+                return str(number)
+            raise FieldError(UNKNOWN_ENUM, f"{kind} lacks the value {number}")
         return name
 
     return name_of

@@ -6,7 +6,10 @@ import re
 
 import pytest
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
+from penstock.pipelines.spec.columns import sink_types
+from penstock.pipelines.spec.expectations import check_limits
+from penstock.pipelines.spec.pipeline import plan
 from tests.unit.pipelines.files import FILE, parse
 
 FULL = """\
@@ -65,6 +68,44 @@ def test_a_table_of_windows_has_no_partitions_by_the_time_of_a_record(stream: st
 @pytest.mark.parametrize("stream", ["read", "hours.late"])
 def test_tables_of_records_and_late_records_have_partitions_by_the_time_of_a_record(stream: str) -> None:
     assert parse(WINDOWS.replace("STREAM", stream)).sinks[0].table is not None
+
+
+PARSE = "name: p\nsource: {topics: [t]}\nsteps: [{name: read, parse: PARSE}]\nsinks: [{name: rows, console: {}}]\n"
+
+
+def test_policies_for_changes_of_the_schema_are_expectations_of_the_step() -> None:
+    given = "{schema: n INT, new_fields: add, new_fields_as: more, changed_types: fail}"
+    found = parse(PARSE.replace("PARSE", given))
+    (sink_plan,) = plan(found)
+    limits = {name: (each.on_violation, each.limit) for name, each in sink_plan.expectations.items()}
+    assert limits == {"read.new_fields": ("keep", None), "read.changed_types": ("fail", 0.0)}
+    assert sink_types(found, found.sinks[0]) == {"n": "INT", "more": "MAP<STRING, STRING>"}
+    with pytest.raises(PenstockError, match=r"'read\.changed_types' is violated by 2 of 5 rows of batch 7") as caught:
+        check_limits(sink_plan.expectations, 7, {"read": 5, "read.new_fields": 3, "read.changed_types": 2})
+    assert caught.value.why == "no row may violate changed_types: fail; the batch was not written"
+    assert plan(parse(PARSE.replace("PARSE", "{schema: n INT}")))[0].expectations == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("{schema: n INT, new_fields: add}", "expected new_fields_as with `new_fields: add`"),
+        ("{schema: n INT, new_fields_as: more}", "expected new_fields_as with `new_fields: add`"),
+        ("{schema: n INT, new_fields: add, new_fields_as: _more}", "which is reserved"),
+        ("{schema: n INT, new_fields: add, new_fields_as: N}", "new_fields_as': got 'N', expected the name of a new"),
+        (
+            "{schema: n INT, format: cloudevents, new_fields: add, new_fields_as: ce_id}",
+            "got 'ce_id', expected the name of a new",
+        ),
+        ("{schema: n INT, format: csv, new_fields: fail}", "no new_fields with `format: csv`"),
+        ("{schema: n BINARY, format: raw, changed_types: fail}", "no changed_types with `format: raw`"),
+        ("{schema: n INT, unknown_enums: fail}", "unknown_enums only with `format: avro` or `protobuf`"),
+        ("{schema: '{}', format: avro, unknown_enums: add}", "`unknown_enums: add` only with `format: protobuf`"),
+    ],
+)
+def test_policies_that_a_format_cannot_have_are_refused(given: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        parse(PARSE.replace("PARSE", given))
 
 
 def test_columns_that_are_there_are_found_whatever_made_them() -> None:

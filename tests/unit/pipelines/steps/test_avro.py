@@ -122,7 +122,12 @@ NOT_AVRO = "the payload is not Avro of this schema: "
         (["null", "int"], "04", "parse.not_avro", "2 is no index of a union"),
         (["null", "int"], "0102", "parse.not_avro", "-1 is no index of a union"),
         ({"type": "enum", "name": "E", "symbols": ["a"]}, "01", "parse.not_avro", "-1 is no index of an enum"),
-        ({"type": "enum", "name": "E", "symbols": ["a"]}, "02", "parse.not_avro", "an enum with 1 symbols"),
+        (
+            {"type": "enum", "name": "E", "symbols": ["a"]},
+            "02",
+            "schema.unknown_enum",
+            "1 is no index of an enum with 1 symbols",
+        ),
         ({"type": "map", "values": "int"}, "0402610202610200", "parse.not_avro", "the key 'a' occurs twice"),
         ({"type": "array", "items": "int"}, "01010200", "parse.not_avro", "the size -1 of a block is negative"),
         # Lengths that would exhaust memory.

@@ -119,6 +119,38 @@ def decoded(decoder: PayloadDecoder, *payloads: bytes | None) -> list[dict[str, 
     return rows
 
 
+def test_new_fields_are_ignored_added_or_refused() -> None:
+    inner = pa.struct([("x", pa.int32())])
+    columns = {"a": pa.int32(), "s": inner, "l": pa.list_(inner), "m": pa.map_(pa.string(), inner)}
+    more = pa.schema({**columns, "more": pa.map_(pa.string(), pa.string())})
+    given = {
+        "a": 1,
+        "s": {"x": 1, "y": "text"},
+        "l": [{"x": 1}, None, {"z": NOON}],
+        "m": {"k": {b"\xff": None}},
+        "b": b"\1",
+        "d": {"n": [1, 2.5, None, True, b"\1"]},
+    }
+    known = {"a": 1, "s": {"x": 1}, "l": [{"x": 1}, None, {"x": None}], "m": [("k", {"x": None})]}
+    new = [
+        ("s.y", "text"),
+        ("l[2].z", NOON.isoformat()),
+        ("m['k'].ff", None),
+        ("b", "AQ=="),
+        ("d", '{"n": [1, "2.5", null, true, "AQ=="]}'),
+    ]
+    payloads = [cbor2.dumps(given), cbor2.dumps({"a": 2}), cbor2.dumps({"a": "x", "b": 1})]
+    assert decoded(decoder_of(columns), *payloads)[0]["value"] == known
+    found = decoded(PayloadDecoder("cbor", more, "add", "more"), *payloads)
+    assert [row["value"] and row["value"]["more"] for row in found[:2]] == [new, None]
+    assert {name: found[0]["value"][name] for name in columns} == known
+    # A value of a wrong type is reported before new fields.
+    assert [row["code"] for row in found] == [None, None, "schema.mismatch"]
+    refused = decoded(PayloadDecoder("cbor", pa.schema(columns), "dead_letter"), *payloads)
+    assert [row["code"] for row in refused] == ["schema.new_field", None, "schema.mismatch"]
+    assert refused[0]["reason"] == "the payload has fields that the schema lacks: s.y, l[2].z, m['k'].ff, b, d"
+
+
 def test_a_broken_payload_does_not_affect_others() -> None:
     decoder = decoder_of({"a": pa.int32(), "b": pa.string()})
     payloads = [cbor2.dumps(each) for each in ({"a": 1, "b": "x", "c": 2}, {"b": 5}, {"a": 1 << 31}, {})]

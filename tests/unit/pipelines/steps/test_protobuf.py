@@ -25,6 +25,30 @@ from penstock.pipelines.steps.protobuf import ProtobufMessages, _after_head
 from tests.mutations import mutated
 
 PLANT = (Path(__file__).parents[3] / "vectors" / "protobuf" / "plant.textproto").read_text()
+CLOSED = """\
+name: "closed.proto" package: "closed"
+enum_type { name: "State" value { name: "OK" number: 0 } value { name: "ALARM" number: 5 } }
+message_type { name: "Closed"
+  field { name: "state" number: 1 type: TYPE_ENUM type_name: ".closed.State" label: LABEL_OPTIONAL }
+  field { name: "states" number: 2 type: TYPE_ENUM type_name: ".closed.State" label: LABEL_REPEATED }
+  field { name: "named" number: 3 type: TYPE_MESSAGE type_name: ".closed.Closed.NamedEntry" label: LABEL_REPEATED }
+  field { name: "inner" number: 4 type: TYPE_MESSAGE type_name: ".closed.Closed.Inner" label: LABEL_REPEATED }
+  field { name: "inners" number: 5 type: TYPE_MESSAGE type_name: ".closed.Closed.InnersEntry" label: LABEL_REPEATED }
+  nested_type {
+    name: "NamedEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_ENUM type_name: ".closed.State" label: LABEL_OPTIONAL }
+  }
+  nested_type {
+    name: "InnersEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".closed.Closed.Inner" label: LABEL_OPTIONAL }
+  }
+  nested_type { name: "Inner" field { name: "n" number: 1 type: TYPE_INT32 label: LABEL_OPTIONAL } }
+}
+"""
 REQUIRED = """\
 name: "old.proto" package: "old"
 message_type { name: "Old"
@@ -52,7 +76,7 @@ def descriptors(*texts: str, imports: bool = True) -> bytes:
     return made.SerializeToString()
 
 
-SET = descriptors(PLANT, REQUIRED)
+SET = descriptors(PLANT, REQUIRED, CLOSED)
 READING = ProtobufMessages(SET, "plant.Reading")
 # Origin: protobuf 7.36.2, SerializeToString.
 MESSAGE = bytes.fromhex(
@@ -164,8 +188,8 @@ NOT_PROTOBUF = "the payload is not Protobuf of the message plant.Reading"
         (b"\x0a\xff\xff\xff\xff\x07", "parse.not_protobuf", NOT_PROTOBUF),
         (b"\x0a\xff\xff\xff\xff\x0f", "parse.not_protobuf", NOT_PROTOBUF),
         (b"\x1b" * 100_000, "parse.not_protobuf", NOT_PROTOBUF),
-        (b"\x28\x07", "schema.mismatch", "plant.State has no value 7 in the field 'state'"),
-        (bytes.fromhex("82010408011009"), "schema.mismatch", "plant.State has no value 9 in the field 'states'"),
+        (b"\x28\x07", "schema.unknown_enum", "plant.State lacks the value 7 in the field 'state'"),
+        (bytes.fromhex("82010408011009"), "schema.unknown_enum", "plant.State lacks the value 9 in the field 'states'"),
         (
             bytes.fromhex("220a08ffffffffffffffff7f"),
             "schema.range",
@@ -179,6 +203,57 @@ def test_broken_messages_have_a_code_and_a_reason(message: bytes, code: str, rea
         READING.decode(message)
     assert caught.value.code == code
     assert reason in caught.value.reason
+
+
+NEW = bytes.fromhex("a00605" + "52039a0600" + "5a04a2060101" + "a00607" + "a906" + "01" + "00" * 7 + "ab060801ac06")
+"""Field 100 twice, field 99 of the place, field 100 of a time, fields 101 (fixed64, and a group)."""
+NEW_VALUES = [("100", "[5, 7]"), ("101", "[1, [[1, 1]]]"), ("place.99", ""), ("times[1].100", "AQ==")]
+
+
+def test_new_fields_are_ignored_added_or_refused() -> None:
+    message = MESSAGE + NEW
+    values = {**VALUES, "times": [1_000_000, 0]}
+    assert READING.decode(message) == values
+    added = ProtobufMessages(SET, "Reading", new_fields="add", new_fields_as="more")
+    assert added.decode(MESSAGE) == {**VALUES, "more": None}
+    assert added.decode(message) == {**values, "more": NEW_VALUES}
+    for policy in ("dead_letter", "fail"):
+        with pytest.raises(PayloadError, match=r"fields that the schema lacks: 100, 101, place\.99") as caught:
+            ProtobufMessages(SET, "Reading", new_fields=policy).decode(message)
+        assert caught.value.code == "schema.new_field"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "code", "reason"),
+    [
+        # The library keeps them as unknown fields, so that the column would be null.
+        ("Reading", "0805", "schema.mismatch", "the field 'machine' has another type"),
+        ("Reading", "52020805", "schema.mismatch", "the field 'place.hall' has another type"),
+        ("Reading", "3a021005" + "3a00" + "3805", "schema.mismatch", "the field 'tags' has another type"),
+        ("Reading", "2a0141", "schema.mismatch", "the field 'state' has another type"),
+        ("Closed", "0807", "schema.unknown_enum", "closed.State lacks the value 7 in the field 'state'"),
+        ("Closed", "1005" + "1007", "schema.unknown_enum", "lacks the value 7 in the field 'states'"),
+        ("Closed", "12020507", "schema.unknown_enum", "lacks the value 7 in the field 'states'"),
+        ("Closed", "1a050a01611007", "schema.unknown_enum", "lacks the value of an entry in the field 'named'"),
+        ("Closed", "22030a0141", "schema.mismatch", "'inner[0].n'"),
+        ("Closed", "2a080a016112030a0141", "schema.mismatch", "the field \"inners['a'].n\" has another type"),
+    ],
+)
+def test_changed_types_and_unknown_values_of_closed_enums_are_found(
+    name: str, message: str, code: str, reason: str
+) -> None:
+    with pytest.raises(PayloadError) as caught:
+        ProtobufMessages(SET, name).decode(bytes.fromhex(message))
+    assert caught.value.code == code
+    assert reason in caught.value.reason
+
+
+def test_unknown_values_of_open_enums_are_added_as_numbers() -> None:
+    messages = ProtobufMessages(SET, "Reading", unknown_enums="add")
+    found = messages.decode(bytes.fromhex("2807" + "82010408011009"))
+    assert (found["state"], found["states"]) == ("7", [(1, "9")])
+    with pytest.raises(PayloadError, match=r"closed\.State lacks the value 7"):
+        ProtobufMessages(SET, "Closed", unknown_enums="add").decode(b"\x08\x07")
 
 
 def test_required_fields_and_strings_of_proto2_are_checked() -> None:
