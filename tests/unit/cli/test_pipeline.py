@@ -139,6 +139,11 @@ def test_metrics_need_an_address(capsys: pytest.CaptureFixture[str]) -> None:
         assert "is not HOST:PORT" in capsys.readouterr().err
 
 
+def test_traces_need_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "run", "--traces", "127.0.0.1:4318", str(example("pipeline.yaml"))]) == 2
+    assert "--traces '127.0.0.1:4318': expected a URL of a receiver of OTLP" in capsys.readouterr().err
+
+
 def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["pipeline", "run", str(example("pipeline.yaml"))]
     for options, words in [

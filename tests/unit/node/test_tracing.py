@@ -144,7 +144,23 @@ def test_a_missing_library_is_reported_with_its_extra() -> None:
     assert "[otel]" in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "http:///v1/traces"])
-def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="expected a URL of a receiver of OTLP over HTTP"):
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        *((url, "expected a URL of a receiver of OTLP over HTTP") for url in ("127.0.0.1:4318", "grpc://h:4317")),
+        *(
+            (url, "expected a URL of a receiver of OTLP over HTTP")
+            for url in ("http://", "http:///v1/traces", "http://h?a")
+        ),
+        ("http://h:99999", "Port out of range"),
+        ("https://ada:hush@h:4318", "without credentials"),
+    ],
+)
+def test_an_endpoint_that_is_no_url_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         TracingSection(endpoint=url)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4318", "https://collector.example/otlp", "http://[::1]:4318/"])
+def test_an_endpoint_is_a_url(url: str) -> None:
+    assert TracingSection(endpoint=url).endpoint == url

@@ -129,7 +129,7 @@ def test_a_series_of_failures_is_one_warning_until_a_request_succeeds(caplog: py
         _await(lambda: tracing.failure is None)
         tracing.close()
     assert [record.message for record in caplog.records] == [
-        "spans cannot be exported and are dropped (the receiver answered 404 Not Found)",
+        f"spans cannot be sent to {receiver.url}/v1/traces and are dropped (the receiver answered 404 Not Found)",
         "spans are exported again",
     ]
 

@@ -37,8 +37,11 @@ def needs_tracing() -> Iterator[None]:
 def otlp_endpoint(value: str) -> str:
     """Return the base URL of a receiver of OTLP over HTTP; raises ValueError if ``value`` is none."""
     parts = urlsplit(value)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    # The port raises ValueError if it is none.
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0 or parts.query or parts.fragment:
         raise ValueError("expected a URL of a receiver of OTLP over HTTP, such as http://127.0.0.1:4318")
+    if parts.username is not None:  # logs and errors show the URL
+        raise ValueError("expected a URL without credentials: set the variable OTEL_EXPORTER_OTLP_HEADERS")
     return value
 
 

@@ -219,11 +219,8 @@ class _Exporter(SpanExporter):
             do="check that a receiver of OTLP over HTTP listens there (port 4318 by default; 4317 is gRPC)",
         )
         if first:
-            _log.warning(
-                "spans cannot be exported and are dropped (%s)",
-                self.failure.why,
-                extra={"fields": {"endpoint": self._endpoint}},
-            )
+            # Complete without fields: a pipeline's command shows the message only.
+            _log.warning("spans cannot be sent to %s and are dropped (%s)", self._endpoint, self.failure.why)
 
     def shutdown(self) -> None:
         """Close the connections [SpanExporter]."""
