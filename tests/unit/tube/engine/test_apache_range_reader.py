@@ -211,6 +211,21 @@ def test_another_attempt_holds_the_partition() -> None:
     assert pauses
 
 
+def test_pauses_for_an_occupied_partition_are_short_first_and_become_longer() -> None:
+    """A commit of an offset occupies the partition for a few milliseconds, a consumer that has ended for seconds."""
+    model = Model([0], held_by={"g": "other"})
+    tries = iter(range(100))
+
+    def leave(_: MethodId) -> None:
+        if next(tries) == 7:
+            model.held_by.clear()
+
+    model.before = leave
+    found, pauses = read(model, 0, ENTRY)
+    assert len(found) == 1
+    assert [pause.ms for pause in pauses] == [20, 40, 80, 160, 320, 500, 500]
+
+
 def test_offsets_removed_before_the_read_raise_data_loss() -> None:
     model = Model([0] * 10, oldest=4)
     with pytest.raises(DataLossError, match=r"offset 28 is no longer stored \(earliest 112\)") as caught:

@@ -45,7 +45,9 @@ _FROM_MEMORY_TOO = 303
 """qryPriorityId: include messages that are not in the broker's files yet. Otherwise a reader would miss the newest
 messages."""
 _RETRY_MS = 20
-_OCCUPIED_MS = 500
+_LONGEST_OCCUPIED_MS = 500
+"""Longest pause for a partition that another consumer holds. The first one is ``_RETRY_MS``, since another commit of
+an offset holds it for a few milliseconds; they double, since a consumer that has ended holds it for seconds."""
 
 
 class GetResult(NamedTuple):
@@ -202,6 +204,7 @@ def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> Ra
 
 def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) -> RangeSteps:
     """Register at ``start``; the log must reach ``end``."""
+    pause_ms = _RETRY_MS
     while True:
         answer = yield session.register(ref, _REGISTER, start)
         assert isinstance(answer, broker_pb2.RegisterResponseB2C)
@@ -210,7 +213,8 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
             break
         if answer.errCode == ErrCode.PARTITION_OCCUPIED:
             if not session.next_group():
-                yield Pause(_OCCUPIED_MS, f"{ref}: {answer.errMsg}")
+                yield Pause(pause_ms, f"{ref}: {answer.errMsg}")
+                pause_ms = min(2 * pause_ms, _LONGEST_OCCUPIED_MS)
         elif answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
             raise UnavailableError(f"tube: {ref}: the broker does not serve now: {answer.errMsg}", applied=False)
         else:
