@@ -234,12 +234,15 @@ class ClusterMembership:
         self._clock_lag_ms = 0
         """Time by which that clock was behind the clock of versions of the node that had set it."""
         self._versions_offset: int | None = None
-        """Clock of the active node's versions minus :func:`boot_ms`, when it was last read."""
+        """Clock of the active node's versions minus :func:`boot_ms`, when it was last set."""
+        self._stamp_read = b""
+        """The clock of the cluster as it was last read."""
         self._versions: SteppedClock | None = None
         """Clock of this node's versions, of an elected node."""
         self._clock_runs = False
         """Whether the cluster's clock was read while the node that had set it was active, or was set since the boot of
-        this machine."""
+        this machine. A later term does not reset it: if this node first reads its clock after it has ended, it is late
+        by the time without an active node, as documented, whereas the system clock may be ahead."""
         self._seen_ms = 0
         """Time of the cluster's clock up to which this node has all commits."""
         self._lease: int | None = None
@@ -631,7 +634,9 @@ class ClusterMembership:
             set_ms = time_ms - offset
             self._clock_runs = True
         self._clock_offset = offset if self._clock_offset is None else max(self._clock_offset, offset)
-        self._versions_offset = versions - set_ms if isinstance(versions, int) else None
+        if value != self._stamp_read:  # otherwise it has become older since
+            self._stamp_read = value
+            self._versions_offset = versions - set_ms if isinstance(versions, int) else None
         return time_ms
 
     def _set_clock(self) -> None:
