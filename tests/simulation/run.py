@@ -31,6 +31,7 @@ from tests.simulation.loop import Deadlock, MachineClock, VirtualLoop
 from tests.simulation.mqtt_client import MqttClient, MqttStep, RetainedReader, mqtt_step
 from tests.simulation.mqtt_history import AMPLE_MS, MqttHistory
 from tests.simulation.node import SimulatedNode
+from tests.simulation.seeds import report_seeds
 from tests.simulation.statestore_client import StoreClient, StoreStep, store_step
 from tests.simulation.tube_client import (
     LogHistory,
@@ -386,9 +387,5 @@ def processes() -> Executor:
 
 def report(seeds: Sequence[int], pool: Executor | None = None, *, tell: Callable[[str], None] = print) -> bool:
     """Run ``seeds``, in ``pool`` if given; False at the first that fails, with its shortest known schedule."""
-    for failed in map(failure, seeds) if pool is None else pool.map(failure, seeds):
-        if failed is not None:
-            tell(str(failed))
-            return False
-    tell(f"{len(seeds)} seeds, {len(seeds) * OPERATIONS} operations: no rule was broken")
-    return True
+    summary = f"{len(seeds)} seeds, {len(seeds) * OPERATIONS} operations: no rule was broken"
+    return report_seeds(failure, seeds, pool, summary, tell)

@@ -24,6 +24,7 @@ from tests.simulation.mutations import (
     without_fsync,
 )
 from tests.simulation.run import OPERATIONS, Failure, failure, report, simulate
+from tests.simulation.seeds import passed
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 120 if compiled.form() == "compiled" else MOST_SEEDS
@@ -36,8 +37,7 @@ ONE_SEED = "from tests.simulation.run import simulate; print(simulate(7).trace, 
 
 @pytest.mark.parametrize("first", range(BLOCK, SEEDS, BLOCK))  # those before: test_a_seed_does_what_it_should
 def test_no_seed_breaks_a_rule(pool: Executor, first: int) -> None:
-    told: list[str] = []
-    assert report(range(first, first + BLOCK), pool, tell=told.append), told
+    passed(report, range(first, first + BLOCK), pool)
 
 
 @pytest.mark.nightly
@@ -46,9 +46,7 @@ def test_no_seed_breaks_a_rule(pool: Executor, first: int) -> None:
 def test_none_of_many_seeds_breaks_a_rule(
     pool: Executor, first: int, record_property: Callable[[str, object], None]
 ) -> None:
-    told: list[str] = []
-    assert report(range(first, first + NIGHTLY_BLOCK), pool, tell=told.append), told
-    record_property("summary", told[0])
+    record_property("summary", passed(report, range(first, first + NIGHTLY_BLOCK), pool))
 
 
 def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_core() -> None:

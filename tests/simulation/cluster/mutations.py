@@ -103,6 +103,18 @@ def local_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterMembership, "_set_clock", set_clock)
 
 
+def full_log_not_deleted(patch: pytest.MonkeyPatch) -> None:
+    """A full log keeps its backlog: after a takeover that may be all of its commits, in one group."""
+    delete = EtcdRetention.delete
+
+    def delete_some(self: EtcdRetention, *args: Any, **options: Any) -> int:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(EtcdRetention, "is_full", False)
+            return delete(self, *args, **options)
+
+    patch.setattr(EtcdRetention, "delete", delete_some)
+
+
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     head_not_compared: (0, FAULTS),
     lease_measured_late: (29, ("slow",)),
@@ -113,6 +125,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     watch_trusted: (3, FAULTS),
     not_saved: (9, ("restore", "pause", "cut")),
     local_clock: (8, ("clock", "kill", "handover")),
+    full_log_not_deleted: (19, ("kill", "handover", "stop", "behind", "cut")),
 }
 """For each bug a seed that finds it, and the kinds of fault that the simulations have. The tests try this seed before
 the others; if it has become wrong, they take longer."""

@@ -22,6 +22,7 @@ from tests.simulation.cluster.node import Node, Request, virtual
 from tests.simulation.cluster.threads import Process, Simulator
 from tests.simulation.history import GET, SET, Operation, Violation
 from tests.simulation.loop import MachineClock
+from tests.simulation.seeds import report_seeds
 
 __all__ = ["FAULTS", "Result", "report", "simulate", "violation"]
 
@@ -345,12 +346,12 @@ def violation(seed: int, faults: Iterable[str] = FAULTS) -> str | None:
     return None
 
 
+def failure(seed: int) -> str | None:
+    """Run a seed; return a report if it broke a rule, or None."""
+    reason = violation(seed)
+    return None if reason is None else f"seed {seed} of two nodes: {reason}"
+
+
 def report(seeds: Sequence[int], pool: Executor | None = None, *, tell: Callable[[str], None] = print) -> bool:
     """Run ``seeds``, in ``pool`` if given; False at the first that breaks a rule."""
-    reasons = map(violation, seeds) if pool is None else pool.map(violation, seeds)
-    for seed, reason in zip(seeds, reasons, strict=True):
-        if reason is not None:
-            tell(f"seed {seed} of two nodes: {reason}")
-            return False
-    tell(f"{len(seeds)} seeds of two nodes: no rule was broken")
-    return True
+    return report_seeds(failure, seeds, pool, f"{len(seeds)} seeds of two nodes: no rule was broken", tell)
