@@ -307,7 +307,7 @@ def _new_fields(given: Mapping[Any, object], fields: Iterable[Any], path: str) -
     """
     types = {field.name: field.type for field in fields}
     for name, value in given.items():
-        shown = f"{path}{name.hex() if isinstance(name, bytes) else name}"
+        shown = _encodable(f"{path}{name.hex() if isinstance(name, bytes) else name}")
         if name not in types:
             yield shown, _value_text(value)
         else:
@@ -332,11 +332,11 @@ def _new_below(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, 
 def _value_text(value: object) -> str | None:
     """Return ``value`` as text: a text as it is, bytes in base64, other values in JSON."""
     plain = _plain(value)
-    # Half of a character cannot be encoded.
     return plain if plain is None else _encodable(plain if isinstance(plain, str) else json.dumps(plain))
 
 
 def _encodable(text: str) -> str:
+    """Return ``text`` with a question mark for each half of a character, which JSON may have."""
     return text.encode(errors="replace").decode()
 
 
@@ -346,11 +346,26 @@ def _plain(value: object) -> Any:
         return {name.hex() if isinstance(name, bytes) else str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, set | frozenset):
+        # In an order that is the same in each process.
+        return sorted(map(_plain, value), key=str)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime | date):
         return value.isoformat()
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        # Python writes numbers of more than 4,300 digits in hexadecimal digits only.
+        return value if value.bit_length() < _LONG_NUMBER else hex(value)
+    try:
+        return str(value)
+    except ValueError:
+        return f"a {type(value).__name__} with too many digits"
+
+
+_LONG_NUMBER = 4096
+"""Number of bits."""
 
 
 def _result(value: Any, codes: Sequence[str | None], reasons: Sequence[str | None]) -> pa.StructArray:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
 from random import Random
 from typing import Any
 
@@ -149,6 +151,51 @@ def test_new_fields_are_ignored_added_or_refused() -> None:
     refused = decoded(PayloadDecoder("cbor", pa.schema(columns), "dead_letter"), *payloads)
     assert [row["code"] for row in refused] == ["schema.new_field", None, "schema.mismatch"]
     assert refused[0]["reason"] == "the payload has fields that the schema lacks: s.y, l[2].z, m['k'].ff, b, d"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (cbor2.dumps(1 << 64), str(1 << 64)),
+        # Python refuses to write numbers with so many digits.
+        (cbor2.dumps(1 << 20_000), hex(1 << 20_000)),
+        (cbor2.dumps([1 << 20_000]), f'["{hex(1 << 20_000)}"]'),
+        (cbor2.dumps(Fraction(1 << 20_000, 3)), "a Fraction with too many digits"),
+        (cbor2.dumps(Fraction(1, 3)), "1/3"),
+        (cbor2.dumps(Decimal("1E+999999")), "1E+999999"),
+        (cbor2.dumps(math.nan), "nan"),
+        (cbor2.dumps({"b", "c", "a"}), '["a", "b", "c"]'),
+        (cbor2.dumps([cbor2.CBORSimpleValue(99)]), '["99"]'),
+        (b"\xd8\x65\x01", "1"),
+    ],
+)
+def test_new_fields_may_have_any_value(value: bytes, text: str) -> None:
+    schema = pa.schema({"a": pa.int32(), "more": pa.map_(pa.string(), pa.string())})
+    (found,) = decoded(PayloadDecoder("cbor", schema, "add", "more"), b"\xa1\x61x" + value)
+    assert found["value"]["more"] == [("x", text)]
+
+
+def test_new_fields_of_json_may_have_half_a_character() -> None:
+    schema = pa.schema({"more": pa.map_(pa.string(), pa.string())})
+    headers = [[{"key": f"ce_{name}", "value": b"1.0"} for name in ("specversion", "id", "source", "type")]]
+    kind: Any = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    payloads: Any = pa.array([b'{"a\\ud800": "\\ud800", "b": ["\\ud800"]}'], pa.binary())
+    found: Any = PayloadDecoder("cloudevents", schema, "add", "more")(payloads, pa.array(headers, kind))
+    more = dict(found.to_pylist()[0]["value"]["more"])
+    assert (more["a?"], more["b"]) == ("?", '["\\ud800"]')
+    refused: Any = PayloadDecoder("cloudevents", pa.schema({"n": pa.int32()}), "fail")(
+        payloads, pa.array(headers, kind)
+    )
+    assert "lacks: a?, b" in refused.to_pylist()[0]["reason"]
+
+
+def test_mutated_payloads_with_new_fields_are_decoded_or_refused() -> None:
+    random = Random(21)
+    whole = cbor2.dumps({"a": 1, "t": NOON, "l": [1, {"x": b"y"}, "z" * 20], "d": Decimal("1.5"), "n": 1 << 70})
+    schema = pa.schema({"a": pa.int32(), "more": pa.map_(pa.string(), pa.string())})
+    found = decoded(PayloadDecoder("cbor", schema, "add", "more"), *(mutated(random, whole) for _ in range(2000)))
+    refused = sum(row["code"] is not None for row in found)
+    assert min(refused, 2000 - refused) > 50
 
 
 def test_a_broken_payload_does_not_affect_others() -> None:
