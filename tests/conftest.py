@@ -14,4 +14,4 @@ settings.register_profile(
 )
 settings.load_profile("penstock")
 
-pytest_plugins = ["tests.compiled", "tests.interop.etcd_fixtures"]
+pytest_plugins = ["tests.compiled", "tests.interop.etcd_fixtures", "tests.object_storage"]

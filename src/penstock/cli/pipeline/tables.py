@@ -80,7 +80,7 @@ def maintain(
 
         for sink, table in tables.items():
             found = maintain_table(
-                Path(table.path),
+                table.location,
                 retention_h=_hours(retention),
                 target_bytes=target or table.file_bytes,
                 log_retention_h=None if log_retention is None else _hours(log_retention),
@@ -118,12 +118,17 @@ def _tables(file: Path, only: list[str] | None, stored: str) -> tuple[Pipeline, 
     found = {
         sink: table
         for sink, table in tables.items()
-        if sink in (only or tables) and stored_format(table.path) == stored
+        if sink in (only or tables) and (stored_format(table.path) or _format_in_bucket(table)) == stored
     }
     if not found:
         note(f"pipeline {name}: no table has the format {stored}")
         raise typer.Exit
     return pipeline, name, found
+
+
+def _format_in_bucket(table: TableSink) -> str | None:
+    """Return the format of a table in a bucket, None for a local directory or another URI."""
+    return None if table.is_remote or isinstance(table.location, Path) else table.format
 
 
 @contextmanager

@@ -141,8 +141,8 @@ def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
         if sink.table is None or sink.table.is_remote:
             continue
         try:
-            check_types(Path(sink.table.path), sink.name, sink_types(pipeline, sink))
-            check_partitions(Path(sink.table.path), sink.name, sink.table.partitions)
+            check_types(sink.table.location, sink.name, sink_types(pipeline, sink))
+            check_partitions(sink.table.location, sink.name, sink.table.partitions)
         except ConfigError as error:
             found[sink.name] = error
     return found
@@ -158,7 +158,7 @@ def _repetition(pipeline: Pipeline, name: str, old: str) -> str:
     sink = next(sink for sink in pipeline.sinks if sink.name == name)
     text = f"starts with the first record of its sources, and writes again what sink {old} has written"
     if sink.table is not None and not sink.table.is_remote:
-        count = writers(Path(sink.table.path)).get(old, 0)
+        count = writers(sink.table.location).get(old, 0)
         batches = "1 batch" if count == 1 else f"{count} batches"
         text += f": {sink.table.path} has {batches} of it, and would have these rows twice"
     return f"{text}; to continue, keep the name {old}"

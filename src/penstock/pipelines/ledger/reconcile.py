@@ -20,6 +20,7 @@ from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.spark.files.delta_log import DeltaLog
+from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["COMPARISONS", "Comparison", "Count", "QueryEntries", "QueryReconciliation", "reconcile", "source_count"]
 
@@ -160,8 +161,10 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
             found.off.extend(_parquet(path, sink.name, sum(batches.values()), "late" if late else "out"))
         elif query.entries:
             checkpoint = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name))
-            before = {commit.batch: commit.rows for commit in commits(Path(path)) if commit.writer == sink.name}
-            compared = _delta(path, table.mode, transaction_id(sink.name, checkpoint.query_id()), batches, before)
+            location = table.location_of(path)
+            stored = commits(location) if isinstance(location, Path) else []
+            before = {commit.batch: commit.rows for commit in stored if commit.writer == sink.name}
+            compared = _delta(location, table.mode, transaction_id(sink.name, checkpoint.query_id()), batches, before)
             found.off.extend(compared.off)
             found.unknown.extend(compared.unknown)
     return found
@@ -190,15 +193,17 @@ def _dead_letters(name: str, entries: list[LedgerEntry], counts: QueryCounts, de
         yield from _parquet(path, name, rows, "dead letters")
 
 
-def _delta(path: str, mode: str, writer: str, written: Mapping[int, int], migrated: Mapping[int, int]) -> Comparison:
+def _delta(
+    path: StoragePath, mode: str, writer: str, written: Mapping[int, int], migrated: Mapping[int, int]
+) -> Comparison:
     """Compare the batches ``written`` by ``writer``, with their number of rows, with the log of a Delta table.
 
     Appended rows are counted; for a merge, the log only shows that it was performed. ``migrated`` has the rows of the
     batches that were committed to the Parquet table before it became a Delta table.
     """
-    log = DeltaLog(path)
-    first = log.first
     try:
+        log = DeltaLog(path)
+        first = log.first
         found = {
             version.transactions[writer]: sum(file.records or 0 for file in version.added)
             for version in (log.versions(first - 1) if first is not None else ())

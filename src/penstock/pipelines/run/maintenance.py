@@ -12,6 +12,7 @@ from penstock.pipelines.sinks.delta import is_delta_table
 from penstock.pipelines.sinks.maintenance import maintain, maintained_at
 from penstock.pipelines.spec.sinks import Maintenance, Sink
 from penstock.pipelines.spec.values import duration_ms
+from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["MaintenanceSchedule"]
 
@@ -30,12 +31,12 @@ class MaintenanceSchedule:
     def __init__(self, sinks: Sequence[Sink], report: Callable[..., None]) -> None:
         # Several sinks may write one table.
         self._tables = {
-            Path(sink.table.path).absolute(): (sink.name, sink.table.maintenance, sink.table.file_bytes)
+            _absolute(sink.table.location): (sink.name, sink.table.maintenance, sink.table.file_bytes)
             for sink in sinks
             if sink.table is not None and sink.table.maintenance is not None
         }
         self._report = report
-        self._tried: dict[Path, float] = {}
+        self._tried: dict[StoragePath, float] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="table maintenance", daemon=True)
 
@@ -67,15 +68,19 @@ class MaintenanceSchedule:
             if self._closing.is_set():
                 return
             try:
-                last = max(maintained_at(path), self._tried.get(path, 0.0))
-                if now >= last + duration_ms(plan.every) / 1000 and is_delta_table(path):
+                every_s = duration_ms(plan.every) / 1000
+                if now < self._tried.get(path, 0.0) + every_s or not is_delta_table(path):
+                    continue
+                # Read only if it can be due: a table in a bucket is loaded for it.
+                self._tried[path] = maintained_at(path)
+                if now >= self._tried[path] + every_s:
                     self._tried[path] = now
                     self._maintain(sink, path, plan, file_bytes)
             except Exception as error:  # noqa: BLE001 - it would end the thread, and with it all later maintenance
                 self._tried[path] = now
                 self._report("warning", text=f"sink {sink!r}: its table was not maintained: {error}")
 
-    def _maintain(self, sink: str, path: Path, plan: Maintenance, file_bytes: int) -> None:
+    def _maintain(self, sink: str, path: StoragePath, plan: Maintenance, file_bytes: int) -> None:
         began = time.monotonic()
         found = maintain(
             path,
@@ -86,6 +91,10 @@ class MaintenanceSchedule:
         )
         fields: dict[str, Any] = found._asdict()
         self._report("maintenance", sink=sink, **fields, took_s=round(time.monotonic() - began, 3))
+
+
+def _absolute(path: StoragePath) -> StoragePath:
+    return path.absolute() if isinstance(path, Path) else path
 
 
 def _hours(duration: str) -> int:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -504,7 +503,7 @@ def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
         ConfigError: a column has another type, or cannot be a column of a Delta table.
     """
     if sink.table is not None and not sink.table.is_remote:
-        path = Path(sink.table.path)
+        path = sink.table.location
         check_columns(path, sink.name, columns)
         if sink.table.format == "delta":
             check_partitions(path, sink.name, sink.table.partitions)

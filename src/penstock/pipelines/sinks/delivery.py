@@ -8,19 +8,19 @@ a write once: it is identified by the query of the checkpoint, the sink and the 
 With other brokers delivery is at least once; ids come from the source's record, so all copies of a message have the
 same id.
 
-A Delta table on another file system (a URI) is written with Delta's jars, with the same transactions as in ``delta``.
+A Delta table on another file system (a URI, but not of a bucket) is written with Delta's jars, with the same
+transactions as in ``delta``.
 """
 
 from __future__ import annotations
 
 import errno
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -31,7 +31,7 @@ from pyspark.sql.types import BinaryType, StructType
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import added_rows, data_columns, key_column, mark_dead, too_large
-from penstock.pipelines.sinks.delta import DeltaWriter
+from penstock.pipelines.sinks.delta import DeltaWriter, discard
 from penstock.pipelines.sinks.one_pass import (
     SHARED,
     Outcomes,
@@ -57,6 +57,7 @@ from penstock.pipelines.steps.expressions import (
     quoted,
     quoted_column,
 )
+from penstock.spark.files.object_storage import ObjectPath
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
 from penstock.spark.tube.options import SinkOptions
@@ -423,7 +424,7 @@ class SinkWriter:
         except PenstockError:
             for files in (found.rows, found.letters):
                 if files is not None:
-                    shutil.rmtree(files.attempt, ignore_errors=True)
+                    discard(files.attempt)
             raise
         if table is not None:
             out = table.commit(batch, *found.rows)
@@ -431,7 +432,7 @@ class SinkWriter:
             try:
                 out = self._write_staged(spark, sink, batch, found.rows)
             finally:
-                shutil.rmtree(found.rows.attempt, ignore_errors=True)
+                discard(found.rows.attempt)
         written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
         return OnePassCounts(found.out, found.dead, found.filtered, out, written, found.checks, found.exploded)
 
@@ -502,7 +503,12 @@ class SinkWriter:
         key = (sink.name, sink.table.path)
         if key not in self._tables:
             self._tables[key] = DeltaWriter(
-                Path(sink.table.path), sink.name, query, sink.table.keys, sink.table.partitions
+                sink.table.location,
+                sink.name,
+                query,
+                sink.table.keys,
+                sink.table.partitions,
+                partial(self.targets.staged, sink.name),
             )
         table = self._tables[key]
         assert isinstance(table, DeltaWriter)
@@ -689,8 +695,13 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
 
 def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
     assert sink.table is not None
-    if not sink.table.is_remote:
-        _check_directory(f"sink {sink.name!r}", Path(sink.table.path))
+    if sink.table.is_remote:
+        return
+    path = sink.table.location
+    if isinstance(path, ObjectPath):
+        path.check_writable(f"sink {sink.name!r}")
+    else:
+        _check_directory(f"sink {sink.name!r}", path)
 
 
 _CHECKING = threading.Lock()

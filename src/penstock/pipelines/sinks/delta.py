@@ -5,6 +5,10 @@
     <table>/<column>=<value>/<name>.parquet       those of a table with partitions
     <table>/_attempts/<sink>-<batch>-<id>/        files of an attempt that is not committed yet
 
+A table in a bucket (``ObjectPath``) has no ``_attempts``: objects cannot be renamed, so executors write them at their
+final path, and Spark writes the rows of a merge in the state directory. A version is an object that is created only if
+it does not exist (``If-None-Match``), which every writer of the table must do.
+
 A batch is a transaction with an application id, which is that of the query (``transaction_id``), and a version, which
 is the number of the batch. ``deltalake`` writes such a transaction again if it is asked to, so the check is here: the
 table is loaded, its last version of the application id is compared with the batch, and the commit is made with the same
@@ -12,8 +16,8 @@ object. If another client commits with this application id after the table was l
 batch and a run that lost its lease therefore change nothing. delta-spark uses the same transactions, so tables that
 were written with Delta's jars continue.
 
-Before the commit the files are complete, on disk, and at their final path: a crash leaves files that no version names,
-which ``vacuum`` removes. After it, the log is synced to disk: ``deltalake`` does not call fsync.
+Before the commit the files are complete, on disk or stored, and at their final path: a crash leaves files that no
+version names, which ``vacuum`` removes. After it, the log is synced to disk: ``deltalake`` does not call fsync.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -32,12 +36,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, statistics, write_attempt
+from penstock.pipelines.sinks.parquet import new_attempt, read_footer, spark_schema, statistics, write_attempt
 from penstock.pipelines.sinks.partitions import partition_values, split_file
 from penstock.pipelines.spec.sinks import PartitionField
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file
 from penstock.spark.files.delta_log import DeltaLog, lines
+from penstock.spark.files.object_storage import (
+    ObjectPath,
+    StoragePath,
+    object_storage_error,
+    object_storage_errors,
+)
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties
@@ -53,6 +63,7 @@ __all__ = [
     "delta_partitions",
     "delta_schema",
     "delta_writers",
+    "discard",
     "is_delta_table",
     "load",
     "nullable",
@@ -72,17 +83,17 @@ _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that Delta does not accept in names of columns."""
 
 
-def is_delta_table(path: Path) -> bool:
+def is_delta_table(path: StoragePath) -> bool:
     """Return True if ``path`` is a Delta table."""
     return DeltaLog(path).exists()
 
 
-def delta_schema(path: Path) -> dict[str, Any]:
+def delta_schema(path: StoragePath) -> dict[str, Any]:
     """Return the schema of the table at ``path``, in Spark's JSON."""
     return dict(json.loads(load(path).schema().to_json()))
 
 
-def delta_partitions(path: Path) -> list[str]:
+def delta_partitions(path: StoragePath) -> list[str]:
     """Return the partition columns of the table at ``path``."""
     return list(load(path).metadata().partition_columns)
 
@@ -92,7 +103,7 @@ def delta_files(path: Path) -> list[Path]:
     return [Path(file.path) for file in DeltaLog(path).snapshot()[1]]
 
 
-def delta_writers(path: Path) -> dict[str, dict[str, int]]:
+def delta_writers(path: StoragePath) -> dict[str, dict[str, int]]:
     """Return the last batch that each sink committed to the table at ``path``, by sink and id of its query."""
     found: dict[str, dict[str, int]] = {}
     for name, batch in DeltaLog(path).transactions().items():
@@ -103,7 +114,7 @@ def delta_writers(path: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def check_fields(path: Path, writer: str, fields: Sequence[Mapping[str, Any]]) -> None:
+def check_fields(path: StoragePath, writer: str, fields: Sequence[Mapping[str, Any]]) -> None:
     """Check that a Delta table can have the columns ``fields``, in Spark's JSON.
 
     Raises:
@@ -144,20 +155,25 @@ class DeltaWriter:
 
     Create one object for a run: it removes what earlier attempts of the writer left, and keeps the table loaded.
 
+    ``staging`` returns a new directory for files that Spark writes, if the table is in a bucket.
+
     Raises:
         PenstockError: the table has batches that this writer appended with another checkpoint.
+        UnavailableError: the storage of a bucket does not answer; so do all functions.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: StoragePath,
         writer: str,
         query: str,
         keys: Sequence[str] = (),
         partitions: Sequence[PartitionField] = (),
+        staging: Callable[[], Path] | None = None,
     ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
-        self.path = path = path.absolute()
+        self.path = path = path if isinstance(path, ObjectPath) else path.absolute()
+        self._staging = staging
         self.writer = writer
         self._id = transaction_id(writer, query)
         self._keys = tuple(keys)
@@ -173,11 +189,15 @@ class DeltaWriter:
                     "which would append the same rows again",
                     do="use the previous state directory, or set another path for the sink",
                 )
+        if isinstance(path, ObjectPath):
+            return
         for match in listed(path / "_attempts", re.compile(re.escape(writer) + r"-\d+-[0-9a-f]{12}")):
             shutil.rmtree(path / "_attempts" / match[0], ignore_errors=True)
 
-    def new_attempt(self, batch: int) -> Path:
-        """Return a directory, which does not exist, for the files of one attempt to write ``batch``."""
+    def new_attempt(self, batch: int) -> StoragePath:
+        """Return the directory for the files of one attempt to write ``batch``: a new one, or their final path."""
+        if isinstance(self.path, ObjectPath):
+            return self.path if self._partitions else self.path / "data"
         return new_attempt(self.path, self.writer, batch)
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
@@ -187,22 +207,28 @@ class DeltaWriter:
         """
         if not count or (self._table is not None and self._is_committed(self._refresh(), batch)):
             return count
-        attempt = self.new_attempt(batch)
+        attempt = self._attempt_of_spark(batch)
         names = write_attempt(rows, attempt)
         if self._partitions and not self._keys:
             # A merge writes other files.
             names = [part for name in names for part in split_file(attempt / name, self._partition_columns)]
         return self.commit(batch, attempt, names, count)
 
+    def _attempt_of_spark(self, batch: int) -> Path:
+        if isinstance(self.path, ObjectPath):
+            assert self._staging is not None
+            return self._staging()
+        return new_attempt(self.path, self.writer, batch)
+
     @property
     def _partition_columns(self) -> list[str]:
         return [field.name for field in self._partitions]
 
-    def commit(self, batch: int, attempt: Path, names: Sequence[str], count: int) -> int:
+    def commit(self, batch: int, attempt: StoragePath, names: Sequence[str], count: int) -> int:
         """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return ``count``.
 
         The files have Spark's schema in their metadata. A batch that is already committed does not change. The
-        directory of the attempt is removed.
+        directory of the attempt is removed; files in a bucket stay until the table is maintained.
 
         Raises:
             ConfigError: a column has another type than in the table, or none that Delta supports.
@@ -215,13 +241,13 @@ class DeltaWriter:
                 assert schema is not None
                 self._commit(batch, files, nullable(schema)["fields"])
         finally:
-            shutil.rmtree(attempt, ignore_errors=True)
+            discard(attempt)
         return count
 
-    def _commit(self, batch: int, files: list[Path], fields: list[dict[str, Any]]) -> None:
+    def _commit(self, batch: int, files: Sequence[StoragePath], fields: list[dict[str, Any]]) -> None:
         from deltalake.exceptions import CommitFailedError
 
-        written: list[Path] | None = None
+        written: list[StoragePath] | None = None
         for _ in range(_ATTEMPTS):
             with storage_errors(self.path):
                 table = self._open(fields)
@@ -287,12 +313,15 @@ class DeltaWriter:
             table.alter.add_columns([Field.from_json(json.dumps(field)) for field in new])
             table.update_incremental()
 
-    def _place(self, files: list[Path]) -> list[Path]:
+    def _place(self, files: Sequence[StoragePath]) -> list[StoragePath]:
         """Move the files to their final path, where no version of the table names them yet."""
-        placed: list[Path] = []
+        if isinstance(self.path, ObjectPath):
+            return [self._upload(self.path, file) for file in files]
+        placed: list[StoragePath] = []
         changed = {self.path}
         depth = len(self._partitions)
         for file in files:
+            assert isinstance(file, Path)
             directory = self.path.joinpath(*file.parts[-1 - depth : -1]) if depth else self.path / "data"
             directory.mkdir(parents=True, exist_ok=True)
             # Spark and deltalake escape other characters than ASCII in paths differently.
@@ -302,8 +331,18 @@ class DeltaWriter:
             sync_directory(each)
         return placed
 
-    def _append(self, table: DeltaTable, batch: int, files: list[Path]) -> None:
-        names = [str(file.relative_to(self.path)) for file in files]
+    def _upload(self, table: ObjectPath, file: StoragePath) -> StoragePath:
+        """Upload a local file to its final path; files in the bucket are there."""
+        if isinstance(file, ObjectPath):
+            return file
+        depth = len(self._partitions)
+        directory = "/".join(file.parts[-1 - depth : -1]) if depth else "data"
+        placed = table / directory / f"{uuid.uuid4().hex}.parquet"
+        placed.upload(file)
+        return placed
+
+    def _append(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> None:
+        names = [_relative(file, self.path) for file in files]
         actions: list[AddAction | RemoveAction] = [
             add_action(self.path, name, partition_values(str(Path(name).parent)) if self._partitions else {})
             for name in names
@@ -312,7 +351,7 @@ class DeltaWriter:
             actions, "append", table.schema(), self._partition_columns, commit_properties=self._transaction(batch)
         )
 
-    def _merge(self, table: DeltaTable, batch: int, files: list[Path]) -> None:
+    def _merge(self, table: DeltaTable, batch: int, files: Sequence[StoragePath]) -> None:
         import pyarrow.dataset as ds
 
         equal = " AND ".join(f"(old.{_quoted(key)} IS NOT DISTINCT FROM new.{_quoted(key)})" for key in self._keys)
@@ -341,11 +380,27 @@ class DeltaWriter:
         sync_versions(self.path, version, files=bool(self._keys))
 
 
-def sync_versions(path: Path, version: int, *, files: bool = False) -> None:
+def discard(attempt: StoragePath) -> None:
+    """Remove the directory of an attempt. Objects in a bucket stay until the table is maintained."""
+    if isinstance(attempt, Path):
+        shutil.rmtree(attempt, ignore_errors=True)
+
+
+def _relative(file: StoragePath, table: StoragePath) -> str:
+    if isinstance(file, ObjectPath):
+        assert isinstance(table, ObjectPath)
+        return file.relative_to(table)
+    assert isinstance(table, Path)
+    return str(file.relative_to(table))
+
+
+def sync_versions(path: StoragePath, version: int, *, files: bool = False) -> None:
     """Sync the versions of the table at ``path`` after ``version`` to disk, and its directories.
 
-    ``files``: also the files with rows that they added.
+    Objects in a bucket are stored when they exist. ``files``: also the files with rows that they added.
     """
+    if isinstance(path, ObjectPath):
+        return
     log = path / "_delta_log"
     for number in itertools.count(version + 1):
         entry = log / f"{number:020}.json"
@@ -372,26 +427,32 @@ def without_bounds_of_floats(table: DeltaTable) -> WriterProperties:
     return WriterProperties(column_properties={name: ColumnProperties(statistics_enabled="NONE") for name in floats})
 
 
-def add_action(table: Path, name: str, values: Mapping[str, str | None] = MappingProxyType({})) -> AddAction:
+def add_action(table: StoragePath, name: str, values: Mapping[str, str | None] = MappingProxyType({})) -> AddAction:
     """Return the action that adds the Parquet file ``name``, relative to the directory ``table``, with statistics.
 
     ``values``: those of the partition columns.
     """
+    import pyarrow.parquet as pq
     from deltalake.transaction import AddAction
 
     file = table / name
+    if isinstance(file, ObjectPath):
+        with object_storage_errors(file), file.open_input() as source:
+            size, found = source.size(), statistics(pq.read_metadata(source))
+    else:
+        size, found = file.stat().st_size, statistics(read_footer(file))
     # The name is not escaped: deltalake does that.
     return AddAction(
         name,
-        file.stat().st_size,
+        size,
         dict(values),
         time.time_ns() // 1_000_000,
         data_change=True,
-        stats=json.dumps(statistics(file)),
+        stats=json.dumps(found),
     )
 
 
-def load(path: Path) -> DeltaTable:
+def load(path: StoragePath) -> DeltaTable:
     """Return the newest version of the table at ``path``.
 
     Raises:
@@ -400,6 +461,8 @@ def load(path: Path) -> DeltaTable:
     from deltalake import DeltaTable
 
     with storage_errors(path):
+        if isinstance(path, ObjectPath):
+            return DeltaTable(str(path), storage_options=path.options())
         return DeltaTable(path)
 
 
@@ -407,7 +470,7 @@ _PARTITION_BY = "penstock.partitionBy"
 """Property of a table: the entries of ``partition_by`` as JSON. Buckets of other numbers have other rows."""
 
 
-def check_partitions(path: Path, writer: str, partitions: Sequence[PartitionField]) -> None:
+def check_partitions(path: StoragePath, writer: str, partitions: Sequence[PartitionField]) -> None:
     """Check that the table at ``path``, if it exists, has ``partitions``.
 
     Raises:
@@ -417,7 +480,7 @@ def check_partitions(path: Path, writer: str, partitions: Sequence[PartitionFiel
         _check_partitions(load(path), path, writer, partitions)
 
 
-def _check_partitions(table: DeltaTable, path: Path, writer: str, partitions: Sequence[PartitionField]) -> None:
+def _check_partitions(table: DeltaTable, path: StoragePath, writer: str, partitions: Sequence[PartitionField]) -> None:
     metadata = table.metadata()
     stored = metadata.configuration.get(_PARTITION_BY)
     # Another program may have created it.
@@ -435,18 +498,20 @@ def _check_partitions(table: DeltaTable, path: Path, writer: str, partitions: Se
         )
 
 
-def _create(path: Path, fields: list[dict[str, Any]], partitions: Sequence[PartitionField]) -> None:
+def _create(path: StoragePath, fields: list[dict[str, Any]], partitions: Sequence[PartitionField]) -> None:
     from deltalake import DeltaTable, Schema
     from deltalake.exceptions import DeltaError
 
-    path.mkdir(parents=True, exist_ok=True)
+    if isinstance(path, Path):
+        path.mkdir(parents=True, exist_ok=True)
     try:
         DeltaTable.create(
-            path,
+            str(path),
             Schema.from_json(json.dumps({"type": "struct", "fields": fields})),
             partition_by=[field.name for field in partitions],
             configuration={_PARTITION_BY: json.dumps([field.text for field in partitions])} if partitions else None,
             raise_if_key_not_exists=False,
+            storage_options=path.options() if isinstance(path, ObjectPath) else None,
         )
     except DeltaError:
         # Another sink may have created it just now.
@@ -465,13 +530,17 @@ def _sync_added(table: Path, entry: Path) -> None:
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Translate errors of ``deltalake`` inside the block to StorageError."""
+def storage_errors(path: StoragePath) -> Iterator[None]:
+    """Translate errors of ``deltalake`` inside the block to StorageError, or to UnavailableError for a bucket."""
     from deltalake.exceptions import DeltaError
 
     try:
         yield
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:
+        if isinstance(path, ObjectPath) and (isinstance(error, OSError) or "S3 error" in str(error)):
+            raise object_storage_error(path, error) from error
+        if isinstance(error, OSError):
+            raise
         raise StorageError(
             f"the Delta table {str(path)!r} cannot be read or written",
             path=str(path),
@@ -520,7 +589,7 @@ def _shown(kind: Any) -> str:
     return kind if isinstance(kind, str) else json.dumps(kind)
 
 
-def other_type(path: Path, writer: str, column: str, was: str, now: str) -> ConfigError:
+def other_type(path: StoragePath, writer: str, column: str, was: str, now: str) -> ConfigError:
     """Return the error for a ``column`` of another type than in the table at ``path``."""
     return ConfigError(
         f"sink {writer!r}: column {column!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",

@@ -4,6 +4,11 @@ Two compactions from the same version would both succeed and double rows. The ca
 that writes the table, but a process that was paused does not notice that it lost it, so a lock on the file
 ``_maintenance`` of the table admits one process at a time. No program without this lock may compact the table. The
 modification time of this file is the time of the last maintenance.
+
+A table in a bucket has no such lock. There each maintenance first sets the property ``penstock.maintenance`` of the
+table, to its time and a random number: a change of the metadata, after which Delta refuses a compaction or a vacuum
+that began with an earlier version. Of two processes, the one that set the property last has both changes in its
+version, so only its compaction can be committed.
 """
 
 from __future__ import annotations
@@ -12,8 +17,10 @@ import fcntl
 import os
 import re
 import shutil
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +32,7 @@ from penstock.pipelines.sinks.delta import (
     sync_versions,
     without_bounds_of_floats,
 )
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,7 +54,7 @@ class TableMaintenance(NamedTuple):
 
 
 def maintain(
-    path: Path, *, retention_h: int, target_bytes: int, log_retention_h: int | None = None, in_use: bool = False
+    path: StoragePath, *, retention_h: int, target_bytes: int, log_retention_h: int | None = None, in_use: bool = False
 ) -> TableMaintenance:
     """Combine files smaller than ``target_bytes``, and remove files that no version of ``retention_h`` hours names.
 
@@ -67,19 +75,23 @@ def maintain(
         PenstockError: another process maintains the table.
         StorageError: the table cannot be read or written.
     """
-    path = path.absolute()
+    path = path if isinstance(path, ObjectPath) else path.absolute()
     if not is_delta_table(path):
         raise ConfigError(f"{str(path)!r} is not a Delta table", option="path")
-    with _locked(path):
-        if not in_use:
+    with nullcontext() if isinstance(path, ObjectPath) else _locked(path):
+        if not in_use and isinstance(path, Path):
             shutil.rmtree(path / "_attempts", ignore_errors=True)
         found = _maintain(path, retention_h, target_bytes, log_retention_h, may_shorten=in_use)
-        os.utime(path / _LOCK)
+        if isinstance(path, Path):
+            os.utime(path / _LOCK)
     return found
 
 
-def maintained_at(path: Path) -> float:
+def maintained_at(path: StoragePath) -> float:
     """Return the time of the last maintenance of the table at ``path`` in seconds since 1970; 0 before the first."""
+    if isinstance(path, ObjectPath):
+        stored = load(path).metadata().configuration.get(_PROPERTY, "") if is_delta_table(path) else ""
+        return int(stored.partition("-")[0] or 0) / 1000
     try:
         return (path / _LOCK).stat().st_mtime
     except FileNotFoundError:
@@ -87,6 +99,7 @@ def maintained_at(path: Path) -> float:
 
 
 _LOCK = "_maintenance"
+_PROPERTY = "penstock.maintenance"
 
 
 @contextmanager
@@ -108,13 +121,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _maintain(
-    path: Path, retention_h: int, target_bytes: int, log_retention_h: int | None, *, may_shorten: bool
+    path: StoragePath, retention_h: int, target_bytes: int, log_retention_h: int | None, *, may_shorten: bool
 ) -> TableMaintenance:
     table = load(path)
     before = table.version()
     with storage_errors(path):
         _set_retention(table, retention_h, log_retention_h, may_shorten=may_shorten)
-        metrics = _compact(table, target_bytes)
+        metrics = _compact(table, target_bytes, _claim(table) if isinstance(path, ObjectPath) else None)
         sync_versions(path, before, files=True)
         removed = table.vacuum(
             retention_h, dry_run=False, enforce_retention_duration=retention_h >= _SAFE_RETENTION_H, full=True
@@ -125,7 +138,28 @@ def _maintain(
     return TableMaintenance(metrics["numFilesRemoved"], metrics["numFilesAdded"], len(removed))
 
 
-def _compact(table: DeltaTable, target_bytes: int) -> dict[str, Any]:
+def _claim(table: DeltaTable) -> str:
+    """Set the property that refuses changes of any other maintenance; return its value."""
+    value = f"{time.time_ns() // 1_000_000}-{uuid.uuid4().hex}"
+    table.alter.set_table_properties({_PROPERTY: value}, raise_if_not_exists=False)
+    table.update_incremental()
+    return value
+
+
+def _check_claim(table: DeltaTable, claim: str) -> None:
+    if table.metadata().configuration.get(_PROPERTY) != claim:
+        raise PenstockError(
+            f"table {table.table_uri!r} is being maintained by another process",
+            why=f"it has set the property {_PROPERTY} of the table",
+            do="wait until it has finished",
+        )
+
+
+def _compact(table: DeltaTable, target_bytes: int, claim: str | None) -> dict[str, Any]:
+    """Combine small files. ``claim``: stop if the property of the table has another value.
+
+    Another process may set it after the check, too: its change refuses the compaction, which is then repeated.
+    """
     from deltalake.exceptions import CommitFailedError
 
     def compact() -> dict[str, Any]:
@@ -135,8 +169,10 @@ def _compact(table: DeltaTable, target_bytes: int) -> dict[str, Any]:
         try:
             return compact()
         except CommitFailedError:
-            # A merge has replaced rows of the files meanwhile.
+            # A merge has replaced rows of the files meanwhile, or the schema has changed.
             table.update_incremental()
+            if claim is not None:
+                _check_claim(table, claim)
     return compact()
 
 

@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 from penstock.pipelines.rows import alive
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA, FileTarget, FileWriter
 from penstock.pipelines.sinks.partitions import PartitionFiles
+from penstock.spark.files.object_storage import StoragePath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +64,7 @@ _RESULT = (
 class WrittenFiles(NamedTuple):
     """Files of one table in the directory ``attempt``, not committed yet, and their number of rows."""
 
-    attempt: Path
+    attempt: StoragePath
     names: tuple[str, ...]
     rows: int
 
@@ -125,12 +126,13 @@ class Outcomes(NamedTuple):
     """A column of outcomes (``outcome``), and the directories for the files of its rows and of its dead letters.
 
     ``names`` are the columns of the files, in order: fields of ``row``, or columns of the batch with the prefix
-    ``SHARED``. Both directories are new, on a file system that all executors share. None: dead letters are not written.
+    ``SHARED``. Both directories are new, on a file system that all executors share, or ``rows`` is a path in a bucket.
+    None: dead letters are not written.
     """
 
     column: str
     names: tuple[str, ...]
-    rows: Path
+    rows: StoragePath
     letters: Path | None
     partitions: tuple[str, ...] = ()
     """Columns in ``names``: a file has the rows of one value of each, and lacks these columns."""
@@ -210,7 +212,7 @@ def _result(sink: Outcomes, results: list[Row]) -> PassResult:
     )
 
 
-def _files(attempt: Path, results: list[Row], file: str, count: str) -> WrittenFiles:
+def _files(attempt: StoragePath, results: list[Row], file: str, count: str) -> WrittenFiles:
     names = tuple(sorted(str(name) for result in results for name in json.loads(result[file])))
     return WrittenFiles(attempt, names, sum(int(result[count]) for result in results))
 
@@ -224,10 +226,10 @@ class _SinkTargets(NamedTuple):
     partitions: tuple[str, ...]
 
 
-def _target(kind: DataType, directory: Path, version: str, file_bytes: int | None = None) -> FileTarget:
+def _target(kind: DataType, directory: StoragePath, version: str, file_bytes: int | None = None) -> FileTarget:
     # Readers determine by the version how dates before 1582 are stored.
     metadata = {SPARKS_SCHEMA: kind.json().encode(), b"org.apache.spark.version": version.encode()}
-    return FileTarget(str(directory), metadata, file_bytes)
+    return FileTarget(directory, metadata, file_bytes)
 
 
 def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.pipelines.state_dir.layout import sync_file
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,7 @@ __all__ = [
     "FileTarget",
     "FileWriter",
     "new_attempt",
+    "read_footer",
     "spark_schema",
     "statistics",
     "write_attempt",
@@ -36,12 +38,24 @@ _LONGEST_BOUND = 128
 """Maximum number of characters of a string in the statistics: the log of the table has them for each file."""
 
 
-def spark_schema(file: Path) -> dict[str, Any] | None:
+def spark_schema(file: StoragePath) -> dict[str, Any] | None:
     """Return the schema that Spark, or penstock for Spark, stored in ``file``, as JSON; None if it has none."""
+    stored = (read_footer(file).metadata or {}).get(SPARKS_SCHEMA)
+    return None if stored is None else dict(json.loads(stored))
+
+
+def read_footer(file: StoragePath) -> pq.FileMetaData:
+    """Return the footer of ``file``.
+
+    Raises:
+        StorageError, UnavailableError: the file is in a bucket and cannot be read.
+    """
     import pyarrow.parquet as pq
 
-    stored = (pq.read_schema(file).metadata or {}).get(SPARKS_SCHEMA)
-    return None if stored is None else dict(json.loads(stored))
+    if not isinstance(file, ObjectPath):
+        return pq.read_metadata(file)
+    with object_storage_errors(file), file.open_input() as source:
+        return pq.read_metadata(source)
 
 
 def new_attempt(table: Path, writer: str, batch: int) -> Path:
@@ -67,7 +81,7 @@ compress less, and readers would open more of them."""
 class FileTarget:
     """Directory of Parquet files, their metadata (Spark's schema), and the size in bytes of a full one."""
 
-    directory: str
+    directory: StoragePath
     metadata: Mapping[bytes, bytes]
     file_bytes: int | None = None
 
@@ -82,6 +96,7 @@ class FileWriter:
         self._target = target
         self._directory = directory
         self._writer: Any = None
+        self._output: pa.NativeFile | None = None
         self._waiting: list[pa.RecordBatch] = []
 
     @property
@@ -99,34 +114,66 @@ class FileWriter:
 
     def _write_row_group(self) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         rows = pa.Table.from_batches(self._waiting)
-        if self._writer is None:
-            directory = Path(self._target.directory) / self._directory
-            directory.mkdir(parents=True, exist_ok=True)
-            name = f"part-{uuid.uuid4().hex}.parquet"
-            self.names.append(f"{self._directory}/{name}" if self._directory else name)
-            self._writer = pq.ParquetWriter(directory / name, rows.schema, store_schema=False)
-            self._writer.add_key_value_metadata(dict(self._target.metadata))
-        self._writer.write_table(rows)
+        with object_storage_errors(self._target.directory):
+            if self._writer is None:
+                self._open(rows.schema)
+            self._writer.write_table(rows)
         self._waiting, self.waiting_bytes = [], 0
         largest = self._target.file_bytes
-        if largest is not None and (Path(self._target.directory) / self.names[-1]).stat().st_size >= largest:
+        if largest is not None and self._size() >= largest:
             self.close()
 
+    def _open(self, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        name = f"part-{uuid.uuid4().hex}.parquet"
+        self.names.append(f"{self._directory}/{name}" if self._directory else name)
+        file = self._file
+        if isinstance(file, ObjectPath):
+            self._output = file.open_output()
+            self._writer = pq.ParquetWriter(self._output, schema, store_schema=False)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(file, schema, store_schema=False)
+        self._writer.add_key_value_metadata(dict(self._target.metadata))
+
+    @property
+    def _file(self) -> StoragePath:
+        """The path of the current file."""
+        return self._target.directory / self.names[-1]
+
+    def _size(self) -> int:
+        file = self._file
+        if isinstance(file, ObjectPath):
+            assert self._output is not None
+            return self._output.tell()
+        return file.stat().st_size
+
     def close(self) -> None:
-        """Complete the current file and sync it to disk. Rows that follow are in another file."""
+        """Complete the current file and sync it to disk. Rows that follow are in another file.
+
+        Raises:
+            StorageError, UnavailableError: the file is in a bucket and was not stored.
+        """
         if self._waiting:
             self._write_row_group()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            sync_file(Path(self._target.directory) / self.names[-1])
+        if self._writer is None:
+            return
+        writer, output, self._writer, self._output = self._writer, self._output, None, None
+        with object_storage_errors(self._target.directory):
+            writer.close()
+            if output is not None:
+                # The object exists after this.
+                output.close()
+        file = self._file
+        if not isinstance(file, ObjectPath):
+            sync_file(file)
 
 
-def statistics(file: Path) -> dict[str, Any]:
-    """Return the statistics of ``file`` as a Delta log stores them.
+def statistics(footer: pq.FileMetaData) -> dict[str, Any]:
+    """Return the statistics of the file with ``footer`` as a Delta log stores them.
 
     ``numRecords`` is the number of rows. ``nullCount``, ``minValues`` and ``maxValues`` have only columns whose values
     are certain: no nested columns, and no bounds of
@@ -136,9 +183,6 @@ def statistics(file: Path) -> dict[str, Any]:
     * strings that are longer than 128 characters, binary values and decimals;
     * timestamps that a Python datetime cannot represent.
     """
-    import pyarrow.parquet as pq
-
-    footer = pq.read_metadata(file)
     nulls: dict[str, int] = {}
     bounds: dict[str, tuple[Any, Any] | None] = {}
     for index in range(footer.num_columns):

@@ -160,7 +160,7 @@ def split_file(file: Path, names: Sequence[str]) -> list[str]:
     with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as source:
         found = source.metadata.metadata or {}
         metadata = {key: value for key, value in found.items() if key != b"ARROW:schema"}
-        files = PartitionFiles(FileTarget(str(file.parent), metadata), names)
+        files = PartitionFiles(FileTarget(file.parent, metadata), names)
         try:
             for batch in source.iter_batches():
                 files.write(batch.replace_schema_metadata(None))

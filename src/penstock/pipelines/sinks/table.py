@@ -33,6 +33,7 @@ from penstock.pipelines.sinks.delta import (
 from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, write_attempt
 from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file, write_json
 from penstock.spark.files.delta_log import DeltaLog
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +108,7 @@ class Table:
         """Return a directory, which does not exist, for the files of one attempt to write ``batch``."""
         return new_attempt(self.path, self.writer, batch)
 
-    def commit(self, batch: int, attempt: Path, names: Sequence[str], count: int) -> int:
+    def commit(self, batch: int, attempt: StoragePath, names: Sequence[str], count: int) -> int:
         """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return the rows of the batch.
 
         A batch that is already committed does not change. The directory of the attempt is removed.
@@ -115,6 +116,7 @@ class Table:
         An attempt moves its own files only. Overwriting the directory of the batch would be simpler, but a run that
         resumes here after a pause would remove files that a later run has committed.
         """
+        assert isinstance(attempt, Path)
         commit_path = _commit_path(self.path, self.writer, batch)
         if commit_path.exists() or not count:
             shutil.rmtree(attempt, ignore_errors=True)
@@ -155,7 +157,7 @@ def _named(path: Path) -> Iterator[tuple[str, int]]:
         yield match["writer"], int(match["batch"])
 
 
-def check_columns(path: Path, writer: str, columns: StructType) -> None:
+def check_columns(path: StoragePath, writer: str, columns: StructType) -> None:
     """Check that ``columns`` have the same types as in the newest rows that ``writer`` wrote to the table.
 
     Columns may be added and removed; they are null in other rows. A column of two types would be unreadable.
@@ -175,7 +177,7 @@ def check_columns(path: Path, writer: str, columns: StructType) -> None:
             raise other_type(path, writer, field.name, was, now)
 
 
-def check_types(path: Path, writer: str, types: Mapping[str, str]) -> None:
+def check_types(path: StoragePath, writer: str, types: Mapping[str, str]) -> None:
     """Like :func:`check_columns`, without Spark: for the simple ``types`` (column to type as in DDL) that are known.
 
     Raises:
@@ -211,23 +213,27 @@ _SPARKS_NAMES = {
 _SHOWN = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
 
 
-def _newest_schema(path: Path, writer: str) -> dict[str, Any] | None:
+def _newest_schema(path: StoragePath, writer: str) -> dict[str, Any] | None:
     """Return Spark's schema, as JSON, of the newest rows that ``writer`` wrote to the table; None if unknown."""
     if is_delta_table(path):
         return delta_schema(path)
+    if isinstance(path, ObjectPath):
+        return None
     commit = _newest(path, writer)
     if commit is None or not commit.files or not (file := path / commit.files[0]).is_file():
         return None
     return spark_schema(file)
 
 
-def writers(path: Path) -> dict[str, int]:
+def writers(path: StoragePath) -> dict[str, int]:
     """Return the number of committed batches of the table at ``path``, by writer.
 
     For a Delta table, whose log forgets batches, the number of the newest batch and one.
     """
     if is_delta_table(path):
         return {writer: max(queries.values()) + 1 for writer, queries in delta_writers(path).items()}
+    if isinstance(path, ObjectPath):
+        return {}
     return dict(Counter(writer for writer, _ in _named(path)))
 
 

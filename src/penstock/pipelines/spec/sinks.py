@@ -35,6 +35,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, Field, model_validator
 
+from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import Options, named_options
 from penstock.pipelines.spec.values import (
     BrokerUrl,
@@ -48,6 +49,7 @@ from penstock.pipelines.spec.values import (
     is_uri,
 )
 from penstock.runtime.config.values import size_bytes
+from penstock.spark.files.object_storage import StoragePath, is_object_url, storage_path
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 
 __all__ = [
@@ -210,6 +212,14 @@ def _file_size(text: str) -> str:
 _SMALLEST_FILE = 1 << 20
 
 
+def _endpoint(text: str) -> str:
+    if re.fullmatch(r"https?://[^/?#@]+/?", text) is None:
+        raise ValueError(
+            f"expected a URL such as https://storage.example.com:9000, without credentials, found {text!r}"
+        )
+    return text.rstrip("/")
+
+
 class TableSink(Part):
     """Write a table: Delta (for all readers), or Parquet with a commit log (exactly once for readers that use the log).
 
@@ -221,7 +231,14 @@ class TableSink(Part):
     )
     path: str = Field(
         min_length=1,
-        description="directory of the table; of a Delta table also a URI, for which Spark needs Delta's jars",
+        description="directory of the table; of a Delta table also `s3://bucket/key`, or another URI, for which Spark "
+        "needs Delta's jars",
+    )
+    endpoint: Annotated[str, AfterValidator(_endpoint)] | None = Field(
+        default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
+    )
+    region: str | None = Field(
+        default=None, min_length=1, description="region of the bucket; default: `AWS_REGION`, or us-east-1"
     )
     mode: Literal["append", "merge"] = Field(
         default="append", description="add rows, or replace rows with the same `keys` (Delta only)"
@@ -260,8 +277,21 @@ class TableSink(Part):
 
     @property
     def is_remote(self) -> bool:
-        """True if the path is a URI; only Spark can access its file system."""
-        return is_uri(self.path)
+        """True if the path is a URI, but not in a bucket; only Spark can access its file system."""
+        return is_uri(self.path) and not is_object_url(self.path)
+
+    @property
+    def location(self) -> StoragePath:
+        """The path of the table, unless it is remote.
+
+        Raises:
+            ConfigError: it is a URL without a bucket or a key, or AWS_ENDPOINT_URL is not a URL.
+        """
+        return self.location_of(self.path)
+
+    def location_of(self, path: str) -> StoragePath:
+        """Return the location of ``path``, which the sink had before."""
+        return storage_path(path, self.endpoint, self.region)
 
     @model_validator(mode="before")
     @classmethod
@@ -277,8 +307,15 @@ class TableSink(Part):
             raise ValueError(
                 f"expected `format: {stored}`, which the table {self.path!r} has, or the path of a new table"
             )
-        if self.is_remote and self.format != "delta":
+        if is_uri(self.path) and self.format != "delta":
             raise ValueError("expected `format: delta` for a table at a URI, or a local path")
+        if (self.endpoint or self.region) and not is_object_url(self.path):
+            raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
+        if is_object_url(self.path):
+            try:
+                storage_path(self.path)
+            except ConfigError as error:
+                raise ValueError(f"{error.what}; {error.do}") from None
         if self.mode == "merge" and self.format != "delta":
             raise ValueError("expected `format: delta` with `mode: merge`")
         if (self.mode == "merge") != bool(self.keys):
@@ -286,12 +323,12 @@ class TableSink(Part):
         if self.order_by is not None and self.mode != "merge":
             raise ValueError("expected order_by only with `mode: merge`")
         if self.partition_by and (self.format != "delta" or self.is_remote):
-            raise ValueError("expected partition_by only for a Delta table in a local directory")
+            raise ValueError("expected partition_by only for a Delta table in a local directory or in a bucket")
         names = [field.name.lower() for field in self.partitions]
         if len(set(names)) < len(names):
             raise ValueError("expected different partitions in partition_by")
         if self.maintenance is not None and (self.format != "delta" or self.is_remote):
-            raise ValueError("expected maintenance only for a Delta table in a local directory")
+            raise ValueError("expected maintenance only for a Delta table in a local directory or in a bucket")
         return self
 
 

@@ -89,7 +89,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|file:")
 
 
 def is_uri(path: str) -> bool:
-    """Return True if ``path`` is a URI, such as ``s3a://bucket/table``: only Spark can access its file system."""
+    """Return True if ``path`` is a URI, such as ``hdfs://host/table`` or ``s3://bucket/table``."""
     return _URI.match(path) is not None
 
 

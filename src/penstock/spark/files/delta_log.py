@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError, DataLossError, StorageError
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors
 
 __all__ = ["DeltaFile", "DeltaLog", "DeltaVersion", "lines"]
 
@@ -54,10 +55,13 @@ class DeltaVersion:
 
 
 class DeltaLog:
-    """The transaction log of the table in the directory ``path``."""
+    """The transaction log of the table in the directory ``path``, or in a bucket.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    Raises StorageError and UnavailableError if a bucket cannot be read.
+    """
+
+    def __init__(self, path: str | StoragePath) -> None:
+        self.path = Path(path) if isinstance(path, str) else path
         self._types: dict[str, str] = {}
 
     def check(self) -> None:
@@ -145,7 +149,8 @@ class DeltaLog:
 
     def _listed(self) -> list[str]:
         try:
-            return [entry.name for entry in (self.path / "_delta_log").iterdir()]
+            with object_storage_errors(self.path):
+                return [entry.name for entry in (self.path / "_delta_log").iterdir()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -162,8 +167,10 @@ class DeltaLog:
             yield number, self._actions(self.path / "_delta_log" / f"{number:020}.json")
             expected += 1
 
-    def _actions(self, path: Path) -> Iterator[dict[str, Any]]:
-        for line in lines(path):
+    def _actions(self, path: StoragePath) -> Iterator[dict[str, Any]]:
+        with object_storage_errors(path):
+            found = lines(path)
+        for line in found:
             try:
                 action = json.loads(line)
             except ValueError as error:
@@ -204,13 +211,14 @@ class DeltaLog:
 
         for name in names:
             path = self.path / "_delta_log" / name
-            try:
-                file = pq.ParquetFile(path)
-            except pa.ArrowInvalid as error:
-                raise StorageError(f"{path} is not a checkpoint: {error}", path=str(path)) from error
-            columns = [column for column in wanted if column in file.schema_arrow.names]
-            for batch in file.iter_batches(columns=columns):
-                yield from batch.to_pylist()
+            with object_storage_errors(path):
+                try:
+                    file = pq.ParquetFile(path.open_input() if isinstance(path, ObjectPath) else path)
+                except pa.ArrowInvalid as error:
+                    raise StorageError(f"{path} is not a checkpoint: {error}", path=str(path)) from error
+                columns = [column for column in wanted if column in file.schema_arrow.names]
+                for batch in file.iter_batches(columns=columns):
+                    yield from batch.to_pylist()
 
     def _apply(self, action: Mapping[str, Any], files: dict[str, DeltaFile]) -> None:
         self._read_schema(action)
@@ -261,13 +269,15 @@ class DeltaLog:
     def _absolute(self, path: str) -> str:
         """Return the absolute path of a file in an action: a URI, usually relative to the table."""
         relative = unquote(urlsplit(path).path if path.startswith("file:") else path)
+        if isinstance(self.path, ObjectPath):
+            return relative if "://" in relative else str(self.path / relative)
         return os.path.realpath(self.path / relative)
 
     def _unsupported(self, what: str, do: str) -> ConfigError:
         return ConfigError(f"the Delta table {str(self.path)!r} cannot be read: {what}", option="path", do=do)
 
 
-def lines(path: Path) -> list[str]:
+def lines(path: StoragePath) -> list[str]:
     """Return the lines of a version of the log: texts in it may have other line breaks, such as U+2028."""
     return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
 

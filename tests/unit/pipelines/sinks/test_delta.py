@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.pipelines.sinks.delta import DeltaWriter, check_fields, delta_files, delta_writers, is_delta_table
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.sinks.table import check_types, files, writers
+from penstock.spark.files.object_storage import StoragePath
 
 SPARK_TYPES = {
     "int64": "long",
@@ -38,6 +39,7 @@ def field(name: str, kind: Any, *, nullable: bool = True) -> dict[str, Any]:
 def staged(writer: DeltaWriter, batch: int, rows: pa.Table, *, nullable: bool = True) -> tuple[Path, list[str]]:
     """Write the file of an attempt, as a task of an executor does."""
     attempt = writer.new_attempt(batch)
+    assert isinstance(attempt, Path)
     attempt.mkdir(parents=True)
     fields = [field(each.name, SPARK_TYPES[str(each.type)], nullable=nullable) for each in rows.schema]
     metadata = {SPARKS_SCHEMA.decode(): json.dumps({"type": "struct", "fields": fields})}
@@ -114,7 +116,7 @@ def test_a_run_that_lost_its_lease_during_a_commit_changes_nothing(
     commit(paused, 0)
     place = DeltaWriter._place
 
-    def pause(self: DeltaWriter, found: list[Path]) -> list[Path]:
+    def pause(self: DeltaWriter, found: Sequence[StoragePath]) -> list[StoragePath]:
         # The later run commits between the check and the commit of the paused one.
         monkeypatch.setattr(DeltaWriter, "_place", place)
         commit(later, 1)
@@ -136,7 +138,7 @@ def test_two_sinks_write_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     commit(one, 0)
     place = DeltaWriter._place
 
-    def meanwhile(self: DeltaWriter, found: list[Path]) -> list[Path]:
+    def meanwhile(self: DeltaWriter, found: Sequence[StoragePath]) -> list[StoragePath]:
         monkeypatch.setattr(DeltaWriter, "_place", place)
         # It adds a column, too: the first commit fails, and is made with the new schema.
         commit(other, 0, pa.table({"n": [10], "more": ["x"]}))

@@ -31,6 +31,7 @@ FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (
 
 def commit(writer: DeltaWriter, batch: int, files: int = 1) -> None:
     attempt = writer.new_attempt(batch)
+    assert isinstance(attempt, Path)
     attempt.mkdir(parents=True)
     rows = pa.table({"n": [batch], "x": [float("nan") if batch == 3 else 1.0]})
     names = [f"part{n}.parquet" for n in range(files)]
@@ -295,6 +296,7 @@ def test_maintenance_keeps_what_a_run_writes_at_the_moment(tmp_path: Path) -> No
     writer = DeltaWriter(tmp_path, "rows", "q")
     commit(writer, 0)
     attempt = writer.new_attempt(1)
+    assert isinstance(attempt, Path)
     attempt.mkdir(parents=True)
     (tmp_path / "data" / "placed.parquet").write_bytes(b"moved to its place, and committed in a moment")
     maintain(tmp_path, retention_h=1, target_bytes=1 << 20, in_use=True)

@@ -25,6 +25,7 @@ Columns = dict[str, tuple[str, Any]]
 def commit(table: Table | DeltaWriter, batch: int, columns: Columns, *, metadata: bool = True) -> None:
     """Write a batch of one row; each column has its type in Spark's JSON, and its value."""
     attempt = table.new_attempt(batch)
+    assert isinstance(attempt, Path)
     attempt.mkdir(parents=True)
     rows = pa.table({name: [value] for name, (_, value) in columns.items()})
     fields = [{"name": name, "type": kind, "nullable": False, "metadata": {}} for name, (kind, _) in columns.items()]

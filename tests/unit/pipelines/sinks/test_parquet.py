@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.pipelines.sinks.parquet import statistics
+from penstock.pipelines.sinks.parquet import read_footer, statistics
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 def found(path: Path, values: pa.Array[Any], **options: Any) -> dict[str, Any]:
     pq.write_table(pa.table({"c": values}), path / "a.parquet", **options)
-    stats = statistics(path / "a.parquet")
+    stats = statistics(read_footer(path / "a.parquet"))
     json.dumps(stats, allow_nan=False)
     return stats
 

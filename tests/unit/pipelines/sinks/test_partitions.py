@@ -45,6 +45,7 @@ def made(number: int = 0) -> pa.RecordBatch:
 def commit(writer: DeltaWriter, batch: int, rows: pa.RecordBatch, names: list[str]) -> None:
     """Write the files of a batch, as a task of an executor does."""
     attempt = writer.new_attempt(batch)
+    assert isinstance(attempt, Path)
     fields = [{"name": n, "type": (TYPES | BUCKET)[n], "nullable": True, "metadata": {}} for n in rows.schema.names]
     metadata = {SPARKS_SCHEMA.decode(): json.dumps({"type": "struct", "fields": fields})}
     written = []
@@ -206,7 +207,7 @@ def test_partitions_have_names(text: str, name: str, normal: str) -> None:
         ({"partition_by": ["k" * 201]}, "expected a name of at most 200 characters"),
         ({"partition_by": ["k", "K"]}, "expected different partitions"),
         ({"partition_by": ["k"], "format": "parquet"}, "expected partition_by only for a Delta table"),
-        ({"partition_by": ["k"], "path": "s3a://bucket/t"}, "expected partition_by only for a Delta table"),
+        ({"partition_by": ["k"], "path": "hdfs://host/t"}, "expected partition_by only for a Delta table"),
         ({"partition_by": ["a", "b", "c", "d", "e"]}, "at most 4 items"),
     ],
 )
@@ -249,7 +250,7 @@ def test_columns_of_partitions_are_checked(text: str, problem: str | None) -> No
 def test_rows_that_wait_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "_WAITING_BYTES", 200)
     monkeypatch.setattr(partitions, "ROW_GROUP_BYTES", 1)
-    files = partitions.PartitionFiles(parquet.FileTarget(str(tmp_path), {}), ["k"])
+    files = partitions.PartitionFiles(parquet.FileTarget(tmp_path, {}), ["k"])
     waiting = []
     for _ in range(3):
         files.write(made())
@@ -266,7 +267,7 @@ def test_files_of_many_partitions_are_not_open_together(tmp_path: Path, monkeypa
     monkeypatch.setattr(partitions, "_MAX_OPEN", 3)
     monkeypatch.setattr(partitions, "ROW_GROUP_BYTES", 1)
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
-    files = partitions.PartitionFiles(parquet.FileTarget(str(tmp_path), {}), ["k"])
+    files = partitions.PartitionFiles(parquet.FileTarget(tmp_path, {}), ["k"])
     rows = pa.RecordBatch.from_pydict({"k": [n % 20 for n in range(100)], "n": list(range(100))})
     for _ in range(2):
         files.write(rows)
@@ -282,7 +283,7 @@ def test_files_of_many_partitions_are_not_open_together(tmp_path: Path, monkeypa
 
 def test_rows_of_many_values_wait_as_one_batch_for_each(tmp_path: Path) -> None:
     """The objects of a batch with one row are a hundred times larger than the row."""
-    files = partitions.PartitionFiles(parquet.FileTarget(str(tmp_path), {}), ["k"])
+    files = partitions.PartitionFiles(parquet.FileTarget(tmp_path, {}), ["k"])
     rows = pa.RecordBatch.from_pydict({"k": list(range(50)), "n": list(range(50))})
     for _ in range(20):
         files.write(rows)
@@ -293,7 +294,7 @@ def test_rows_of_many_values_wait_as_one_batch_for_each(tmp_path: Path) -> None:
 
 def test_a_task_begins_another_file_when_one_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
-    files = parquet.FileWriter(parquet.FileTarget(str(tmp_path), {}, 2_000))
+    files = parquet.FileWriter(parquet.FileTarget(tmp_path, {}, 2_000))
     for _ in range(6):
         files.write(made())
     files.close()
@@ -301,7 +302,7 @@ def test_a_task_begins_another_file_when_one_is_full(tmp_path: Path, monkeypatch
     assert len(sizes) >= 2
     assert all(2_000 <= size < 6_000 for size in sizes[:-1])
     assert sum(pq.read_metadata(tmp_path / name).num_rows for name in files.names) == files.count == 6 * len(TEXTS)
-    one = parquet.FileWriter(parquet.FileTarget(str(tmp_path), {}))
+    one = parquet.FileWriter(parquet.FileTarget(tmp_path, {}))
     for _ in range(6):
         one.write(made())
     one.close()

@@ -1,0 +1,240 @@
+"""Paths in a bucket of S3 or of storage with the same protocol, such as ``s3://bucket/lake/readings``.
+
+pyarrow reads and writes objects, ``deltalake`` the log of a Delta table, both with the same endpoint and region.
+Credentials are those of the process: the environment (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+``AWS_SESSION_TOKEN``, ``AWS_PROFILE``), the files of the AWS command line, or the role of the machine. A path is sent
+to Spark's executors; it contains no credentials.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import S3FileSystem
+
+__all__ = [
+    "ObjectPath",
+    "StoragePath",
+    "is_object_url",
+    "object_storage_error",
+    "object_storage_errors",
+    "storage_path",
+]
+
+_URL = re.compile(r"s3a?://(?P<bucket>[^/?#]+)/+(?P<key>[^?#]*[^/?#])/*")
+_RETRY_S = 30
+"""Seconds after which ``deltalake`` gives up a request; by default it repeats it for three minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPath:
+    """An object, or the objects whose keys begin with ``key`` and a slash, in ``bucket``.
+
+    ``endpoint`` is a URL; None is AWS. The functions raise OSError, see :func:`object_storage_errors`.
+    """
+
+    bucket: str
+    key: str
+    endpoint: str | None
+    region: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return replace(self, key=f"{self.key}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The part of the key after the last slash."""
+        return self.key.rpartition("/")[2]
+
+    def relative_to(self, parent: ObjectPath) -> str:
+        """Return the part of the key after that of ``parent``."""
+        return self.key.removeprefix(f"{parent.key}/")
+
+    def options(self) -> dict[str, str]:
+        """Return the options of ``deltalake``."""
+        found = {"AWS_REGION": self.region, "retry_timeout": f"{_RETRY_S}s"}
+        if self.endpoint is not None:
+            found["AWS_ENDPOINT_URL"] = self.endpoint
+            found["AWS_ALLOW_HTTP"] = str(self.endpoint.startswith("http://")).lower()
+        return found
+
+    def iterdir(self) -> list[ObjectPath]:
+        """Return the objects below this path, without those of deeper paths; empty if there are none."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = _file_system(self.endpoint, self.region).get_file_info(
+            FileSelector(self._place, allow_not_found=True, recursive=False)
+        )
+        return [self / info.base_name for info in found if info.type == FileType.File]
+
+    def open_input(self) -> pa.NativeFile:
+        """Open the object to read."""
+        return _file_system(self.endpoint, self.region).open_input_file(self._place)
+
+    def open_output(self) -> pa.NativeFile:
+        """Open the object to write; it exists after the file was closed."""
+        return _file_system(self.endpoint, self.region).open_output_stream(self._place)
+
+    def read_text(self, encoding: str) -> str:
+        """Return the contents of the object."""
+        with self.open_input() as file:
+            return file.read().decode(encoding)
+
+    def upload(self, file: Path) -> None:
+        """Write the contents of the local ``file``."""
+        with file.open("rb") as source, self.open_output() as target:
+            while block := source.read(_BLOCK_BYTES):
+                target.write(block)
+
+    def check_writable(self, whose: str) -> None:
+        """Check that objects can be created and deleted here, and leave none.
+
+        Raises:
+            StorageError: they cannot; UnavailableError: the storage does not answer.
+        """
+        probe = f"{self._place}/.{uuid.uuid4().hex[:12]}.tmp"
+        try:
+            files = _file_system(self.endpoint, self.region, attempts=1)
+            with files.open_output_stream(probe) as file:
+                file.write(b"penstock")
+            files.delete_file(probe)
+        except OSError as error:
+            found = object_storage_error(self, error)
+            raise StorageError(
+                f"{whose}: cannot write to {str(self)!r}", path=str(self), why=found.why, do=found.do
+            ) from error
+
+    @property
+    def _place(self) -> str:
+        return f"{self.bucket}/{self.key}"
+
+
+StoragePath = Path | ObjectPath
+"""A path in a local or mounted file system, or in a bucket."""
+_BLOCK_BYTES = 8 << 20
+
+
+def is_object_url(path: str) -> bool:
+    """Return True if ``path`` is a URL of a bucket, with the scheme ``s3`` or ``s3a``."""
+    return path.startswith(("s3://", "s3a://"))
+
+
+def storage_path(path: str, endpoint: str | None = None, region: str | None = None) -> StoragePath:
+    """Return the path that ``path`` names: an URL of a bucket, or a local path.
+
+    Without ``endpoint`` and ``region``, those of the environment are used, as programs of AWS do.
+
+    Raises:
+        ConfigError: the URL has no bucket or no key, or the endpoint is not a URL.
+    """
+    if not is_object_url(path):
+        return Path(path)
+    match = _URL.fullmatch(path)
+    if match is None:
+        raise ConfigError(
+            f"{path!r} is not a path in a bucket", option="path", do="set a URL such as s3://bucket/table"
+        )
+    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+    if endpoint is not None and (urlsplit(endpoint).scheme not in {"http", "https"} or not urlsplit(endpoint).netloc):
+        raise ConfigError(
+            f"{endpoint!r} is not the URL of an endpoint",
+            option="endpoint",
+            do="set a URL such as http://127.0.0.1:9000, or correct AWS_ENDPOINT_URL",
+        )
+    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return ObjectPath(match["bucket"], match["key"], endpoint, region)
+
+
+@lru_cache(maxsize=16)
+def _file_system(endpoint: str | None, region: str, attempts: int = 3) -> S3FileSystem:
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    parts = urlsplit(endpoint or "https://")
+    return S3FileSystem(
+        region=region,
+        scheme="http" if parts.scheme == "http" else "https",
+        endpoint_override=parts.netloc or None,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=attempts),
+    )
+
+
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, for the driver and the executors"
+_REFUSED = (
+    (
+        ("NO_SUCH_BUCKET", "NoSuchBucket"),
+        "the bucket does not exist",
+        "create the bucket, or correct the path and the endpoint",
+    ),
+    (
+        ("INVALID_ACCESS_KEY_ID", "InvalidAccessKeyId", "INVALID_CLIENT_TOKEN_ID"),
+        "the storage does not know the access key",
+        _CREDENTIALS,
+    ),
+    (
+        ("SIGNATURE_DOES_NOT_MATCH", "SignatureDoesNotMatch"),
+        "the secret key does not belong to the access key",
+        _CREDENTIALS,
+    ),
+    (("ExpiredToken", "EXPIRED_TOKEN"), "the session token has expired", _CREDENTIALS),
+    (
+        ("ACCESS_DENIED", "AccessDenied", "403 Forbidden", "necessary privileges"),
+        "the credentials do not permit the access, or none were found",
+        f"{_CREDENTIALS}; permit s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket",
+    ),
+    (
+        ("301 Moved", "PermanentRedirect", "AuthorizationHeaderMalformed"),
+        "the bucket is in another region",
+        "set AWS_REGION, or the option region of the table",
+    ),
+)
+_METADATA = "169.254.169.254"
+"""Address of the service of AWS that has the credentials of a machine's role."""
+_ENDPOINT = "start the storage, or correct endpoint (AWS_ENDPOINT_URL)"
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m|↳")
+
+
+def object_storage_error(path: ObjectPath, error: Exception) -> PenstockError:
+    """Return the error of penstock for an ``error`` of pyarrow or ``deltalake`` about ``path``.
+
+    UnavailableError if it may be temporary, for which a run repeats the batch; otherwise StorageError.
+    """
+    text = " ".join(_ESCAPES.sub("", str(error)).split())
+    what = f"{str(path)!r} cannot be read or written"
+    for names, why, do in _REFUSED:
+        if any(name in text for name in names):
+            return StorageError(what, path=str(path), why=why, do=do)
+    if _METADATA in text:
+        return StorageError(what, path=str(path), why="no credentials were found", do=_CREDENTIALS)
+    where = path.endpoint or f"AWS, region {path.region}"
+    return UnavailableError(what, why=f"{where}: {text[:_LONGEST]}", do=_ENDPOINT)
+
+
+_LONGEST = 400
+"""Maximum length of a cause: errors of ``deltalake`` contain the page of the storage."""
+
+
+@contextmanager
+def object_storage_errors(path: StoragePath) -> Iterator[None]:
+    """Translate OSError inside the block to StorageError or UnavailableError, if ``path`` is in a bucket."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(path, ObjectPath):
+            raise
+        raise object_storage_error(path, error) from error
