@@ -148,7 +148,7 @@ RULES = [
                 # The tables of options, whose names the JSON Schema has.
                 (
                     *("mqtt.url", "runtime.config", "runtime.io.network", "spark.option_parsing"),
-                    *("spark.mqtt.options", "spark.tube.options"),
+                    *("spark.files.object_storage", "spark.mqtt.options", "spark.tube.options"),
                 ),
                 SPARK | IO,
             ),

@@ -115,8 +115,17 @@ def test_files_that_spark_wrote_are_uploaded(
     assert load(sink.location).to_pyarrow_table().sort_by("n").to_pydict() == {"n": [1, 2], "k": ["a", "b"]}
 
 
-@pytest.mark.parametrize("kind", ["busy", "cut", "lost"])
-@pytest.mark.parametrize("part", ["_delta_log", "/data/"])
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("busy", "_delta_log"),
+        ("cut", "_delta_log"),
+        ("lost", "_delta_log"),
+        ("cut", "/data/"),
+        pytest.param("busy", "/data/", marks=pytest.mark.nightly),
+        pytest.param("lost", "/data/", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_failed_request_neither_loses_nor_repeats_a_batch(
     object_storage: ObjectStorage, kind: str, part: str
 ) -> None:

@@ -34,10 +34,11 @@ def test_rows_of_a_parquet_table_are_not_merged(tmp_path: Path) -> None:
 
 
 def test_a_table_at_a_uri_is_a_delta_table() -> None:
-    sink = TableSink(path="s3a://bucket/table")
-    assert (sink.format, sink.is_remote) == ("delta", True)
-    with pytest.raises(ValidationError, match="expected `format: delta` for a table at a URI"):
-        TableSink(path="s3a://bucket/table", format="parquet")
+    for path, remote in (("s3a://bucket/table", False), ("hdfs://host/table", True)):
+        sink = TableSink(path=path)
+        assert (sink.format, sink.is_remote) == ("delta", remote)
+        with pytest.raises(ValidationError, match="expected `format: delta` for a table at a URI"):
+            TableSink(path=path, format="parquet")
 
 
 @pytest.mark.parametrize("path", ["s3a://bucket/dead", "file:/lake/dead", "file:dead", "hdfs:/dead"])
