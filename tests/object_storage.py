@@ -9,13 +9,14 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
 BUCKET = "lake"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "penstock", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
-ADDRESS_S = 60.0
+ANSWER_S = 60.0
+_open = build_opener(ProxyHandler({})).open
 
 
 class ObjectStorage(NamedTuple):
@@ -43,7 +44,7 @@ class ObjectStorage(NamedTuple):
     def _post(self, path: str, body: str) -> str:
         headers = {"Content-Type": "text/plain"}
         request = Request(self.endpoint + path, body.encode(), headers)
-        with urlopen(request, timeout=60) as response:
+        with _open(request, timeout=ANSWER_S) as response:
             return str(response.read().decode())
 
 
@@ -59,7 +60,7 @@ def object_storage_endpoint() -> Iterator[str]:
             port = server.stdout.readline().strip()
             assert port, "the server ended; its error is above"
             endpoint = f"http://127.0.0.1:{port}"
-            with urlopen(Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=ADDRESS_S):
+            with _open(Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=ANSWER_S):
                 pass
             yield endpoint
         finally:
@@ -75,6 +76,7 @@ def object_storage(object_storage_endpoint: str, monkeypatch: pytest.MonkeyPatch
     """A path in a bucket, for which the environment has endpoint and credentials."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     # No request leaves this machine to look for credentials.
     settings = {"AWS_ENDPOINT_URL": object_storage_endpoint, "AWS_REGION": "us-east-1"}
     for name, value in (CREDENTIALS | settings | {"AWS_EC2_METADATA_DISABLED": "true"}).items():

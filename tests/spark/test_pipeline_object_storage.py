@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -75,35 +74,3 @@ def test_a_missing_bucket_is_reported_before_the_first_batch(
     with pytest.raises(StorageError, match="cannot write to 's3://nowhere/t/rows'") as refused:
         setup.run()
     assert refused.value.why == "the bucket does not exist"
-
-
-@pytest.mark.nightly
-def test_rows_are_equal_after_rounds_of_failures(
-    setup_of: Callable[..., Setup], object_storage: ObjectStorage, spark: SparkSession
-) -> None:
-    """Requests of each kind fail at random in each round: those of executors, of the commit, and reads."""
-    chance = random.Random(20)
-    setup = setup_of(PIPELINE.format(url=object_storage.url))
-    sent: list[tuple[str, int]] = []
-    failed = 0
-    for _ in range(20):
-        new = [(chance.choice("abc"), len(sent) + n) for n in range(50)]
-        setup.send(*(record(*row) for row in new))
-        sent += new
-        for _ in range(5):
-            object_storage.fail(
-                chance.choice(["busy", "cut", "lost"]),
-                method=chance.choice(["PUT", "PUT", "GET", "POST"]),
-                path=chance.choice(["_delta_log", "part-", ""]),
-                count=chance.randint(1, 4),
-                skip=chance.randint(0, 6),
-            )
-        setup.run()
-        failed += object_storage.repair()
-        if chance.random() < 0.5:
-            setup.forget_the_last_commit(chance.choice(["rows", "newest"]))
-    setup.run()
-    assert failed > 20
-    assert rows_of(f"{object_storage.url}/rows") == sorted(sent)
-    newest = dict(sent)
-    assert rows_of(f"{object_storage.url}/newest") == sorted(newest.items())

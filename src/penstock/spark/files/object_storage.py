@@ -110,7 +110,7 @@ class ObjectPath:
         """
         probe = f"{self._place}/.{uuid.uuid4().hex[:12]}.tmp"
         try:
-            files = _file_system(self.endpoint, self.region, attempts=1)
+            files = _file_system(self.endpoint, self.region, attempts=2)
             with files.open_output_stream(probe) as file:
                 file.write(b"penstock")
             files.delete_file(probe)
@@ -161,6 +161,11 @@ def storage_path(path: str, endpoint: str | None = None, region: str | None = No
     return ObjectPath(match["bucket"], match["key"], endpoint, region)
 
 
+_CONNECT_S = 10.0
+_REQUEST_S = 30.0
+"""Seconds without a byte after which a request fails; by default of AWS 3, which a busy storage exceeds."""
+
+
 @lru_cache(maxsize=16)
 def _file_system(endpoint: str | None, region: str, attempts: int = 3) -> S3FileSystem:
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
@@ -170,6 +175,8 @@ def _file_system(endpoint: str | None, region: str, attempts: int = 3) -> S3File
         region=region,
         scheme="http" if parts.scheme == "http" else "https",
         endpoint_override=parts.netloc or None,
+        connect_timeout=_CONNECT_S,
+        request_timeout=_REQUEST_S,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=attempts),
     )
 
