@@ -52,7 +52,7 @@ public final class StrictJson implements UDF1<byte[], Boolean> {
     }
 
     /** Returns true for a byte order mark, and for zero bytes, which the parser takes for UTF-16 or UTF-32. */
-    private static boolean isDetectedEncoding(byte[] text) {
+    static boolean isDetectedEncoding(byte[] text) {
         for (int place = 0; place < Math.min(text.length, 4); place++) {
             if (text[place] == 0) {
                 return true;
@@ -62,7 +62,7 @@ public final class StrictJson implements UDF1<byte[], Boolean> {
     }
 
     /** Returns true if the text may have an escaped UTF-16 code unit: only these can be half of a character. */
-    private static boolean hasEscapedUnits(byte[] text) {
+    static boolean hasEscapedUnits(byte[] text) {
         for (int place = 1; place < text.length; place++) {
             if (text[place] == 'u' && text[place - 1] == '\\') {
                 return true;
@@ -71,7 +71,7 @@ public final class StrictJson implements UDF1<byte[], Boolean> {
         return false;
     }
 
-    private static boolean hasHalfACharacter(String text) {
+    static boolean hasHalfACharacter(String text) {
         for (int place = 0; place < text.length(); place++) {
             if (Character.isSurrogate(text.charAt(place))) {
                 boolean isPair = Character.isHighSurrogate(text.charAt(place))
