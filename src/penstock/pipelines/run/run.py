@@ -273,7 +273,10 @@ class _PipelineRun:
             )
             for text in self._source.doubts:
                 self._emit_event("warning", text=text)
-            self._watch.start({name: self._reached(name) for name in sinks})
+            reached = {name: self._reached(name) for name in sinks}
+            self._watch.start(reached)
+            for name, offsets in reached.items():
+                self._source.publish(name, offsets)
             maintenance.start()
             self._supervise()
             if self._stop_requested():
@@ -309,6 +312,7 @@ class _PipelineRun:
             for name in [name for running in self._queries for name in running.built.sinks]:
                 if (last := self._ledger.last(name)) is not None:
                     self._source.publish(name, last.end)
+            self._source.close()
             store.publish_last(self._watch.close(self._running_queries(), state, why))
             if self._traces is not None:
                 self._traces.close()
@@ -537,6 +541,7 @@ class _PipelineRun:
             running.progressed()
             check_nothing_dropped(running)
             self._watch.finished(entry, found.took_s)
+            self._source.publish(entry.sink, entry.end)
             if self._traces is not None:
                 self._traces.finished(found)
             shown = {name: value for name, value in asdict(entry).items() if name not in UNREPORTED}

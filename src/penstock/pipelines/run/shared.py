@@ -471,7 +471,7 @@ class QueryBuilder:
             if (ended := self._made.pop(name, None)) is not None:
                 shutil.rmtree(ended, ignore_errors=True)
         self._made[group.sinks[0]] = path
-        stream = partial(self._context.source.streams, self._spark, group.lead, group.sinks)
+        stream = partial(self._context.source.streams, self._spark, group.lead)
         query = SharedQuery(plans, checkpoints, group, path, stream, self._context)
         for n, found in enumerate(plans):
             columns = query.columns(n)

@@ -47,7 +47,7 @@ from penstock.spark.tube.offsets import (
     with_marks,
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, WITH_HEADERS, SourceOptions, canonical_names
-from penstock.spark.tube.source import spark_schema
+from penstock.spark.tube.source import GroupProgress, spark_schema
 from penstock.spark.tube.tube_client import TubeClient, count_rows, explain_missing_topic, header_values
 
 if TYPE_CHECKING:
@@ -75,14 +75,12 @@ _log = logging.getLogger(__name__)
 class QueryInput(NamedTuple):
     """Input of the query ``query`` from the source ``name``.
 
-    ``directory`` is for files that the source needs to reread a range of this input. ``sinks`` are those that share the
-    stream; empty: ``query`` alone.
+    ``directory`` is for files that the source needs to reread a range of this input.
     """
 
     query: str
     name: str
     directory: Path
-    sinks: tuple[str, ...] = ()
 
 
 class SourceMeter(Protocol):
@@ -129,7 +127,10 @@ class SourceReader(Protocol):
         """Return a meter of the lag of queries behind this source; ``clock`` returns ms since 1970."""
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
-        """Publish ``end`` as the offsets that a query has reached when its run ends, if the source shows offsets."""
+        """Publish ``end`` as the offsets that a query has reached, if the source shows offsets. Returns immediately."""
+
+    def close(self) -> None:
+        """Publish the last offsets."""
 
 
 TIMEOUT_MS = 1_000
@@ -250,7 +251,9 @@ class LagMeter:
 
 
 PUBLISH_MS = 5_000
-"""Timeout of the last offsets of a run: the process of its stream may still be publishing earlier ones."""
+"""Timeout of publishing offsets, in a thread of their own."""
+PUBLISH_S = 10.0
+"""Timeout of publishing the last offsets of a run."""
 HEADERS_MS = 5_000
 """Timeout of reading headers for traces, in a thread of their own."""
 CHECK_TIMEOUT_MS = 10_000
@@ -288,6 +291,7 @@ class TubeSourceReader:
         self._span = span
         self._redriven = redriven
         self._group = self.options.get("tubemq.group", self.options.get("groupIdPrefix", group))
+        self._progress: GroupProgress | None = None
 
     def open(self) -> TubeClient:
         """Open a client with a short timeout."""
@@ -344,7 +348,7 @@ class TubeSourceReader:
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Return the stream from ``start``."""
-        options = self.options | {"startingOffsets": json.dumps(start), "tubemq.group": self._group_of(input_)}
+        options = self.options | {"startingOffsets": json.dumps(start), "tubemq.group": ""}
         end = self.end_of_span()
         if end is not None:
             options |= {"endingOffsets": json.dumps(end)}
@@ -389,28 +393,23 @@ class TubeSourceReader:
         return LagMeter(self.open, self.bounds, clock)
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
-        """Commit ``end`` for the group of the query.
+        """Publish ``end`` for the group of the query, unless it is a replay. Returns immediately.
 
-        The stream does so when Spark plans the next batch: without this, the group of a stopped run would show the
-        last batch as lag.
+        The streams do not publish: several could share a group, and Spark ends their processes without waiting, so a
+        registration could remain and block the group's next commit.
         """
-        group = self._group_of(input_)
-        if not group:
-            return
-        try:
-            with TubeClient.from_options(self.checked, timeout_ms=PUBLISH_MS) as tube:
-                tube.partitions(self.checked.topics)
-                for partition, offset in from_json(end).items():
-                    tube.commit_offset(partition, group, offset)
-        except PenstockError as error:
-            _log.warning("the offsets of group %s were not published: %s", group, error.line())
-
-    def _group_of(self, input_: QueryInput) -> str:
-        """Return the groups that show the offsets of a query, one for each sink, comma-separated; empty for replays."""
         if not self._group or self._span is not None:
-            return ""
+            return
+        if self._progress is None:
+            self._progress = GroupProgress(lambda: TubeClient.from_options(self.checked, timeout_ms=PUBLISH_MS))
         after = [input_.name] if input_.name != SOURCE else []
-        return ",".join("-".join([self._group, sink, *after]) for sink in input_.sinks or (input_.query,))
+        self._progress.publish(["-".join([self._group, input_.query, *after])], from_json(end))
+
+    def close(self) -> None:
+        """Publish the last offsets, for :data:`PUBLISH_S` at most."""
+        if self._progress is not None:
+            self._progress.close(PUBLISH_S)
+            self._progress = None
 
     def _check_gaps(self, positions: PartitionOffsets, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Check the start offsets: a deleted offset is an error; a time before the oldest record adds a doubt."""
@@ -576,6 +575,9 @@ class FilesSourceReader:
     def publish(self, input_: QueryInput, end: Offsets) -> None:
         """Do nothing: files have no groups."""
 
+    def close(self) -> None:
+        """Do nothing: files have no groups."""
+
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
 
@@ -625,6 +627,9 @@ class RateSourceReader:
         return _NoMeter()
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Do nothing: generated records have no groups."""
+
+    def close(self) -> None:
         """Do nothing: generated records have no groups."""
 
     def _rows(self, records: DataFrame) -> DataFrame:

@@ -132,19 +132,17 @@ class Sources:
     def _start_file(self, query: str) -> Path:
         return layout.starts(self._state) / f"{query}.json"
 
-    def streams(self, spark: SparkSession, query: str, sinks: Sequence[str] = ()) -> Callable[[str], DataFrame]:
+    def streams(self, spark: SparkSession, query: str) -> Callable[[str], DataFrame]:
         """Return a function from the name of a source to its stream for ``query``.
 
-        ``sinks`` are those that share the stream, by default ``query`` alone: sources show their offsets. Inputs from
-        the same source share a stream, since each stream has its own process next to the driver.
+        Inputs from the same source share a stream, since each stream has its own process next to the driver.
         """
         start = self.start(query)
         made: dict[str, DataFrame] = {}
 
         def stream(name: str) -> DataFrame:
             if name not in made:
-                input_ = self._input(query, name)._replace(sinks=tuple(sinks))
-                made[name] = self._readers[name].stream(spark, input_, _of(name, start))
+                made[name] = self._readers[name].stream(spark, self._input(query, name), _of(name, start))
             return made[name]
 
         return stream
@@ -191,9 +189,14 @@ class Sources:
         ]
 
     def publish(self, query: str, end: Offsets) -> None:
-        """Publish ``end`` as the offsets that the query has reached, where sources show them."""
+        """Publish ``end`` as the offsets that the query has reached, where sources show them. Returns immediately."""
         for name, label in dict(self._labelled(query)).items():
             self._readers[name].publish(self._input(query, name), _of(label, end))
+
+    def close(self) -> None:
+        """Publish the last offsets."""
+        for reader in self._readers.values():
+            reader.close()
 
     def meter(self, clock: Callable[[], int]) -> SourceMeter:
         """Return a meter of the lag behind all sources; ``clock`` returns ms since 1970."""

@@ -219,58 +219,58 @@ _log = logging.getLogger(__name__)
 
 
 class GroupProgress:
-    """Publishes offsets as the offsets of ``group``, or several groups, for monitoring, in a separate thread.
+    """Publishes offsets of groups, for monitoring, in a separate thread.
 
     ``connect`` creates the client, which only this thread uses.
     """
 
-    def __init__(self, connect: Callable[[], TubeClient], group: str) -> None:
+    def __init__(self, connect: Callable[[], TubeClient]) -> None:
         self._connect = connect
-        self._groups = [name for part in group.split(",") if (name := part.strip())]
-        self._requested: PartitionOffsets = {}
+        self._requested: dict[tuple[str, TopicPartition], int] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self._published: PartitionOffsets = {}
+        self._published: dict[tuple[str, TopicPartition], int] = {}
         self._logged: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="offsets", daemon=True)
         self._thread.start()
 
-    def publish(self, offsets: PartitionOffsets) -> None:
-        """Publish ``offsets``: the query has processed all messages before them. Returns immediately."""
+    def publish(self, groups: Sequence[str], offsets: PartitionOffsets) -> None:
+        """Publish ``offsets`` for each of ``groups``: they have processed all messages before them. Returns
+        immediately."""
         with self._changed:
-            self._requested = offsets
+            for group in groups:
+                self._requested |= {(group, partition): offset for partition, offset in offsets.items()}
             self._changed.notify()
 
-    def close(self) -> None:
-        """Publish the last offsets and stop the thread; waits for at most ``CLOSE_S``."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Publish the last offsets and stop the thread; waits for at most ``timeout_s``."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join(CLOSE_S)
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         with self._connect() as tube:
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing or self._requested != self._published)
-                    requested, closing = self._requested, self._closing
+                    requested, closing = dict(self._requested), self._closing
                 self._commit(tube, requested)
                 if closing:
                     return
 
-    def _commit(self, tube: TubeClient, requested: PartitionOffsets) -> None:
-        for partition, offset in requested.items():
-            if self._published.get(partition) == offset:
+    def _commit(self, tube: TubeClient, requested: dict[tuple[str, TopicPartition], int]) -> None:
+        for (group, partition), offset in requested.items():
+            if self._published.get((group, partition)) == offset:
                 continue
-            for group in self._groups:
-                try:
-                    if tube.address(partition) is None:
-                        tube.partitions([partition.topic])
-                    tube.commit_offset(partition, group, offset)
-                except PenstockError as error:
-                    if error.what not in self._logged:
-                        self._logged.add(error.what)
-                        _log.warning("the offsets of group %s were not published: %s", group, error.line())
+            try:
+                if tube.address(partition) is None:
+                    tube.partitions([partition.topic])
+                tube.commit_offset(partition, group, offset)
+            except PenstockError as error:
+                if error.what not in self._logged:
+                    self._logged.add(error.what)
+                    _log.warning("the offsets of group %s were not published: %s", group, error.line())
         # Failed commits are not retried: the next batch has newer offsets, and they are for monitoring only.
         self._published = requested
 
@@ -548,12 +548,11 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         committed. It makes this request once more after the last batch, and repeatedly while there are no new records;
         with :meth:`commit` alone the group would stay one batch behind until the next record arrives.
         """
-        if self._options.group:
+        groups = [name for part in self._options.group.split(",") if (name := part.strip())]
+        if groups:
             if self._progress is None:
-                self._progress = GroupProgress(
-                    lambda: TubeClient.from_options(self._options, servers=self._servers), self._options.group
-                )
-            self._progress.publish(done)
+                self._progress = GroupProgress(lambda: TubeClient.from_options(self._options, servers=self._servers))
+            self._progress.publish(groups, done)
 
     def _connected(self) -> TubeClient:
         if self._tube is None:

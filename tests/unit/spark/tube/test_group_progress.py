@@ -13,7 +13,7 @@ A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
 
 
 def group_progress(fake: FakeTube) -> GroupProgress:
-    return GroupProgress(lambda: TubeClient("127.0.0.1:8715", 1, servers=fake), "lake")
+    return GroupProgress(lambda: TubeClient("127.0.0.1:8715", 1, servers=fake))
 
 
 @pytest.fixture
@@ -24,10 +24,18 @@ def fake() -> FakeTube:
 def test_the_newest_positions_are_shown(fake: FakeTube) -> None:
     progress = group_progress(fake)
     for n in range(50):
-        progress.publish({A0: n * 28, A1: 28})
+        progress.publish(["lake"], {A0: n * 28, A1: 28})
     progress.close()
     assert fake.groups == {("lake", A0): 49 * 28, ("lake", A1): 28}
     assert fake.discoveries == 1
+
+
+def test_groups_have_offsets_of_their_own(fake: FakeTube) -> None:
+    progress = group_progress(fake)
+    progress.publish(["lake", "river"], {A0: 28, A1: 0})
+    progress.publish(["river"], {A0: 56})
+    progress.close()
+    assert fake.groups == {("lake", A0): 28, ("lake", A1): 0, ("river", A0): 56, ("river", A1): 0}
 
 
 def test_a_refusal_is_reported_once_and_does_not_stop_the_query(
@@ -37,7 +45,7 @@ def test_a_refusal_is_reported_once_and_does_not_stop_the_query(
     fake.unwilling = True
     progress = group_progress(fake)
     for n in range(3):
-        progress.publish({A0: n * 28, A1: n * 28})
+        progress.publish(["lake"], {A0: n * 28, A1: n * 28})
     progress.close()
     assert [record.message for record in caplog.records] == [
         "the offsets of group lake were not published: the group is not welcome; why: it belongs to another one"
