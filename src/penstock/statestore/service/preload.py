@@ -18,7 +18,7 @@ from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_positi
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import RowChanges
 from penstock.statestore.engine.record import Record, decode_record, digest_of
-from penstock.statestore.service.rows import FENCES, KEYS, META, decode_clock
+from penstock.statestore.service.rows import CHANGES, FENCES, KEYS, META, decode_clock
 from penstock.statestore.service.storage import Storage, StoredState
 
 __all__ = ["PreloadedKeys", "PreloadedStorage"]
@@ -26,6 +26,8 @@ __all__ = ["PreloadedKeys", "PreloadedStorage"]
 _log = logging.getLogger("penstock.statestore")
 
 _EMPTY: Final = StoredState([], None, [], [], None, None)
+_META: Final = {b"clock", b"floor"}
+"""Rows of ``meta`` that are followed. The others are those of a node without a cluster, and of the environment."""
 
 
 class PreloadedKeys:
@@ -48,6 +50,8 @@ class PreloadedKeys:
             StorageError: see :meth:`Storage.open`.
         """
         state = Storage(environment.path, environment=environment).open()
+        for name in state.quarantined:  # counted at the takeover as well, unless the environment is opened again before
+            _log.error("quarantined path=%s name=%s: checksum does not match", environment.path, name)
         self._records = {digest_of(record.key): record for record in state.records}
         self._fences = {digest_of(prefix): Record(prefix, b"", token) for prefix, token in state.fences}
         self._state = state._replace(records=[], fences=[])
@@ -56,7 +60,7 @@ class PreloadedKeys:
     def apply(self, body: bytes, position: LogPosition) -> None:
         """Apply the commit ``body``, which the environment contains at ``position``."""
         if self._position is None or position.sequence != self._position.sequence + 1:
-            self._position = None
+            self.clear()
             return
         self._position = position
         changes = RowChanges()
@@ -70,10 +74,17 @@ class PreloadedKeys:
                 else:  # of a later version: loading the keys reports it
                     self._position = None
         meta, state = changes.tables.get(META, {}), self._state
+        if not meta.keys() <= _META or not changes.drops.keys() <= {CHANGES}:  # no active node writes others
+            self._position = None
         self._state = state._replace(
             clock=decode_clock(meta[b"clock"]) if b"clock" in meta else state.clock,
             floor=decode_clock(meta[b"floor"]) if b"floor" in meta else state.floor,
         )
+
+    def clear(self) -> None:
+        """Release the memory; they cannot be used any more."""
+        self._position = None
+        self._state, self._records, self._fences = _EMPTY, {}, {}
 
     def state_at(self, position: LogPosition | None) -> StoredState | None:
         """Return the state if its last commit is that at ``position``; otherwise None."""
@@ -103,7 +114,11 @@ class PreloadedStorage(Storage):
             _log.info("the keys were loaded before the election", extra={"fields": {"keys": len(state.records)}})
             return state
 
-        return environment.open(load)
+        try:
+            return environment.open(load)
+        finally:
+            if keys is not None:
+                keys.clear()  # otherwise it would keep the records of now, after they have been replaced
 
 
 def _last_commit(environment: LoggedEnvironment, transaction: lmdb.Transaction[bytes]) -> LogPosition | None:

@@ -12,11 +12,11 @@ from penstock.cluster.standby import StandbyLog
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.wal import LoggedEnvironment
-from penstock.runtime.io.wal_frames import PUT, encode_operations
+from penstock.runtime.io.wal_frames import DROP, PUT, Operation, encode_operations
 from penstock.statestore.engine.record import Change, Record, digest_of
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.preload import PreloadedKeys, PreloadedStorage
-from penstock.statestore.service.rows import KEYS, put_record
+from penstock.statestore.service.rows import FENCES, KEYS, META, put_record
 from penstock.statestore.service.storage import Storage, StoredState, environment_at
 from tests.ports import free_port
 
@@ -187,6 +187,43 @@ def test_keys_that_lack_a_commit_are_not_used(tmp_path: Path) -> None:
     standby.keys.apply(put(b"a", b"4", 4), position._replace(sequence=4))
     assert standby.keys.state_at(position._replace(sequence=4)) is None
     standby.close()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [(PUT, META, b"lag", b"1"), (DROP, KEYS, b"\xff", b""), (DROP, FENCES, b"\xff", b"")],
+    ids=["another row of meta", "dropped keys", "dropped fences"],
+)
+def test_keys_are_not_used_after_a_commit_that_they_do_not_follow(tmp_path: Path, operation: Operation) -> None:
+    standby = FollowingNode(new_directory(tmp_path))
+    standby.follow([put(b"a", b"1", 1), encode_operations([operation])])
+    assert standby.keys.state_at(standby.position) is None
+    standby.close()
+
+
+def test_the_memory_is_released_when_the_elected_node_has_loaded(tmp_path: Path) -> None:
+    standby = FollowingNode(new_directory(tmp_path))
+    standby.follow([put(b"a", b"1", 1)])
+    standby.close()
+    assert keys_of(standby.take_over()) == {b"a": b"1"}
+    assert not standby.keys._records
+    assert standby.keys.state_at(standby.position) is None
+
+
+def test_damaged_records_that_the_standby_found_are_in_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    standby = FollowingNode(new_directory(tmp_path))
+    standby.follow([put(b"a", b"1", 1), encode_operations([(PUT, KEYS, digest_of(b"b"), b"damaged")])])
+    standby.close()
+    caplog.clear()
+    standby = FollowingNode(tmp_path)
+    standby.close()
+    name = digest_of(b"b").hex()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"quarantined path={tmp_path} name={name}: checksum does not match"
+    ]
+    assert standby.take_over().quarantined == [name]
 
 
 def test_a_damaged_record_is_reported_by_loading(tmp_path: Path) -> None:
