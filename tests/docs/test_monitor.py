@@ -27,7 +27,7 @@ TEXTS = (
     ("node/tube_broker.py", "is prepared, neither committed nor aborted", "is prepared, neither committed nor aborted"),
     ("node/capture.py", "has accepted no change of the state store", "has accepted no change of the state store"),
     ("runtime/observability/audit.py", "cannot be written: ", "the audit trail … cannot be written: "),
-    ("runtime/observability/tracing.py", "tracing: spans cannot be sent to ", "`tracing: spans cannot be sent to …`"),
+    ("runtime/observability/tracing.py", "spans cannot be sent to ", "`spans cannot be sent to …`"),
     ("node/cluster.py", "standby: the active node is", "`standby: the active node is …`"),
     ("node/cluster.py", "standby: no node of the cluster is active", "`standby: no node of the cluster is active"),
     ("node/cluster.py", "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),

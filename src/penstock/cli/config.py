@@ -51,14 +51,16 @@ class Setting(NamedTuple):
 def check(file: File = None) -> None:
     """Check a configuration and the files that it names, and exit with status 2 if the node would refuse them.
 
-    The checks are those of `penstock up` before it opens the data directory: options, values, users, policies, and
-    certificates with their keys. Addresses in use and the data directory are not checked. Environment variables
-    (PENSTOCK_MQTT, ...) override the file, as for `penstock up`.
+    The checks are those of `penstock up` before it opens the data directory: options, values, installed extras, users,
+    policies, and certificates with their keys. Addresses in use and the data directory are not checked. Environment
+    variables (PENSTOCK_MQTT, ...) override the file, as for `penstock up`.
     """
     from penstock.node.config.node import load_config
+    from penstock.node.extras import check_extras
     from penstock.node.security import NodeSecurity
 
     config = load_config(file, {}, os.environ)
+    check_extras(config)
     if config.creates_files:
         note(
             "the configuration is valid; users, policies and certificates were not checked: `penstock up` creates the"

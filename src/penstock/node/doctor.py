@@ -26,6 +26,7 @@ from penstock.node.config.mqtt import broker_limits
 from penstock.node.config.node import NodeConfig, load_config, setting_of
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import running_node
+from penstock.node.extras import check_extras
 from penstock.node.security import NodeSecurity, expiring
 from penstock.runtime.io.disk_space import default_floor, file_system_of
 from penstock.runtime.io.files import Durability
@@ -82,6 +83,7 @@ def diagnose(
     yield from _clock()
     try:
         config = load_config(file, flags, environment)
+        check_extras(config)
         ends = {} if config.creates_files else NodeSecurity(config).check_certificates()
     except PenstockError as error:
         yield _of_error(Level.PROBLEM, "configuration", error)

@@ -39,6 +39,7 @@ from penstock.node.config.tracing import needs_tracing
 from penstock.node.config.tube import tube_limits
 from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
+from penstock.node.extras import check_extras
 from penstock.node.http import HttpServer, LeaseGate, audited, broker_app, master_app, names_of
 from penstock.node.kafka import KafkaTarget
 from penstock.node.metric_help import METRICS, add_metrics
@@ -826,6 +827,7 @@ async def serve(
 
     A standby of a cluster reports to systemd that it is ready when it answers clients.
     """
+    check_extras(config)
     stop = install_signal_handlers()
     notifier = ServiceNotifier()
     loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,35 @@ def test_a_configuration_that_a_node_would_refuse(penstock: Command, file: Path,
     refused = penstock("config", "check", str(file))
     assert refused.status == 2
     assert str(tmp_path / "no.pem") in refused.err
+    file.write_text("tracing: {endpoint: 'https://127.0.0.1:4318', ca: no-ca.pem}\n", encoding="utf-8")
+    refused = penstock("config", "check", str(file))
+    assert refused.status == 2
+    assert str(tmp_path / "no-ca.pem") in refused.err
     file.write_text("mqtt: 0.0.0.0:1883\n", encoding="utf-8")
     assert "other machines could use these listeners" in penstock("config", "check", str(file)).err
+
+
+@pytest.mark.parametrize(
+    ("module", "setting", "extra"),
+    [
+        ("grpc", "cluster: {name: plant, node: a, etcd: ['127.0.0.1:1']}", "cluster"),
+        ("confluent_kafka", "rules: [{filter: '#', to: {kafka: {bootstrap: ['127.0.0.1:1'], topic: t}}}]", "kafka"),
+        ("opentelemetry.sdk.trace", "tracing: {endpoint: 'http://127.0.0.1:4318'}", "otel"),
+    ],
+)
+def test_a_missing_extra_is_found_before_the_start(
+    penstock: Command, file: Path, monkeypatch: pytest.MonkeyPatch, module: str, setting: str, extra: str
+) -> None:
+    for importer in ("penstock.cluster.client", "penstock.runtime.observability.tracing"):
+        monkeypatch.delitem(sys.modules, importer, raising=False)
+    file.write_text(f"{setting}\n", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, module, None)
+    refused = penstock("config", "check", str(file))
+    assert refused.status == 2
+    assert "not installed" in refused.err
+    assert f"[{extra}]" in refused.err
+    assert penstock("up", "--config", str(file)).err == refused.err
+    assert f'".[{extra}]"' in penstock("doctor", str(file)).out
 
 
 def test_the_schema_names_every_option_of_the_example_in_the_reference(penstock: Command) -> None:

@@ -63,6 +63,15 @@ def test_a_rule_to_kafka_needs_no_tubemq_in_a_cluster(tmp_path: Path) -> None:
             },
             "the client secret is sent to it",
         ),
+        (
+            {
+                "to": {
+                    "kafka": KAFKA
+                    | {"sasl": {"mechanism": "OAUTHBEARER", "oidc": OIDC | {"token_url": "https://c:hush@id/token"}}}
+                }
+            },
+            "without credentials",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, rule: dict[str, Any], error: str) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from opentelemetry.context import Context
@@ -141,6 +142,31 @@ def test_a_receiver_that_does_not_listen_is_named_with_the_cause() -> None:
     assert tracing.failure is not None
     assert "Connection refused" in str(tracing.failure.why)
     assert (tracing.stats.spans_exported, tracing.stats.spans_failed) == (0, 1)
+
+
+def test_the_file_of_authorities_is_used_and_its_error_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "other.pem").write_text("")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "other.pem"))
+    missing = tmp_path / "missing.pem"
+    endpoint = f"https://127.0.0.1:{free_port()}"
+    tracing = Tracing(TracingOptions(endpoint=endpoint, sample_ratio=1.0, timeout_s=1.0, ca=missing), attributes={})
+    send(tracing)
+    tracing.close()
+    assert tracing.failure is not None
+    assert str(missing) in str(tracing.failure.why)
+    assert tracing.stats.spans_failed == 1
+
+
+@pytest.mark.parametrize(
+    "tracestate", ["no pair", ",".join(f"k{number}=1" for number in range(33)), "k=" + "v" * 9_000]
+)
+def test_a_malformed_tracestate_of_a_client_is_not_logged(tracestate: str, caplog: pytest.LogCaptureFixture) -> None:
+    start(f"http://127.0.0.1:{free_port()}").close()
+    context = get_current_span(context_of([("traceparent", PARENT), ("tracestate", tracestate)])).get_span_context()
+    assert (context.is_valid, len(context.trace_state)) == (True, 0)
+    assert not caplog.records
 
 
 def test_a_receiver_that_never_answers_blocks_neither_spans_nor_the_end() -> None:

@@ -46,6 +46,8 @@ def _server(value: str) -> str:
 def _secure_url(value: str) -> str:
     """Check a URL to which a client secret is sent."""
     found = urlsplit(value)
+    if found.username is not None:  # warnings show the URL
+        raise ValueError("expected a URL without credentials: set `client_id` and `client_secret_file`")
     if found.scheme == "https" and found.hostname:
         return value
     if found.scheme == "http" and found.hostname and Address(found.hostname, 0).is_loopback:

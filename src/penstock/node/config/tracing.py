@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 
 from penstock.errors import ConfigError
 from penstock.node.config.listeners import Section
+from penstock.runtime.io.tls import TlsOptions
 
 __all__ = ["TracingSection", "needs_tracing", "otlp_endpoint"]
 
@@ -27,7 +28,7 @@ def needs_tracing() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            "traces: a library is not installed",
+            "tracing: a library is not installed",
             option="tracing",
             why=str(error),
             do='pip install ".[otel]" in a clone of penstock',
@@ -59,8 +60,22 @@ class TracingSection(Section):
         "recorded if its sender has set the flag `sampled`",
     )
     timeout_s: float = Field(
-        default=3.0, gt=0, le=60, description="maximum duration of a request in seconds, with its retries"
+        default=3.0, gt=0, le=10, description="maximum duration of a request in seconds, with its retries"
     )
     ca: Path | None = Field(
         default=None, description="PEM file: authorities of the receiver's certificate; default: those of `certifi`"
     )
+
+    def check_files(self) -> None:
+        """Read the authorities. Raises ConfigError if the file cannot be used."""
+        if self.ca is None:
+            return
+        try:
+            TlsOptions(ca_file=self.ca).context()
+        except ConfigError as error:
+            raise ConfigError(
+                f"tracing: {error.what.removeprefix('tls: ').replace('ca_file', 'ca', 1)}",
+                option="tracing.ca",
+                why=error.why,
+                do=error.do,
+            ) from error

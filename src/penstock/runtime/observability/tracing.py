@@ -40,8 +40,14 @@ _PATH: Final = "/v1/traces"
 _CLOSE_S: Final = 3.0
 """Seconds after which ``close`` sends no more requests."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
-# They log each failure and each dropped span; `_Exporter` reports a series of failures once.
-_NOISY: Final = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal")
+_NOISY: Final = (
+    # They log each failure and each dropped span; `_Exporter` reports a series of failures once.
+    "opentelemetry.exporter.otlp",
+    "opentelemetry.sdk._shared_internal",
+    # They log each malformed `tracestate`, which clients send.
+    "opentelemetry.trace.span",
+    "opentelemetry.trace.propagation.tracecontext",
+)
 
 Headers = Iterable[tuple[str, str | bytes]]
 
@@ -159,9 +165,11 @@ class _Session(requests.Session):
     problem = ""
 
     def request(self, *args: Any, **fields: Any) -> requests.Response:
+        if isinstance(self.verify, str):  # otherwise the variable REQUESTS_CA_BUNDLE would replace it
+            fields["verify"] = self.verify
         try:
             response = super().request(*args, **fields)
-        except requests.RequestException as error:
+        except Exception as error:
             self.problem = _innermost(error)
             raise
         self.problem = "" if response.ok else f"the receiver answered {response.status_code} {response.reason}"
@@ -213,7 +221,7 @@ class _Exporter(SpanExporter):
     def _report(self) -> None:
         first = self.failure is None
         self.failure = UnavailableError(
-            f"tracing: spans cannot be sent to {self._endpoint}",
+            f"spans cannot be sent to {self._endpoint}",
             applied=None,
             why=self._session.problem or "the spans could not be encoded",
             do="check that a receiver of OTLP over HTTP listens there (port 4318 by default; 4317 is gRPC)",
