@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 __all__ = ["OtlpReceiver", "ReceivedSpan", "otlp_receiver"]
@@ -122,7 +123,9 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield receiver
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("no_proxy", "127.0.0.1")  # the exporter uses the proxies of the environment
+            yield receiver
     finally:
         server.shutdown()
         thread.join()

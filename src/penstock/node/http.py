@@ -475,9 +475,13 @@ class _Server(uvicorn.Server):
                 request.cancel()
             for connection in list(state.connections):  # the peer does not read, or does not answer the end of TLS
                 connection.transport.abort()
-            async with asyncio.timeout(_ABORT_S):
-                while state.connections:  # noqa: ASYNC110 - see above
-                    await asyncio.sleep(_CLOSING_S)
+            try:
+                async with asyncio.timeout(_ABORT_S):
+                    while state.connections:  # noqa: ASYNC110 - see above
+                        await asyncio.sleep(_CLOSING_S)
+            except TimeoutError:  # also if the loop stalled for so long
+                if state.connections:
+                    _log.error("HTTP listener: the loop has not ended %d connections", len(state.connections))
 
     def _accept(self) -> None:
         """Accept one connection of the listener, which is readable."""

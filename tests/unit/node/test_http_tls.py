@@ -8,10 +8,12 @@ import json
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trustme
+import uvloop
 from starlette.applications import Starlette
 
 import penstock.node.http
@@ -19,9 +21,9 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.config.node import HttpListener, HttpTls, NodeConfig, Tube, TubeBrokerHttpListener
 from penstock.node.config.tube import TubeTls
-from penstock.node.http import HttpServer
+from penstock.node.http import HttpConnection, HttpServer
 from penstock.node.node import Node
-from penstock.runtime.io.network import parse_address
+from penstock.runtime.io.network import Address, parse_address
 from penstock.tube.client.web import WebLogin, call, call_broker
 from tests.unit.node.test_http_access import WATER
 from tests.unit.node.test_node import FREE, config, token_of
@@ -200,6 +202,47 @@ async def test_certificates_of_the_tubemq_listeners_are_read_again_by_a_reload(t
         assert any("server.key" in warning for warning in node.warnings())
     finally:
         await node.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_handshake_that_ends_while_the_server_is_closed(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task is cancelled when the connection exists already, but the task has not continued yet."""
+    files = Certificates(tmp_path)
+    server = HttpServer(Starlette(), ServerTls(files.tls.files(), protocol="http/1.1"))
+    made = HttpConnection.connection_made
+
+    def cancel(connection: HttpConnection, transport: asyncio.Transport) -> None:
+        made(connection, transport)
+        assert server._server is not None
+        for task in server._server._handshakes:
+            task.cancel()
+        server._server.stop()
+
+    def connect(address: Address) -> None:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((address.host, address.port), timeout=60) as plain,
+            files.client().wrap_socket(plain, server_hostname="127.0.0.1") as peer,
+        ):
+            while peer.recv(1000):
+                pass
+
+    async def closed() -> None:
+        address = await server.start("http", parse_address("127.0.0.1:0"))
+        peer = asyncio.create_task(asyncio.to_thread(connect, address))
+        assert server._task is not None
+        assert server._server is not None
+        state = server._server.server_state
+        await asyncio.wait_for(server._task, 60)
+        assert not state.connections
+        await server.close()
+        await peer
+
+    monkeypatch.setattr(HttpConnection, "connection_made", cancel)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(closed())
 
 
 @pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
