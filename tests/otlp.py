@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -41,6 +42,7 @@ class OtlpReceiver:
         self.status = 200
         self.url = ""
         self.requests: list[str] = []
+        self.headers: list[Message] = []
         self._spans: list[ReceivedSpan] = []
         self._changed = threading.Condition()
 
@@ -111,6 +113,7 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
             self.send_response(receiver.status)
             self.send_header("Content-Length", "0")
             self.end_headers()
+            receiver.headers.append(self.headers)
             receiver.add(self.path, body)
 
         def log_message(self, *_: object) -> None:

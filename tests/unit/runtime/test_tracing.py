@@ -13,6 +13,7 @@ import pytest
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, get_current_span
 
+from penstock.errors import ConfigError
 from penstock.runtime.observability.tracing import Headers, Tracing, TracingOptions, context_of, with_context
 from tests.otlp import otlp_receiver
 from tests.ports import free_port
@@ -167,6 +168,34 @@ def test_a_malformed_tracestate_of_a_client_is_not_logged(tracestate: str, caplo
     context = get_current_span(context_of([("traceparent", PARENT), ("tracestate", tracestate)])).get_span_context()
     assert (context.is_valid, len(context.trace_state)) == (True, 0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "error"),
+    [
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a=1,authorization: Bearer hush", "part 2 of OTEL_EXPORTER_OTLP_HEADERS"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=hush%0ahush", "part 1 of OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size must be a positive integer"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "some", "must be a non-negative integer but got some"),
+    ],
+)
+def test_a_variable_without_a_valid_value_is_refused_without_its_secret(
+    variable: str, value: str, error: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=error) as raised:
+        start(f"http://127.0.0.1:{free_port()}")
+    assert "hush" not in f"{raised.value}{caplog.text}"
+
+
+def test_headers_of_the_environment_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer hush, x-tenant=a%2Cb,")
+    with otlp_receiver() as receiver:
+        tracing = start(receiver.url, 1.0)
+        send(tracing)
+        tracing.close()
+        receiver.wait(1)
+    assert (receiver.headers[0]["authorization"], receiver.headers[0]["x-tenant"]) == ("Bearer hush", "a,b")
 
 
 def test_a_receiver_that_never_answers_blocks_neither_spans_nor_the_end() -> None:

@@ -19,16 +19,18 @@ import requests
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.re import parse_env_headers
 from opentelemetry.util.types import AttributeValue
 
 import penstock
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 
 __all__ = ["TRACE_HEADERS", "Headers", "Tracing", "TracingOptions", "TracingStats", "context_of", "with_context"]
 
@@ -47,6 +49,8 @@ _NOISY: Final = (
     # They log each malformed `tracestate`, which clients send.
     "opentelemetry.trace.span",
     "opentelemetry.trace.propagation.tracecontext",
+    # It logs the credentials of a malformed variable; `_check_headers` reports it without them.
+    "opentelemetry.util.re",
 )
 
 Headers = Iterable[tuple[str, str | bytes]]
@@ -101,7 +105,14 @@ class Tracing:
     """Recorder of spans of one process, for the OpenTelemetry service ``penstock`` (``OTEL_SERVICE_NAME``)."""
 
     def __init__(self, options: TracingOptions, *, attributes: Mapping[str, AttributeValue]) -> None:
-        """Start the thread of the export. ``attributes``: further attributes of the resource."""
+        """Start the thread of the export. ``attributes``: further attributes of the resource.
+
+        Raises:
+            ConfigError: a variable of OpenTelemetry has no valid value.
+        """
+        for name in _NOISY:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        _check_headers()
         self.stats = TracingStats()
         self._ratio = options.sample_ratio
         self._exporter = _Exporter(options, self.stats)
@@ -114,8 +125,16 @@ class Tracing:
         )
         sampler = ParentBased(TraceIdRatioBased(options.sample_ratio))
         # Closed by `close`, not at the exit of Python; the global provider remains that of the application.
-        self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter, schedule_delay_millis=1000))
+        try:
+            self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+            self._provider.add_span_processor(BatchSpanProcessor(self._exporter, schedule_delay_millis=1000))
+        except ValueError as error:
+            raise ConfigError(
+                "tracing: a variable of OpenTelemetry has no valid value",
+                option="tracing",
+                why=str(error),
+                do="correct or remove the variables OTEL_SPAN_… and OTEL_BSP_…",
+            ) from error
         self._tracer = self._provider.get_tracer("penstock", penstock.__version__)
 
     @property
@@ -159,6 +178,22 @@ class Tracing:
         self._provider.shutdown()
 
 
+def _check_headers() -> None:
+    """Check the variables with headers of requests. Raises ConfigError, without their values: they are secrets."""
+    for name in (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS):
+        for number, pair in enumerate(os.environ.get(name, "").split(","), start=1):
+            if not pair.strip():
+                continue
+            read = parse_env_headers(pair, liberal=True)
+            if not read or any(not value.isprintable() for value in read.values()):
+                raise ConfigError(
+                    f"tracing: part {number} of {name} is no header",
+                    option="tracing",
+                    why="expected NAME=VALUE pairs with commas between them, and special characters as %XX",
+                    do=f"correct the variable: {name}='authorization=Bearer%20TOKEN'",
+                )
+
+
 class _Session(requests.Session):
     """The HTTP session of the exporter; ``problem`` is the reason why its last request failed."""
 
@@ -187,8 +222,6 @@ class _Exporter(SpanExporter):
     """The exporter of OpenTelemetry with counters, one warning for a series of failures, and a deadline."""
 
     def __init__(self, options: TracingOptions, stats: TracingStats) -> None:
-        for name in _NOISY:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         self.failure: UnavailableError | None = None
         self.stop_at: float | None = None
         self._stats = stats
