@@ -294,13 +294,16 @@ class NodeSecurity:
         return Rights(gate, gate.client(owner))
 
     def check_certificates(self) -> dict[Path, float]:
-        """Read the certificate files of all listeners, of bridges and of `tracing`, and return when those of listeners
-        expire, in seconds since 1970. Raises ConfigError if one cannot be used."""
+        """Read the certificate files of all listeners and clients, and return when those of listeners expire, in
+        seconds since 1970. Raises ConfigError if one cannot be used."""
         read = [Listener.read_tls(self.settings(name)) for name in self.listeners]
         read += [_web_tls(self.config, option) for option in ("http", "tube_broker_http")]
         read.append(self.tube_certificates.used)
         for entry in self.config.bridges:
             entry.check_files()
+        for rule in self.config.rules:
+            if rule.to is not None:
+                rule.to.kafka.check_files()
         if self.config.tracing is not None:
             self.config.tracing.check_files()
         return {path: end for tls in read if tls is not None for path, end in tls.expiry.items()}

@@ -98,6 +98,14 @@ def test_a_configuration_that_a_node_would_refuse(penstock: Command, file: Path,
     refused = penstock("config", "check", str(file))
     assert refused.status == 2
     assert str(tmp_path / "no-ca.pem") in refused.err
+    oidc = "{token_url: 'https://id/token', client_id: c, client_secret_file: no-secret}"
+    for name, settings in {
+        "no-secret": f"sasl: {{mechanism: OAUTHBEARER, oidc: {oidc}}}",
+        "no-kafka.pem": "tls: {ca: no-kafka.pem}",
+    }.items():
+        kafka = f"{{bootstrap: ['127.0.0.1:1'], topic: t, {settings}}}"
+        file.write_text(f"rules: [{{filter: '#', to: {{kafka: {kafka}}}}}]\n", encoding="utf-8")
+        assert str(tmp_path / name) in penstock("config", "check", str(file)).err
     file.write_text("mqtt: 0.0.0.0:1883\n", encoding="utf-8")
     assert "other machines could use these listeners" in penstock("config", "check", str(file)).err
 

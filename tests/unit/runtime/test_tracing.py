@@ -174,7 +174,11 @@ def test_a_malformed_tracestate_of_a_client_is_not_logged(tracestate: str, caplo
     ("variable", "value", "error"),
     [
         ("OTEL_EXPORTER_OTLP_HEADERS", "a=1,authorization: Bearer hush", "part 2 of OTEL_EXPORTER_OTLP_HEADERS"),
-        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=hush%0ahush", "part 1 of OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+        (
+            "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+            "authorization=hush%0ahush",
+            "part 1 of OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+        ),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size must be a positive integer"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "some", "must be a non-negative integer but got some"),
     ],

@@ -12,6 +12,7 @@ from penstock.mqtt.bridge import BridgeSettings, BridgeTopic, Direction
 from penstock.mqtt.client import TlsOptions
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, name_problem
 from penstock.mqtt.url import parse_broker_url
+from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
 from penstock.runtime.io.tls import read_password
 
@@ -118,19 +119,8 @@ class BridgeEntry(Section):
 
     def check_files(self) -> None:
         """Read the password and the certificates. Raises ConfigError if a file cannot be used."""
-        tls = self.settings().tls
-        if tls is None:
-            return
-        try:
-            tls.context()
-        except ConfigError as error:
-            option = {"ca_file": "ca", "cert_file": "certificate", "key_file": "key"}[error.option]
-            raise ConfigError(
-                f"bridge {self.name!r}: {error.what.removeprefix('tls: ').replace(error.option, f'tls.{option}', 1)}",
-                option=f"tls.{option}",
-                why=error.why,
-                do=error.do,
-            ) from error
+        if (tls := self.settings().tls) is not None:
+            check_client_files(tls, f"bridge {self.name!r}")
 
     def settings(self) -> BridgeSettings:
         """Settings of the bridge.

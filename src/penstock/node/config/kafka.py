@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock.errors import ConfigError
+from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
 from penstock.runtime.io.network import Address, parse_address
+from penstock.runtime.io.tls import TlsOptions, read_password
 
 __all__ = ["KafkaCompression", "KafkaOidc", "KafkaSasl", "KafkaSection", "KafkaTls", "SaslMechanism", "needs_kafka"]
 
@@ -145,3 +147,21 @@ class KafkaSection(Section):
     compression: KafkaCompression = Field(default=KafkaCompression.NONE, description="compression of batches")
     tls: KafkaTls | None = Field(default=None, description="TLS of the connections; default: plain TCP")
     sasl: KafkaSasl | None = Field(default=None, description="authentication; default: none")
+
+    def check_files(self) -> None:
+        """Read certificates and secrets, but not the token, which another program may write later.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        where = f"rules: topic {self.topic!r} of Kafka"
+        if (tls := self.tls) is not None:
+            check_client_files(TlsOptions(tls.ca, tls.certificate, tls.key), where)
+        if (sasl := self.sasl) is None:
+            return
+        if sasl.password_file is not None:
+            read_password(sasl.password_file)
+        if (oidc := sasl.oidc) is not None:
+            read_password(oidc.client_secret_file, "client_secret_file")
+            if oidc.ca is not None:
+                check_client_files(TlsOptions(ca_file=oidc.ca), where, prefix="oidc.")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from penstock.errors import ConfigError
+from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
 from penstock.runtime.io.tls import TlsOptions
 
@@ -68,14 +69,5 @@ class TracingSection(Section):
 
     def check_files(self) -> None:
         """Read the authorities. Raises ConfigError if the file cannot be used."""
-        if self.ca is None:
-            return
-        try:
-            TlsOptions(ca_file=self.ca).context()
-        except ConfigError as error:
-            raise ConfigError(
-                f"tracing: {error.what.removeprefix('tls: ').replace('ca_file', 'ca', 1)}",
-                option="tracing.ca",
-                why=error.why,
-                do=error.do,
-            ) from error
+        if self.ca is not None:
+            check_client_files(TlsOptions(ca_file=self.ca), "tracing", prefix="")
