@@ -6,7 +6,7 @@ not recorded, the user properties ``traceparent`` and ``tracestate`` become head
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
@@ -17,6 +17,9 @@ from penstock.runtime.observability.tracing import Tracing, context_of, with_con
 from penstock.tube.record import Record
 
 __all__ = ["TracedTarget"]
+
+_LONGEST: Final = 1024
+"""Characters of a topic or id in an attribute. Publishers choose them, and thousands of spans wait in memory."""
 
 
 class _Traced(NamedTuple):
@@ -87,9 +90,9 @@ class TracedTarget:
     def _attributes_of(self, record: Record) -> dict[str, str | int]:
         attributes: dict[str, str | int] = {**self._attributes, "messaging.message.body.size": len(record.value)}
         if record.topic is not None:
-            attributes["penstock.mqtt.topic"] = record.topic
+            attributes["penstock.mqtt.topic"] = record.topic[:_LONGEST]
         if record.id is not None:
-            attributes["messaging.message.id"] = record.id
+            attributes["messaging.message.id"] = record.id[:_LONGEST]
         return attributes
 
     def _rejected(self, span: Span, error: PenstockError) -> None:

@@ -51,10 +51,10 @@ def rule_of(log: Log, tracing: Tracing, later: Later | None = None) -> RuleServi
     )
 
 
-def publish(**properties: str) -> Publish:
+def publish(topic: str = "plant/7/flow", /, **properties: str) -> Publish:
     found = Properties()
     found.user_properties.extend(properties.items())
-    return Publish("plant/7/flow", b"42", 1, properties=found)
+    return Publish(topic, b"42", 1, properties=found)
 
 
 def test_a_record_continues_the_trace_of_its_message(receiver: OtlpReceiver, tracing: Tracing) -> None:
@@ -79,6 +79,17 @@ def test_a_record_continues_the_trace_of_its_message(receiver: OtlpReceiver, tra
         ("traceparent", f"00-{TRACE}-{span.span_id}-01"),
         ("tracestate", "a=1"),
     ]
+
+
+def test_long_topics_and_ids_are_cut_off_in_attributes(receiver: OtlpReceiver, tracing: Tracing) -> None:
+    log, broker = Log(), Broker()
+    topic, name = "plant/" + "t" * 5_000, "i" * 5_000
+    rule_of(log, tracing).receive(broker.inbound(publish(topic, id=name, traceparent=PARENT)))
+    log.waiting.pop()(object())
+    (span,) = receiver.wait(1)
+    assert span.attributes["penstock.mqtt.topic"] == topic[:1024]
+    assert span.attributes["messaging.message.id"] == name[:1024]
+    assert (log.records[0][2].topic, log.records[0][2].id) == (topic, name)
 
 
 def test_the_context_of_a_trace_that_is_not_recorded_is_copied(tracing: Tracing) -> None:
