@@ -82,15 +82,17 @@ def test_the_users_configuration_wins() -> None:
     settings = configuration("app", "local[2]", conf, log_level="warn")
     assert settings["spark.ui.enabled"] == "true"
     assert settings["spark.x"] == "y"
-    assert settings["spark.driver.extraJavaOptions"].startswith("-Xss4m -Dlog4j2.configurationFile=file:///")
+    compiled = "-XX:-DontCompileHugeMethods "
+    assert settings["spark.driver.extraJavaOptions"].startswith(f"{compiled}-Xss4m -Dlog4j2.configurationFile=file:///")
     assert settings["spark.driver.extraJavaOptions"].endswith("-Dpenstock.spark.logLevel=WARN")
     assert conf["spark.driver.extraJavaOptions"] == "-Xss4m"
     own = {"spark.driver.extraJavaOptions": "-Dlog4j2.configurationFile=/mine"}
-    assert configuration("app", "local", own)["spark.driver.extraJavaOptions"] == "-Dlog4j2.configurationFile=/mine"
+    found = configuration("app", "local", own)["spark.driver.extraJavaOptions"]
+    assert found == f"{compiled}-Dlog4j2.configurationFile=/mine"
 
 
 def test_the_log_configuration_is_part_of_the_package() -> None:
-    option = configuration("app", "local")["spark.driver.extraJavaOptions"].split()[0]
+    option = configuration("app", "yarn")["spark.driver.extraJavaOptions"].split()[0]
     assert Path(option.partition("file://")[2]).is_file()
 
 
