@@ -242,6 +242,21 @@ def test_the_exact_parser_of_the_jar_yields_what_from_json_yields(
     assert sum(row["is_exact"] for row in found) > 500
 
 
+def test_a_session_without_the_exact_parser_uses_from_json(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older jar has only the check for one JSON value; an application may have a catalog of the same name."""
+    value, schema = sf.col("value"), parsing.schema_of("s", "a INT")
+    assert parsing._exact_json(value, schema, spark.newSession()) is not None
+    with monkeypatch.context() as older:
+        older.setattr(parsing, "_FUNCTIONS", "penstock.spark.Absent")
+        assert parsing._exact_json(value, schema, spark.newSession()) is None
+    other = spark.newSession()
+    other.conf.set("spark.sql.catalog.penstock_functions", "com.example.Catalog")
+    assert parsing._exact_json(value, schema, other) is None
+    assert other.conf.get("spark.sql.catalog.penstock_functions") == "com.example.Catalog"
+
+
 def mutated(random: Random, text: bytes, others: list[bytes]) -> bytes:
     """Return ``text`` with one to three characters or pieces of ``others`` inserted, replaced or removed."""
     made = bytearray(text)

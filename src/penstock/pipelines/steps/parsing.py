@@ -60,6 +60,7 @@ JSON_OPTIONS = {
 
 _STRICT_JSON = "penstock_strict_json"
 _CATALOG = "penstock_functions"
+_FUNCTIONS = "penstock.spark.Functions"
 _EXACT_TYPES = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType),
     *(FloatType, DoubleType, DateType, TimestampType),
@@ -271,16 +272,33 @@ def _names_of(found: Column) -> Column:
 
 def _exact_json(value: Column, schema: StructType, spark: SparkSession) -> Column | None:
     """Return ``value`` parsed by a function of penstock's jar (``spark/jvm/ExactJson.java``); null for each text that
-    may be invalid. None if the session lacks this jar, or the function does not support a type of ``schema``.
+    may be invalid. None if the session lacks this function, or the function does not support a type of ``schema``.
     """
     is_supported = all(map(_is_exact, schema.fields)) and len(set(schema.names)) == len(schema.names)
-    if not is_supported or not _has_jar(spark):
+    if not is_supported or not _has_functions(spark):
         return None
-    spark.conf.set(f"spark.sql.catalog.{_CATALOG}", "penstock.spark.Functions")
     is_utc = spark.conf.get("spark.sql.session.timeZone") == "UTC"
     fields = StructType([*schema.fields, StructField("_corrupt", StringType())])
     function = quoted(f"exact_json{'_utc' if is_utc else ''}:{fields.json()}")
     return sf.call_function(f"{_CATALOG}.{function}", value)
+
+
+def _has_functions(spark: SparkSession) -> bool:
+    """Return True if the session has the functions of penstock's jar in ``_CATALOG``, and register this catalog.
+
+    False for an older jar, and if the application has its own catalog of this name.
+    """
+    setting = f"spark.sql.catalog.{_CATALOG}"
+    if spark.conf.get(setting, _FUNCTIONS) != _FUNCTIONS:
+        return False
+    try:
+        # A catalog is loaded when it is used, and then its absence is an error. This looks for the class only.
+        spark.udf.registerJavaFunction(_CATALOG, _FUNCTIONS, BooleanType())
+    except AnalysisException as error:
+        if error.getCondition() != "NO_UDF_INTERFACE":
+            return False
+    spark.conf.set(setting, _FUNCTIONS)
+    return True
 
 
 def _is_exact(field: StructField) -> bool:
