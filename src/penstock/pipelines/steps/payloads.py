@@ -358,6 +358,8 @@ def _plain(value: object) -> Any:
     if isinstance(value, int):
         # Python writes numbers of more than 4,300 digits in hexadecimal digits only.
         return value if value.bit_length() < _LONG_NUMBER else hex(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
     try:
         return str(value)
     except ValueError:
