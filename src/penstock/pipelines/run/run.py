@@ -182,6 +182,8 @@ class _PipelineRun:
                 if token is not None:
                     self._work(spark, token)
             finally:
+                if self._traces is not None:
+                    self._traces.close()
                 if options.session is None:
                     with suppress(*BROKEN):
                         spark.stop()
@@ -314,8 +316,6 @@ class _PipelineRun:
                     self._source.publish(name, last.end)
             self._source.close()
             store.publish_last(self._watch.close(self._running_queries(), state, why))
-            if self._traces is not None:
-                self._traces.close()
 
     def _start_traces(self) -> BatchTraces | None:
         if self._options.traces is None:

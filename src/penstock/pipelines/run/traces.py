@@ -84,6 +84,9 @@ class BatchTraces:
         except PenstockError as error:
             _log.info("sink %s: batch %s has no links to traces: %s", entry.sink, entry.batch, error.line())
             return []
+        except Exception:  # noqa: BLE001 - it would end the thread, and with it all later spans
+            _log.exception("sink %s: batch %s has no links to traces", entry.sink, entry.batch)
+            return []
         found: list[SpanContext] = []
         for value in dict.fromkeys(values):
             context = get_current_span(context_of([("traceparent", value)])).get_span_context()

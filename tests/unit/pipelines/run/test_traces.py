@@ -50,7 +50,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 class Headers:
     """Headers of the records of every batch, or an error."""
 
-    def __init__(self, *values: str, error: UnavailableError | None = None) -> None:
+    def __init__(self, *values: str, error: Exception | None = None) -> None:
         self.values = values
         self.error = error
         self.asked: list[tuple[str, Offsets, Offsets, str]] = []
@@ -100,12 +100,14 @@ def test_links_are_bounded_and_an_empty_batch_reads_nothing(receiver: OtlpReceiv
     assert len(headers.asked) == 1
 
 
-def test_a_source_that_does_not_answer_costs_the_links_only(receiver: OtlpReceiver) -> None:
-    found = BatchTraces(receiver.url, RUN, Headers(error=UnavailableError("tube: no answer", applied=None)))
-    found.finished(batch())
-    (span,) = receiver.wait(1)
+@pytest.mark.parametrize("error", [UnavailableError("tube: no answer", applied=None), ValueError("unexpected")])
+def test_headers_that_cannot_be_read_cost_the_links_only(receiver: OtlpReceiver, error: Exception) -> None:
+    found = BatchTraces(receiver.url, RUN, Headers(error=error))
+    for number in (1, 2):
+        found.finished(batch(number))
+    spans = receiver.wait(2)
     found.close()
-    assert span.links == []
+    assert [span.links for span in spans] == [[], []]
 
 
 def test_batches_that_come_faster_than_their_headers_have_no_links(
