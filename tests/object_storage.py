@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -76,7 +77,8 @@ def object_storage(object_storage_endpoint: str, monkeypatch: pytest.MonkeyPatch
     """A path in a bucket, for which the environment has endpoint and credentials."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
     # No request leaves this machine to look for credentials.
     settings = {"AWS_ENDPOINT_URL": object_storage_endpoint, "AWS_REGION": "us-east-1"}
     for name, value in (CREDENTIALS | settings | {"AWS_EC2_METADATA_DISABLED": "true"}).items():
@@ -94,6 +96,7 @@ class _Faults:
         self._moto = moto
         self._faults: list[dict[str, Any]] = []
         self._failed = 0
+        self._lock = threading.Lock()  # the server has a thread for each connection
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         path = environ["PATH_INFO"]
@@ -112,24 +115,26 @@ class _Faults:
         return self._moto(environ, start_response)
 
     def _kind(self, method: str, path: str) -> str | None:
-        for fault in self._faults:
-            if fault["method"] == method and fault["path"] in path and fault["count"]:
-                if fault["skip"]:
-                    fault["skip"] -= 1
-                    continue
-                fault["count"] -= 1
-                self._failed += 1
-                return str(fault["kind"])
-        return None
+        with self._lock:
+            for fault in self._faults:
+                if fault["method"] == method and fault["path"] in path and fault["count"]:
+                    if fault["skip"]:
+                        fault["skip"] -= 1
+                        continue
+                    fault["count"] -= 1
+                    self._failed += 1
+                    return str(fault["kind"])
+            return None
 
     def _control(self, path: str, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        if path == "/-/fault":
-            self._faults.append(json.loads(body))
-            found = b""
-        else:
-            found = str(self._failed).encode()
-            self._faults, self._failed = [], 0
+        with self._lock:
+            if path == "/-/fault":
+                self._faults.append(json.loads(body))
+                found = b""
+            else:
+                found = str(self._failed).encode()
+                self._faults, self._failed = [], 0
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(found)))])
         return [found]
 
@@ -137,7 +142,6 @@ class _Faults:
 def main() -> None:
     """Serve until the input ends, which it does with the process of the tests."""
     import logging
-    import threading
 
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server

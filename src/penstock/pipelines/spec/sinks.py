@@ -49,7 +49,7 @@ from penstock.pipelines.spec.values import (
     is_uri,
 )
 from penstock.runtime.config.values import size_bytes
-from penstock.spark.files.object_storage import StoragePath, is_object_url, storage_path
+from penstock.spark.files.object_storage import StoragePath, endpoint_url, is_object_url, storage_path
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 
 __all__ = [
@@ -212,14 +212,6 @@ def _file_size(text: str) -> str:
 _SMALLEST_FILE = 1 << 20
 
 
-def _endpoint(text: str) -> str:
-    if re.fullmatch(r"https?://[^/?#@]+/?", text) is None:
-        raise ValueError(
-            f"expected a URL such as https://storage.example.com:9000, without credentials, found {text!r}"
-        )
-    return text.rstrip("/")
-
-
 class TableSink(Part):
     """Write a table: Delta (for all readers), or Parquet with a commit log (exactly once for readers that use the log).
 
@@ -234,7 +226,7 @@ class TableSink(Part):
         description="directory of the table; of a Delta table also `s3://bucket/key`, or another URI, for which Spark "
         "needs Delta's jars",
     )
-    endpoint: Annotated[str, AfterValidator(_endpoint)] | None = Field(
+    endpoint: Annotated[str, AfterValidator(endpoint_url)] | None = Field(
         default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
     )
     region: str | None = Field(

@@ -211,9 +211,12 @@ class DeltaLog:
 
         for name in names:
             path = self.path / "_delta_log" / name
-            with object_storage_errors(path):
+            with (
+                object_storage_errors(path),
+                path.open_input() if isinstance(path, ObjectPath) else pa.OSFile(str(path), mode="r") as source,
+            ):
                 try:
-                    file = pq.ParquetFile(path.open_input() if isinstance(path, ObjectPath) else path)
+                    file = pq.ParquetFile(source)
                 except pa.ArrowInvalid as error:
                     raise StorageError(f"{path} is not a checkpoint: {error}", path=str(path)) from error
                 columns = [column for column in wanted if column in file.schema_arrow.names]

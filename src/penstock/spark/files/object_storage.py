@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 __all__ = [
     "ObjectPath",
     "StoragePath",
+    "endpoint_url",
     "is_object_url",
     "object_storage_error",
     "object_storage_errors",
     "storage_path",
 ]
 
-_URL = re.compile(r"s3a?://(?P<bucket>[^/?#]+)/+(?P<key>[^?#]*[^/?#])/*")
+_URL = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9._-]+)/+(?P<key>[^?#%]*[^/?#%])/*")
+_ENDPOINT_URL = re.compile(r"https?://[^/?#@]+/?")
 _RETRY_S = 30
 """Seconds after which ``deltalake`` gives up a request; by default it repeats it for three minutes."""
 
@@ -108,12 +110,15 @@ class ObjectPath:
         Raises:
             StorageError: they cannot; UnavailableError: the storage does not answer.
         """
-        probe = f"{self._place}/.{uuid.uuid4().hex[:12]}.tmp"
+        from deltalake.fs import DeltaStorageHandler
+
+        probe = f".{uuid.uuid4().hex[:12]}.tmp"
         try:
             files = _file_system(self.endpoint, self.region, attempts=2)
-            with files.open_output_stream(probe) as file:
+            with files.open_output_stream(f"{self._place}/{probe}") as file:
                 file.write(b"penstock")
-            files.delete_file(probe)
+            # pyarrow would leave an empty object as the directory, and deltalake must have access, too.
+            DeltaStorageHandler(str(self), self.options()).delete_file(probe)
         except OSError as error:
             found = object_storage_error(self, error)
             raise StorageError(
@@ -146,19 +151,40 @@ def storage_path(path: str, endpoint: str | None = None, region: str | None = No
     if not is_object_url(path):
         return Path(path)
     match = _URL.fullmatch(path)
-    if match is None:
+    # deltalake reads the key as part of a URL, pyarrow as it is: they would differ for these parts, and for %.
+    if match is None or {"", ".", ".."} & set(match["key"].split("/")):
         raise ConfigError(
-            f"{path!r} is not a path in a bucket", option="path", do="set a URL such as s3://bucket/table"
+            f"{_without_credentials(path)!r} is not a path in a bucket",
+            option="path",
+            do="set a URL such as s3://bucket/table, without credentials and the characters ?, # and %",
         )
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-    if endpoint is not None and (urlsplit(endpoint).scheme not in {"http", "https"} or not urlsplit(endpoint).netloc):
-        raise ConfigError(
-            f"{endpoint!r} is not the URL of an endpoint",
-            option="endpoint",
-            do="set a URL such as http://127.0.0.1:9000, or correct AWS_ENDPOINT_URL",
-        )
+    if endpoint is not None:
+        try:
+            endpoint = endpoint_url(endpoint)
+        except ValueError:
+            raise ConfigError(
+                f"{_without_credentials(endpoint)!r} is not the URL of an endpoint",
+                option="endpoint",
+                do="set a URL such as http://127.0.0.1:9000, without credentials, or correct AWS_ENDPOINT_URL",
+            ) from None
     region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return ObjectPath(match["bucket"], match["key"], endpoint, region)
+
+
+def endpoint_url(text: str) -> str:
+    """Return the URL of an endpoint, without a slash at its end; raises ValueError if ``text`` is none."""
+    if _ENDPOINT_URL.fullmatch(text) is None:
+        raise ValueError(
+            "expected a URL such as https://storage.example.com:9000, without a path and credentials, found "
+            f"{_without_credentials(text)!r}"
+        )
+    return text.rstrip("/")
+
+
+def _without_credentials(url: str) -> str:
+    """Return ``url`` with dots instead of a user's name and password, which errors must not show."""
+    return re.sub(r"^(.*?//)?.*@", r"\1...@", url)
 
 
 _CONNECT_S = 10.0
@@ -199,6 +225,8 @@ _REFUSED = (
         _CREDENTIALS,
     ),
     (("ExpiredToken", "EXPIRED_TOKEN"), "the session token has expired", _CREDENTIALS),
+    # The answer contains the token.
+    (("InvalidToken",), "the session token is not valid", _CREDENTIALS),
     (
         ("ACCESS_DENIED", "AccessDenied", "403 Forbidden", "necessary privileges"),
         "the credentials do not permit the access, or none were found",
@@ -213,6 +241,7 @@ _REFUSED = (
 _METADATA = "169.254.169.254"
 """Address of the service of AWS that has the credentials of a machine's role."""
 _ENDPOINT = "start the storage, or correct endpoint (AWS_ENDPOINT_URL)"
+_REMOVED = "let nothing but the maintenance of penstock remove objects of the table; a run writes its batch again"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 
@@ -228,6 +257,8 @@ def object_storage_error(path: ObjectPath, error: Exception) -> PenstockError:
             return StorageError(what, path=str(path), why=why, do=do)
     if _METADATA in text:
         return StorageError(what, path=str(path), why="no credentials were found", do=_CREDENTIALS)
+    if isinstance(error, FileNotFoundError):
+        return UnavailableError(what, why="the object does not exist any more", do=_REMOVED)
     where = path.endpoint or f"AWS, region {path.region}"
     return UnavailableError(what, why=f"{where}: {text[:_LONGEST]}", do=_ENDPOINT)
 
