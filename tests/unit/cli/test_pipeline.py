@@ -142,6 +142,10 @@ def test_metrics_need_an_address(capsys: pytest.CaptureFixture[str]) -> None:
 def test_traces_need_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "run", "--traces", "127.0.0.1:4318", str(example("pipeline.yaml"))]) == 2
     assert "--traces '127.0.0.1:4318': expected a URL of a receiver of OTLP" in capsys.readouterr().err
+    assert main(["pipeline", "run", "--traces", "http://me:hidden@host", str(example("pipeline.yaml"))]) == 2
+    shown = capsys.readouterr().err
+    assert "--traces: expected a URL without credentials" in shown
+    assert "hidden" not in shown
 
 
 def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

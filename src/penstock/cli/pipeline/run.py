@@ -375,7 +375,8 @@ def _check_traces(url: str) -> None:
     try:
         otlp_endpoint(url)
     except ValueError as error:
-        raise ConfigError(f"--traces {url!r}: {error}", option="traces") from None
+        shown = "" if "@" in url else f" {url!r}"  # it may contain a password
+        raise ConfigError(f"--traces{shown}: {error}", option="traces") from None
     with needs_tracing():
         import penstock.runtime.observability.tracing  # noqa: F401 - before Spark starts
 

@@ -305,7 +305,7 @@ class TableSink(Part):
             raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
         if is_object_url(self.path):
             try:
-                storage_path(self.path)
+                storage_path(self.path, self.endpoint, self.region)
             except ConfigError as error:
                 raise ValueError(f"{error.what}; {error.do}") from None
         if self.mode == "merge" and self.format != "delta":

@@ -305,6 +305,7 @@ def test_endpoint_and_region_are_those_of_the_file_or_the_environment(monkeypatc
         with pytest.raises(ConfigError) as refused:
             storage_path("s3://lake/t")
         assert refused.value.what == f"{shown!r} is not the URL of an endpoint"
+        assert TableSink(path="s3://lake/t", endpoint="https://other").region is None
 
 
 @pytest.mark.parametrize(
