@@ -137,10 +137,11 @@ def _new_fields(message: Message) -> dict[str, str]:
             number = "the value of an entry" if is_map(known) else f"the value {field.data}"
             raise PayloadError(UNKNOWN_ENUM, f"{enum.full_name} lacks {number} in the field {path + known.name!r}")
         raise PayloadError(MISMATCH, f"the field {path + known.name!r} has another type in the payload")
-    return {
-        path: str(values[0]) if len(values) == 1 else json.dumps(values, ensure_ascii=False)
-        for path, values in found.items()
-    }
+    return {path: _as_text(values[0] if len(values) == 1 else values) for path, values in found.items()}
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 _VARINT, _LENGTH_DELIMITED = 0, 2

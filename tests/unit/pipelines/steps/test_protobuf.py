@@ -217,6 +217,8 @@ def test_new_fields_are_ignored_added_or_refused() -> None:
     added = ProtobufMessages(SET, "Reading", new_fields="add", new_fields_as="more")
     assert added.decode(MESSAGE) == {**VALUES, "more": None}
     assert added.decode(message) == {**values, "more": NEW_VALUES}
+    group = bytes.fromhex("ab06" + "120141" + "ac06")
+    assert added.decode(MESSAGE + group)["more"] == [("101", '[[2, "QQ=="]]')]
     for policy in ("dead_letter", "fail"):
         with pytest.raises(PayloadError, match=r"fields that the schema lacks: 100, 101, place\.99") as caught:
             ProtobufMessages(SET, "Reading", new_fields=policy).decode(message)
