@@ -162,7 +162,8 @@ def test_a_driver_elsewhere_needs_paths_that_it_finds_there(
     ]:
         assert main([*command, *more]) == 2
         assert words in capsys.readouterr().err
-    assert main([*command, "--env", "LAKE=/shared", *state]) == 0
+    for lake in ("/shared", "s3://lake/tables", "hdfs://host/lake"):
+        assert main([*command, "--env", f"LAKE={lake}", *state]) == 0
     file.write_text(file.read_text().replace("${WORD:-x}", "${WORD}"))
     assert main([*command, "--env", "LAKE=/shared", *state]) == 2
     # Kubernetes will fill it in.

@@ -347,12 +347,14 @@ def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
 
 def _refuse_relative_paths(pipeline: Pipeline, state_dir: Path | None) -> None:
     """Raise ConfigError for relative paths: the driver on another machine has another directory."""
+    from penstock.pipelines.spec.values import is_uri
+
     paths = {"--state-dir": str(state_dir or "penstock-pipelines")}
     paths |= {f"sink {sink.name!r}": sink.path for sink in pipeline.sinks if sink.path is not None}
     paths |= {f"source {name!r}": source.path for name, source in pipeline.inputs.items() if source.format == "files"}
     paths |= {} if pipeline.dead_letters is None else {"dead_letters": pipeline.dead_letters.path}
     for what, path in paths.items():
-        if not Path(path).is_absolute():
+        if not Path(path).is_absolute() and not is_uri(path):
             raise ConfigError(
                 f"{what}: {path!r} is not an absolute path",
                 option=what.removeprefix("--"),
