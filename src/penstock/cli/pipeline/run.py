@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -232,11 +231,11 @@ def _tables_of_its_own(file: Path, pipeline: Pipeline, written: Mapping[str, str
         ConfigError: one of the paths is in ``written``, the tables of other pipelines of this process.
     """
     from penstock.pipelines.spec.pipeline import written_paths
-    from penstock.pipelines.spec.values import is_uri
+    from penstock.pipelines.spec.values import place_of
 
     found: dict[str, str] = {}
     for path, what in written_paths(pipeline):
-        place = path if is_uri(path) else os.path.abspath(path)  # noqa: PTH100 - it resolves `..` without links
+        place = place_of(path)
         if place in written:
             raise ConfigError(
                 f"{file}: {what} has the path {path!r}, like {written[place]}",

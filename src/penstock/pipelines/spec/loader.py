@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,6 +37,7 @@ from penstock.pipelines.spec.values import (
     directory,
     late_of,
     lease_key,
+    place_of,
     template_parts,
 )
 from penstock.runtime.config import loader as config
@@ -314,13 +315,13 @@ def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
 
 
 def _paths(pipeline: Pipeline) -> Iterator[Problem]:
-    paths: dict[PurePath, str] = {}
+    paths: dict[str, str] = {}
     if pipeline.dead_letters is not None:
-        paths[PurePath(pipeline.dead_letters.path)] = "dead_letters"
+        paths[place_of(pipeline.dead_letters.path)] = "dead_letters"
     for index, sink in enumerate(pipeline.sinks):
         if sink.path is None:
             continue
-        other = paths.setdefault(PurePath(sink.path), sink.name)
+        other = paths.setdefault(place_of(sink.path), sink.name)
         if other != sink.name:
             where = ("sinks", index, sink.kind, "path")
             yield Problem(where, sink.path, f"expected a separate directory: {other} uses this one")

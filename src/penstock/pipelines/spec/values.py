@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ __all__ = [
     "lease_key",
     "local_path",
     "names_setting",
+    "place_of",
     "run_key",
     "sink_letter",
     "stop_key",
@@ -91,6 +93,14 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|file:")
 def is_uri(path: str) -> bool:
     """Return True if ``path`` is a URI, such as ``hdfs://host/table`` or ``s3://bucket/table``."""
     return _URI.match(path) is not None
+
+
+def place_of(path: str) -> str:
+    """Return one name for all paths and URIs of the same directory: absolute, ``s3`` for ``s3a``, no slash at its
+    end."""
+    if is_uri(path):
+        return re.sub("^s3a:", "s3:", path).rstrip("/")
+    return os.path.abspath(path)  # noqa: PTH100 - it resolves `..` without links
 
 
 def local_path(path: str) -> str:

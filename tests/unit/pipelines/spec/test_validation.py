@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.pipelines.spec.values import place_of
 from tests.unit.pipelines.files import FILE, parse
 
 
@@ -30,12 +33,18 @@ from tests.unit.pipelines.files import FILE, parse
             "write them to another sink or set `emit: closed`",
         ),
         ("path: lake/dead", "path: lake/rows", "expected a separate directory: dead_letters uses this one"),
+        ("path: lake/dead", "path: plant/../lake/rows/", "expected a separate directory: dead_letters uses this one"),
     ],
 )
 def test_inconsistent_options_are_reported_with_their_location(old: str, new: str, message: str) -> None:
     assert old in FILE
     with pytest.raises(ConfigError, match=message):
         parse(FILE.replace(old, new, 1))
+
+
+def test_equal_directories_have_one_place() -> None:
+    assert place_of("s3a://bucket/t/") == place_of("s3://bucket/t") != place_of("s3://bucket/t2")
+    assert place_of("lake/./rows/") == place_of(str(Path("lake/rows").absolute()))
 
 
 @pytest.mark.parametrize(
