@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.node.config.node import load_config
+from penstock.runtime.observability import logs
 from tests.docs.pages import ROOT, blocks
 from tests.unit.cli.conftest import Command
 
@@ -123,6 +124,7 @@ def test_a_missing_extra_is_found_before_the_start(
 ) -> None:
     for importer in ("penstock.cluster.client", "penstock.runtime.observability.tracing"):
         monkeypatch.delitem(sys.modules, importer, raising=False)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # for the whole process
     file.write_text(f"{setting}\n", encoding="utf-8")
     monkeypatch.setitem(sys.modules, module, None)
     refused = penstock("config", "check", str(file))
