@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from penstock.errors import ConfigError
 from penstock.node.config.listeners import Section
+from penstock.node.config.needs import needs_extra
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 
@@ -19,22 +18,13 @@ __all__ = ["ClusterSection", "EtcdTls", "needs_cluster"]
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
-@contextmanager
-def needs_cluster() -> Iterator[None]:
+def needs_cluster() -> AbstractContextManager[None]:
     """Translate a failed import of the extra `cluster` inside the block.
 
     Raises:
         ConfigError: a library of the extra is not installed.
     """
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            "cluster: a library is not installed",
-            option="cluster",
-            why=str(error),
-            do='pip install ".[cluster]" in a clone of penstock',
-        ) from error
+    return needs_extra("cluster", "cluster: a library is not installed", "cluster")
 
 
 def _endpoint(value: str) -> str:

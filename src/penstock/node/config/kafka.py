@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,31 +10,22 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from penstock.errors import ConfigError
 from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
+from penstock.node.config.needs import needs_extra
 from penstock.runtime.io.network import Address, parse_address
 from penstock.runtime.io.tls import TlsOptions, read_password
 
 __all__ = ["KafkaCompression", "KafkaOidc", "KafkaSasl", "KafkaSection", "KafkaTls", "SaslMechanism", "needs_kafka"]
 
 
-@contextmanager
-def needs_kafka() -> Iterator[None]:
+def needs_kafka() -> AbstractContextManager[None]:
     """Translate a failed import of the extra `kafka` inside the block.
 
     Raises:
         ConfigError: the library of the extra is not installed.
     """
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            "rules: the client of Kafka is not installed",
-            option="rules",
-            why=str(error),
-            do='pip install ".[kafka]" in a clone of penstock',
-        ) from error
+    return needs_extra("kafka", "rules: the client of Kafka is not installed", "rules")
 
 
 def _server(value: str) -> str:

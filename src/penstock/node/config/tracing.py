@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from penstock.errors import ConfigError
 from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
+from penstock.node.config.needs import needs_extra
 from penstock.runtime.io.tls import TlsOptions
 
 __all__ = ["TracingSection", "needs_tracing", "otlp_endpoint"]
 
 
-@contextmanager
-def needs_tracing() -> Iterator[None]:
+def needs_tracing() -> AbstractContextManager[None]:
     """Translate a failed import of the extra `otel` inside the block.
 
     Raises:
         ConfigError: a library of the extra is not installed.
     """
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            "tracing: a library is not installed",
-            option="tracing",
-            why=str(error),
-            do='pip install ".[otel]" in a clone of penstock',
-        ) from error
+    return needs_extra("otel", "tracing: a library is not installed", "tracing")
 
 
 def otlp_endpoint(value: str) -> str:
