@@ -254,3 +254,27 @@ def test_a_file_in_another_directory_is_not_available_to_a_driver_in_the_cluster
     said = capsys.readouterr().err
     assert "step 'twice': 'functions/twice.py' would not be available to the driver" in said
     assert "put the file next to" in said
+
+
+@pytest.mark.parametrize("name", ["a,b.py", "a#b.py", "a*.py", "a?.py", "[ab].py", "{a,b}.py", "a\\b.py"])
+def test_a_name_that_spark_splits_or_expands_is_refused(
+    with_files: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (with_files.parent / "twice.py").rename(with_files.parent / name)
+    with_files.write_text(with_files.read_text().replace("file: twice.py", f"file: {json.dumps(name)}"))
+    assert main(["pipeline", "submit", str(with_files), *CLUSTER, "--json"]) == 2
+    said = json.loads(capsys.readouterr().err)["error"]
+    assert said["what"] == f"the file {str(with_files.parent / name)!r} cannot be shipped"
+    assert "spark-submit interprets" in said["why"]
+
+
+def test_a_directory_and_an_archive_with_a_pattern_are_refused(
+    with_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = with_files.parent.rename(with_files.parent.with_name("site[1]"))
+    assert main(["pipeline", "submit", str(moved / "p.yaml"), *CLUSTER]) == 2
+    assert "the pipeline file" in capsys.readouterr().err
+    # A driver on this machine reads the file itself; the archive is sent in any case.
+    command = ["pipeline", "submit", str(moved / "p.yaml"), "--spark-master", "local[1]"]
+    assert main([*command, "--archive", "env*.tar.gz"]) == 2
+    assert "--archive 'env*.tar.gz' cannot be shipped" in capsys.readouterr().err

@@ -369,7 +369,7 @@ def _files_to_ship(pipeline: Pipeline, file: Path) -> list[str]:
     Files with an absolute path are on a shared file system, like tables.
 
     Raises:
-        ConfigError: one is in another directory, which the driver does not have, or has a name that Spark splits.
+        ConfigError: one is in another directory, which the driver does not have, or cannot be shipped.
     """
     found: dict[str, None] = {}
     for step in pipeline.steps:
@@ -378,22 +378,47 @@ def _files_to_ship(pipeline: Pipeline, file: Path) -> list[str]:
             option, path = "parse.schema_file", step.parse.schema_file
         if path is None or Path(path).is_absolute():
             continue
-        if Path(path).name != str(Path(path)) or set(path) & set(",#"):
+        if Path(path).name != str(Path(path)):
             raise ConfigError(
                 f"step {step.name!r}: {path!r} would not be available to the driver",
                 option=f"steps.{step.name}.{option}",
-                why="with --deploy-mode cluster Spark ships files to one directory, by names without comma and #",
+                why="with --deploy-mode cluster Spark ships files to one directory",
                 do=f"put the file next to {str(file)!r}, or write an absolute path on a file system that driver and "
                 "submitting machine share",
             )
         found[str(Path(path))] = None
+    for name in (file.name, *found):
+        _check_shipped("the pipeline file" if name == file.name else "the file", str(file.parent / name))
     return list(found)
+
+
+def _check_shipped(what: str, path: str, option: str = "file") -> None:
+    """Refuse a path that Spark would not ship as it is: it splits lists at commas, and expands patterns.
+
+    Raises:
+        ConfigError: the path has such a character.
+    """
+    special = sorted(set(path) & _SPLIT_OR_EXPANDED)
+    if special:
+        raise ConfigError(
+            f"{what} {path!r} cannot be shipped",
+            option=option,
+            why=f"spark-submit interprets {' '.join(special)} in names of files: it ships other files, or none",
+            do=f"rename the file, or its directory, to a name without {' '.join(sorted(_SPLIT_OR_EXPANDED))}",
+        )
+
+
+_SPLIT_OR_EXPANDED = frozenset(",#*?[]{}\\")
+"""Characters that separate files and their names in lists of spark-submit, and those of patterns of Hadoop's paths."""
 
 
 def _check_files(master: str, wheel: str | None, archive: str | None) -> None:
     """Check files that spark-submit would report in a Java trace."""
     for option, path in (("wheel", wheel), ("archive", archive)):
-        if path is not None and "://" not in path and not Path(path).is_file():
+        if path is None:
+            continue
+        _check_shipped(f"--{option}", path, option)
+        if "://" not in path and not Path(path).is_file():
             raise ConfigError(f"--{option} {path!r} does not exist", option=option, do="correct the path")
     if master == "yarn" and not (os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")):
         raise ConfigError(
