@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.mqtt.codec.packets import (
     Disconnect,
     PubAck,
     Publish,
+    PubRec,
     Subscription,
     Will,
 )
@@ -90,6 +93,45 @@ def test_refusing_counts_a_shared_subscription_as_full_when_all_its_members_are(
     sender = bench.connect("p").send(*numbered(3))
     codes = [packet.reason_code for packet in sender.take() if isinstance(packet, PubAck)]
     assert codes == [0, 0, 0x97]
+
+
+@pytest.mark.parametrize("out_of_space", ["", "no space"])
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize(
+    ("limits", "size", "why"),
+    [
+        (BrokerLimits(max_queued_messages=1), 1, "the queue of a subscriber is full: publish again later"),
+        (
+            BrokerLimits(max_queued_bytes=10),
+            10,
+            "the message is larger than the queue of a subscriber: publish smaller ones",
+        ),
+        (
+            BrokerLimits(max_total_queued_messages=1),
+            1,
+            "the queues of all subscribers together are full: publish again later",
+        ),
+    ],
+)
+def test_a_refusal_says_which_queue_is_full_also_while_the_disk_is(
+    limits: BrokerLimits, size: int, why: str, qos: int, out_of_space: str
+) -> None:
+    bench = Bench(limits=replace(limits, queue_overflow=QueueOverflowPolicy.REFUSE))
+    peer = bench.connect("s", receive_maximum=1)
+    peer.subscribe(Subscription("a", 2))
+    bench.broker.refuse_stored(out_of_space)
+    v5, v4 = bench.connect("p", request_problem_information=1), bench.connect("q", version=4)
+    v5.send(Publish("a", b"in flight", 1, packet_id=1), Publish("a", b"1", 1, packet_id=2)).take()
+    answer = v5.send(Publish("a", bytes(size), qos, packet_id=3)).only()
+    assert isinstance(answer, PubAck if qos == 1 else PubRec)
+    assert (answer.packet_id, answer.reason_code) == (3, 0x97)
+    assert (answer.properties.reason_string or "").startswith(why)
+    # MQTT 3.1.1 has no reason code, and a connection that ended would only repeat the message.
+    kind = PubAck if qos == 1 else PubRec
+    assert v4.send(Publish("a", bytes(size), qos, packet_id=3)).only() == kind(3)
+    assert not v4.closed
+    assert bench.broker.stats.refused_queue_full == 2
+    assert bench.broker.stats.refused_out_of_space == 0
 
 
 def test_a_full_queue_may_end_the_connection_of_the_slow_client() -> None:

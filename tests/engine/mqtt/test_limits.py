@@ -137,6 +137,10 @@ def test_user_properties_of_a_message_are_bounded() -> None:
                 message.settle()
     codes = [p.reason_code for p in peer.take() if isinstance(p, PubAck | PubRec)]
     assert codes == [0, 0, 0x97, 0x97]
+    told = bench.connect("told", request_problem_information=1)
+    refused = told.send(Publish("a", b"", 1, packet_id=1, properties=many)).only()
+    assert isinstance(refused, PubAck)
+    assert "max_user_properties" in (refused.properties.reason_string or "")
     assert [m.publish.qos for m in service.taken] == [0, 1, 2]
     assert bench.broker.stats.dropped_refused == 1
 

@@ -48,6 +48,9 @@ def test_a_client_that_publishes_too_fast_is_refused_or_ended(policy: RateLimitP
     assert packets[:2] == [PubAck(1, 0x10), PubAck(2, 0x10)]
     if policy is RateLimitPolicy.REFUSE:
         assert packets[2:] == [PubAck(3, 0x97), PingResp()]
+        told = bench.connect("told", request_problem_information=1).send(*burst(3)).take()[2]
+        assert isinstance(told, PubAck)
+        assert "max_publish_rate" in (told.properties.reason_string or "")
         bench.advance(100)
         assert peer.send(*burst(2)).take() == [PubAck(1, 0x10), PubAck(2, 0x97)]
     else:

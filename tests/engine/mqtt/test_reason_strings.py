@@ -21,6 +21,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.connections.output import IDENTIFIER_REASONS, PUBLISH_REASONS, SUBSCRIPTION_REASONS
 from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.core import RETAINED_FULL
 from tests.engine.mqtt.harness import Bench
 from tests.engine.mqtt.test_access import Gate
 
@@ -30,7 +31,7 @@ REFUSED: list[tuple[Packet, type[Packet], int, str]] = [
     (Publish("secret", b"", 1, packet_id=1), PubAck, 0x87, PUBLISH_REASONS[0x87]),
     (Publish("secret", b"", 2, packet_id=1), PubRec, 0x87, PUBLISH_REASONS[0x87]),
     (Publish("$SYS/x", b"", 1, packet_id=1), PubAck, 0x90, PUBLISH_REASONS[0x90]),
-    (Publish("a", b"x", 1, packet_id=1, retain=True), PubAck, 0x97, PUBLISH_REASONS[0x97]),
+    (Publish("a", b"x", 1, packet_id=1, retain=True), PubAck, 0x97, RETAINED_FULL),
     (Publish("a", b"\xff", 2, packet_id=1, properties=NOT_TEXT), PubRec, 0x99, PUBLISH_REASONS[0x99]),
     (PubRel(1), PubComp, 0x92, IDENTIFIER_REASONS[0x92]),
     (PubRec(1), PubRel, 0x92, IDENTIFIER_REASONS[0x92]),

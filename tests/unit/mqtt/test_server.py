@@ -28,6 +28,7 @@ from penstock.mqtt.codec.packets import (
     Subscription,
     Will,
 )
+from penstock.mqtt.engine.sessions.core import RETAINED_FULL
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.service import Inbound, Service
 
@@ -360,7 +361,8 @@ async def test_a_will_refused_at_publication_is_logged(caplog: pytest.LogCapture
         while server.stats.connections:
             await asyncio.sleep(0.01)
     await server.close()
-    assert "wills not published count=1 last='press-7' topic='press/7/state': 0x97 quota exceeded" in caplog.text
+    why = f"0x97 quota exceeded: {RETAINED_FULL}"
+    assert f"wills not published count=1 last='press-7' topic='press/7/state': {why}" in caplog.text
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -49,10 +49,9 @@ __all__ = [
 PUBLISH_REASONS: Final[dict[int, str]] = {
     ReasonCode.NOT_AUTHORIZED: "this client is not allowed to publish to this topic",
     ReasonCode.TOPIC_NAME_INVALID: "the topic is too long, has too many levels, or belongs to the broker",
-    ReasonCode.QUOTA_EXCEEDED: "a queue is full, or the client exceeds its publish rate",
     ReasonCode.PAYLOAD_FORMAT_INVALID: "the payload is not UTF-8, although its Payload Format Indicator is 1",
 }
-"""Reason Strings of PUBACK and PUBREC, unless a service sets its own."""
+"""Reason Strings of PUBACK and PUBREC by reason code; that of an exceeded quota says which one, and what to do."""
 
 SUBSCRIPTION_REASONS: Final[dict[int, str]] = {
     ReasonCode.UNSPECIFIED_ERROR: "the policies do not permit this subscription",

@@ -28,6 +28,9 @@ __all__ = ["handle_publish", "handle_pubrel", "is_text"]
 _NO_SERVICES: Final[list[Service]] = []
 """Shared empty list; never modified."""
 
+_TOO_MANY_USER_PROPERTIES: Final = "the message has too many user properties: send fewer, or raise max_user_properties"
+_TOO_FAST: Final = "the client exceeds its publish rate: publish more slowly, or raise max_publish_rate"
+
 
 def is_text(payload: bytes) -> bool:
     """Return whether a payload with Payload Format Indicator 1 is UTF-8 [MQTT 5.0 section 3.3.2.3.2]."""
@@ -50,6 +53,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
     broker.stats.publishes_received += 1
     block = publish.block
     code: i64 = 0
+    reason = ""
     if block is not None:
         if block.topic_alias:
             connection.resolve_alias(publish, block.topic_alias)
@@ -57,6 +61,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
         if block.user_count and block.user_count > broker.limits.max_user_properties:
             code = ReasonCode.QUOTA_EXCEEDED
+            reason = _TOO_MANY_USER_PROPERTIES
     qos = publish.qos
     if qos:
         packet_id = publish.packet_id
@@ -71,20 +76,19 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         code = _check(connection, session, publish, now)
         if connection.closing:
             return
+        if code == ReasonCode.QUOTA_EXCEEDED:
+            reason = _TOO_FAST
     journal = broker.journal
     awaited_changes = journal.awaited_changes
     taken = _NO_SERVICES
-    reason = ""
     if not code:
         if qos == 2 and _only_services(session, publish):
             taken = broker.services_for(publish)
         else:
-            taken, code = broker.route(publish, session, now)
-            if broker.out_of_space and code == ReasonCode.QUOTA_EXCEEDED and qos:
-                reason = broker.out_of_space
-                if connection.version != 5:
-                    connection.disconnect(code, now, reason)
-                    return
+            taken, code, reason = broker.route(publish, session, now)
+            if broker.out_of_space and reason == broker.out_of_space and qos and connection.version != 5:
+                connection.disconnect(code, now, reason)
+                return
     if qos == 0:
         for service in taken:
             service.receive(_inbound(connection, session, publish, wall_ms))

@@ -75,6 +75,10 @@ class Subscriber(DeadlineOwner):
         """Return whether a QoS 1 or 2 message would be sent or queued."""
         raise NotImplementedError
 
+    def overflow_reason(self, message: Message) -> str:
+        """Return why there is no room for a message, for its publisher."""
+        raise NotImplementedError
+
     def keeps_up(self) -> bool:
         """Return whether a message would be sent immediately."""
         raise NotImplementedError

@@ -33,7 +33,7 @@ from penstock.runtime.turns import TURN_SHARES
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["WRITE_WORK", "BrokerCore"]
+__all__ = ["RETAINED_FULL", "WRITE_WORK", "BrokerCore"]
 
 WRITE_WORK: Final = 4
 """Units of work for the write of a message to a connection if the message has many receivers (see
@@ -45,6 +45,11 @@ NODE: Final = "penstock"
 # Plain numbers: comparing members of an IntEnum calls Python code.
 _NOT_AUTHORIZED: Final = 0x87
 _NO_MATCHING_SUBSCRIBERS: Final = 0x10
+
+RETAINED_FULL: Final = (
+    "the broker stores no more retained messages: delete some, or raise max_retained_messages or max_retained_bytes"
+)
+"""Reason String for a retained message that would exceed the limits."""
 
 
 class BrokerCore(SessionOwner):
@@ -238,10 +243,11 @@ class BrokerCore(SessionOwner):
 
     # Messages of clients
 
-    def route(self, publish: Publish, publisher: Session, now: i64) -> tuple[list[Service], i64]:
+    def route(self, publish: Publish, publisher: Session, now: i64) -> tuple[list[Service], i64, str]:
         """Route a client's message.
 
-        Returns the services that receive it, and the reason code for its PUBACK or PUBREC.
+        Returns the services that receive it, and reason code and Reason String for its PUBACK or PUBREC; the string is
+        empty unless a quota is exceeded.
         """
         route = self._routes.get(publish.topic)
         if route is None:
@@ -249,23 +255,23 @@ class BrokerCore(SessionOwner):
         if route.exclusive:
             if route.refusal == _NOT_AUTHORIZED:
                 self.stats.refused_unauthorized += 1
-            return route.services, route.refusal
+            return route.services, route.refusal, ""
         if route.nobody and not publish.retain:
-            return route.services, 0 if route.services else _NO_MATCHING_SUBSCRIBERS
+            return route.services, 0 if route.services else _NO_MATCHING_SUBSCRIBERS, ""
         message = _message(publish, publisher, now)
         if self.out_of_space and self._must_store(route, publish, publisher):
             self.stats.refused_out_of_space += 1
-            return [], ReasonCode.QUOTA_EXCEEDED
+            return [], ReasonCode.QUOTA_EXCEEDED, self.out_of_space
         if self._refuses_overflow and publish.qos and (full := _full_receiver(route, message, publisher)) is not None:
             self.stats.refused_queue_full += 1
             full.count_events(QUEUE_REFUSED, 1)
-            return [], ReasonCode.QUOTA_EXCEEDED
+            return [], ReasonCode.QUOTA_EXCEEDED, full.overflow_reason(message)
         if publish.retain:
             source = Source(publisher.owner, publisher.client_id)
             if not self.retained.store(publish.topic, message, source):
-                return [], ReasonCode.QUOTA_EXCEEDED
+                return [], ReasonCode.QUOTA_EXCEEDED, RETAINED_FULL
         self.fan_out(route, message, publisher, now)
-        return route.services, 0
+        return route.services, 0, ""
 
     def services_for(self, publish: Publish) -> list[Service]:
         """Return the services for a repeated message that subscribers have received."""

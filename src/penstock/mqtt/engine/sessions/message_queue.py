@@ -83,6 +83,22 @@ class MessageQueue:
         share = URGENT_SHARE if message.urgent else 1
         return len(self) < share * self._limits.max_queued_messages and self._fits(message.size, share)
 
+    def overflow_reason(self, message: Message) -> str:
+        """Return why :meth:`has_room` is False: what is full, and what to do. It does not name the subscriber."""
+        limits = self._limits
+        if message.size > limits.max_queued_bytes:
+            return (
+                "the message is larger than the queue of a subscriber: publish smaller ones, or raise max_queued_bytes"
+            )
+        if not self._fits_totals(message.size):
+            return (
+                "the queues of all subscribers together are full: publish again later, "
+                "or raise max_total_queued_messages or max_total_queued_bytes"
+            )
+        return (
+            "the queue of a subscriber is full: publish again later, or raise max_queued_messages or max_queued_bytes"
+        )
+
     def room(self) -> tuple[int, int]:
         """Return the number of messages and of bytes that fit into the queue."""
         limits, totals = self._limits, self._totals
@@ -92,11 +108,12 @@ class MessageQueue:
         )
 
     def _fits(self, size: int, share: int = 1) -> bool:
+        return self.bytes + size <= share * self._limits.max_queued_bytes and self._fits_totals(size)
+
+    def _fits_totals(self, size: int) -> bool:
         limits, totals = self._limits, self._totals
         return (
-            self.bytes + size <= share * limits.max_queued_bytes
-            and totals.bytes + size <= limits.max_total_queued_bytes
-            and totals.messages < limits.max_total_queued_messages
+            totals.bytes + size <= limits.max_total_queued_bytes and totals.messages < limits.max_total_queued_messages
         )
 
     def add(self, delivery: Delivery) -> bool:

@@ -325,6 +325,10 @@ class Session(Subscriber):
         """Return whether a QoS 1 or 2 message would be sent or queued."""
         return self.keeps_up() or self.waiting.has_room(message)
 
+    def overflow_reason(self, message: Message) -> str:
+        """Return why there is no room for a message, for its publisher."""
+        return self.waiting.overflow_reason(message)
+
     def queued(self) -> int:
         """Return the number of queued messages."""
         return len(self.waiting)

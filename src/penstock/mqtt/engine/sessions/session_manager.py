@@ -206,9 +206,11 @@ class SessionManager:
         properties = will.properties.copy()
         properties.will_delay_interval = None
         publish = Publish(will.topic, will.payload, will.qos, retain=will.retain, properties=properties)
-        services, code = self.broker.route(publish, session, now)
+        services, code, reason = self.broker.route(publish, session, now)
         if code >= 0x80:
-            self.broker.report_will(session.client_id, will.topic, reason_name(code))
+            self.broker.report_will(
+                session.client_id, will.topic, f"{reason_name(code)}: {reason}" if reason else reason_name(code)
+            )
         for service in services:
             service.receive(
                 Inbound(
