@@ -269,7 +269,7 @@ class ServerLink(OutputTransport):
         if self.lost:
             self.finish()
         elif self.ended:
-            self._close_ended()
+            self._close_after_output()
         else:
             self.resume_reading()
 
@@ -281,8 +281,15 @@ class ServerLink(OutputTransport):
             self._tls.receive(data)
 
     def eof_received(self) -> bool:
-        """The peer closed its side: let the transport close, or return True to close it in a later turn [asyncio]."""
-        return self.defers_end()
+        """The peer closed its side: let the transport close, or return True to close it later [asyncio].
+
+        The answers to all that was received are written first, unless they wait for a commit or for a service.
+        """
+        if self._tls is None:
+            return self.defers_end()
+        if not self._end_counted and not self.defers_end():
+            self._close_after_output()
+        return True
 
     def defers_end(self) -> bool:
         """Return whether the transport must be closed in a later turn, because this one is full.
@@ -297,9 +304,17 @@ class ServerLink(OutputTransport):
         self._end_counted = True
         return False
 
-    def _close_ended(self) -> None:
-        """Close the transport, after :meth:`defers_end`."""
+    def _close_after_output(self) -> None:
+        """Close the transport; with TLS after the output of this turn, because the client's close_notify may be in the
+        same read as its last packets."""
         self._end_counted = True
+        if self._tls is None:
+            self._close_ended()
+        else:
+            asyncio.get_running_loop().call_soon(self._close_ended)
+
+    def _close_ended(self) -> None:
+        """Close the transport of a client that closed its side."""
         if self.connection is not None and self.connection.left:
             self.close(linger=False)
         elif self._tls is not None:

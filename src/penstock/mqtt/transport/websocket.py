@@ -127,10 +127,21 @@ class WebSocketLink(ServerLink):
 
     def eof_received(self) -> bool:
         """Handle the end of input [asyncio]."""
+        if self._tls is None:
+            self._receive_eof()
+        return super().eof_received()
+
+    def _close_ended(self) -> None:
+        """Close the transport of a client that closed its side."""
+        if self._tls is not None:
+            self._receive_eof()
+        super()._close_ended()
+
+    def _receive_eof(self) -> None:
+        """Handle the end of input; with TLS not before the output was written, because no frame can follow."""
         if not self.early:
             self._protocol.receive_eof()
             self._send()
-        return self.defers_end()
 
     def finish(self) -> None:
         """Break reference cycles of the library: its parser is a generator that refers to its protocol and errors."""
