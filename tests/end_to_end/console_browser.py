@@ -26,7 +26,7 @@ from penstock.tube.consumer import Consumer
 from tests.tools import require_tool, skip_or_fail
 from tests.unit.node.test_node import config, token_of
 
-__all__ = ["LOOKS", "Browser", "browsing", "console_node", "filled"]
+__all__ = ["LOOKS", "STATUS", "Browser", "browsing", "console_node", "filled"]
 
 
 def _node(name: str, role: str, kind: str, reads: str = "", **more: Any) -> dict[str, Any]:
@@ -46,6 +46,7 @@ STATUS = {
         _node("late", "sink", "parquet table", "levels", late=True),
     ],
     "run": "run-7", "host": "line-3", "pid": 711, "since": "2026-11-26T10:00:00Z", "state": "running", "why": "",
+    "spark_ui": "http://line-3:4040",
     "progress": {
         "sinks": {
             "bottles": {"batch": 41, "batches": 42, "read": 12_400, "out": 12_380, "dead": 20, "rows_per_s": 310.5,
@@ -53,7 +54,8 @@ STATUS = {
                         "expectations": {"checked.pressure": {"rows": 12_400, "violations": 3}}},
             "alarms": {"batch": 12, "batches": 13, "read": 12_400, "out": 37, "rows_per_s": 280.0, "lag_records": 2_300,
                        "lag_s": 8.2, "behind_s": 60.0, "state_rows": 48, "state_bytes": 24_576,
-                       "state_disk_bytes": 4_096, "failing_s": 0.0},
+                       "state_disk_bytes": 4_096, "failing_s": 0.0,
+                       "state_by_kind": {"window": {"rows": 48, "bytes": 24_576}}},
         }
     },
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from penstock.node import pipeline_commands
 from penstock.node.config.node import PipelineSection, TopicSection, Tube
 from penstock.node.node import Node
 from penstock.node.web import WebConsole
-from tests.end_to_end.console_browser import LOOKS, browsing
+from penstock.statestore.client.client import StateStoreClient
+from tests.end_to_end.console_browser import LOOKS, STATUS, browsing
 from tests.tools import skip_or_fail
 from tests.unit.node.test_dead_letters import TOPIC, dead_run, read_from
 from tests.unit.node.test_node import config
@@ -67,6 +69,8 @@ async def test_letters_are_corrected_redriven_and_discarded(
         monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", CANNED))
     ready = await node.start()
     read_from(run, ready.tube_master)
+    async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        await store.set("penstock/pipeline/plain/run", json.dumps(STATUS))
     width, scheme = LOOKS[look]
     async with browsing(ready, width, scheme) as browser:  # type: ignore[arg-type] # one of the two
         page = browser.page
@@ -81,6 +85,11 @@ async def test_letters_are_corrected_redriven_and_discarded(
             await expect(page.locator(".plan li")).to_have_count(len(CHANGES))
             await expect(page.locator(".plan li").last).to_contain_text("cannot continue")
             await browser.look(f"{look}-plan")
+            await page.get_by_role("button", name="Count the dead letters of each step").click()
+            await expect(page.get_by_role("status").last).to_contain_text("2 dead letters are open")
+            step = page.locator("li.node").filter(has_text="parsed").first
+            await expect(step.get_by_role("link", name="2 open dead letters")).to_be_visible()
+            await browser.look(f"{look}-letters-of-steps")
         await page.get_by_role("link", name="List, correct, redrive").click()
         letters = page.locator("details.letter")
         await expect(letters).to_have_count(2)

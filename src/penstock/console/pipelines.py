@@ -106,6 +106,7 @@ class PipelineViews:
             dead=sum(sink.letters for sink in sinks) or sum(sink.dead for sink in sinks),
             restarts=sum(sink.restarts for sink in sinks),
             managed=name in self._managed(),
+            spark_ui=_web_address(field_of(status, "spark_ui", str)) if holds else None,
         )
 
 
@@ -118,6 +119,11 @@ def _status(record: Record) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("run"), str) else None
+
+
+def _web_address(text: str) -> str | None:
+    """Return ``text`` if it is an address of a web page: another client may write a link that runs a script."""
+    return text if text.startswith(("http://", "https://")) and len(text) <= MAX_TEXT else None
 
 
 def _time(status: Mapping[str, Any], name: str) -> int | None:

@@ -6,8 +6,9 @@ nothing here trusts its types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.console.snapshots import PipelineExpectation, PipelineNode, PipelineSink
 
@@ -30,15 +31,77 @@ def graph_of(status: Mapping[str, Any]) -> tuple[PipelineNode, ...]:
     found = [each for each in field_of(status, "graph", list)[:MAX_PARTS] if isinstance(each, dict)]
     texts = ("id", "name", "role", "kind")
     rows = {row["id"]: row for row in found if all(isinstance(row.get(name), str) for name in texts)}
-    return tuple(
-        PipelineNode(
+    nodes = {
+        key: PipelineNode(
             **{name: row[name][:MAX_TEXT] for name in texts},
             reads=tuple(read for read in field_of(row, "reads", list) if isinstance(read, str) and read in rows),
             late=field_of(row, "late", bool),
             dead_letters=field_of(row, "dead_letters", bool),
         )
-        for row in rows.values()
+        for key, row in rows.items()
+    }
+    queries = [
+        _Query(sink, field_of(found, "state_by_kind", dict), _before(nodes, node))
+        for node in nodes.values()
+        if node.role == "sink" and not node.late
+        for name, found in _sinks(status)
+        if name == node.name
+        for sink in [_sink(name, found)]
+    ]
+    return tuple(_measured(node, [query for query in queries if node in query.nodes]) for node in nodes.values())
+
+
+class _Query(NamedTuple):
+    """A sink, the state of its query by kind of step, and the nodes before it."""
+
+    sink: PipelineSink
+    state: Mapping[str, Any]
+    nodes: tuple[PipelineNode, ...]
+
+    def state_of(self, node: PipelineNode) -> Mapping[str, Any]:
+        """Return rows and bytes of the state of the step ``node``; empty if another step of this kind has a part."""
+        same = [other for other in self.nodes if (other.role, other.kind) == ("step", node.kind)]
+        return field_of(self.state, node.kind, dict) if same == [node] else {}
+
+
+def _before(nodes: Mapping[str, PipelineNode], node: PipelineNode) -> tuple[PipelineNode, ...]:
+    """Return the nodes that ``node`` reads, and those that they read; a graph of another client may have cycles."""
+    found: dict[str, PipelineNode] = {}
+    waiting = list(node.reads)
+    while waiting:
+        key = waiting.pop()
+        if key not in found:
+            found[key] = nodes[key]
+            waiting += nodes[key].reads
+    return tuple(found.values())
+
+
+def _measured(node: PipelineNode, queries: Sequence[_Query]) -> PipelineNode:
+    """Return ``node`` with the values of the ``queries`` that contain it."""
+    if node.role == "source":
+        sinks = [query.sink for query in queries if [other.role for other in query.nodes].count("source") == 1]
+        return replace(
+            node,
+            rows_per_s=max((sink.rows_per_s for sink in sinks), default=None),
+            lag_records=_largest(sink.lag_records for sink in sinks),
+            lag_s=_largest(sink.lag_s for sink in sinks),
+        )
+    states = [(query.sink, state) for query in queries if node.role == "step" and (state := query.state_of(node))]
+    if not states:
+        return node
+    return replace(
+        node,
+        behind_s=_largest(sink.behind_s for sink, _ in states),
+        state_rows=sum(_count(state, "rows") or 0 for _, state in states),
+        state_bytes=sum(_count(state, "bytes") or 0 for _, state in states),
     )
+
+
+N = TypeVar("N", int, float)
+
+
+def _largest(values: Iterable[N | None]) -> N | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def expectations_of(status: Mapping[str, Any]) -> tuple[PipelineExpectation, ...]:

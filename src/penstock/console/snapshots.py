@@ -453,7 +453,7 @@ class PipelineSnapshot:
     ``state``: ``running``, ``stopped``, ``failed``, ``lost`` (its lease has expired, but it did not report its end), or
     ``never run``. ``why``: the error that ended it. Lags are those of the sink that is farthest behind, None unless it
     runs. ``dead``: dead letters that were written; records of each sink if none were. ``managed``: its dead letters are
-    in the configuration of this node.
+    in the configuration of this node. ``spark_ui``: address of Spark's web interface, None unless it runs and has one.
     """
 
     pipeline: str
@@ -473,6 +473,7 @@ class PipelineSnapshot:
     dead: int
     restarts: int
     managed: bool
+    spark_ui: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +514,8 @@ class PipelineNode:
     """A node in the graph of a pipeline file. ``role``: source, step or sink; ``kind``: as in the file.
 
     ``reads``: ids of the nodes that it reads; ``late``: it reads the late records of a window. ``dead_letters``: it can
-    reject records.
+    reject records. Of a source: the largest ``rows_per_s`` and ``lag_*`` of the sinks that read no other source. Of a
+    step with state: ``state_*``, the sum over the queries with this step, and ``behind_s``, the largest of these.
     """
 
     id: str
@@ -523,6 +525,12 @@ class PipelineNode:
     reads: tuple[str, ...]
     late: bool
     dead_letters: bool
+    rows_per_s: float | None = None
+    lag_records: int | None = None
+    lag_s: float | None = None
+    behind_s: float | None = None
+    state_rows: int | None = None
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

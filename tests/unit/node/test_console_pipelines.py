@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.console import pipelines
+from penstock.console.run_status import graph_of
 from penstock.console.snapshots import PipelineSink
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
 from penstock.pipelines.run.progress import SinkProgress
@@ -86,7 +87,8 @@ async def test_the_graph_has_the_steps_of_the_file_and_the_counts_of_its_expecta
         api = Api(ready)
         found = await api.get("/pipelines/graph")
         assert (await api.get("/pipelines/earlier"))["graph"] == []
-    assert found["graph"] == graph(pipeline)
+    names = graph(pipeline)[0].keys()
+    assert [{name: node[name] for name in names} for node in found["graph"]] == graph(pipeline)
     late = {node["id"]: node for node in found["graph"]}["sink:late"]
     assert (late["role"], late["kind"], late["reads"], late["late"]) == ("sink", "parquet table", ["hours"], True)
     assert found["expectations"] == [
@@ -107,7 +109,62 @@ def test_every_field_of_a_sink_is_shown() -> None:
         "waiting_records",  # the lag without the batch that runs, which is shown
         "waiting_s",
         "expectations",  # in `penstock pipeline status` and in metrics
+        "state_by_kind",  # in the graph
     }
+
+
+def node_of(name: str, role: str, kind: str, *reads: str) -> dict[str, Any]:
+    return {"id": name, "name": name, "role": role, "kind": kind, "reads": list(reads)}
+
+
+NODES = [
+    node_of("first", "source", "tubemq"),
+    node_of("second", "source", "tubemq"),
+    node_of("once", "step", "dedupe", "first"),
+    node_of("hours", "step", "window", "once"),
+    node_of("again", "step", "dedupe", "once"),
+    node_of("alarms", "sink", "statestore", "hours"),
+    node_of("rows", "sink", "parquet table", "again"),
+    node_of("both", "sink", "parquet table", "first", "second"),
+]
+
+
+def test_sources_and_steps_with_state_have_the_values_of_the_queries_that_contain_them() -> None:
+    def state(kinds: dict[str, int], **more: Any) -> dict[str, Any]:
+        by_kind = {kind: {"rows": rows, "bytes": 10 * rows} for kind, rows in kinds.items()}
+        return asdict(SinkProgress(state_by_kind=by_kind, **more))
+
+    sinks = {
+        "alarms": state({"dedupe": 5, "window": 2}, rows_per_s=10.0, lag_records=7, lag_s=1.0, behind_s=60.0),
+        "rows": state({"dedupe": 9}, rows_per_s=30.0, lag_records=3, lag_s=2.0, behind_s=5.0),
+        "both": state({}, rows_per_s=500.0, lag_records=900, lag_s=90.0),
+    }
+    nodes = {node.name: node for node in graph_of({"graph": NODES, "progress": {"sinks": sinks}})}
+    first, second = nodes["first"], nodes["second"]
+    assert (first.rows_per_s, first.lag_records, first.lag_s) == (30.0, 7, 2.0)
+    assert (second.rows_per_s, second.lag_records) == (None, None)  # of both sources together
+    hours, once, again = nodes["hours"], nodes["once"], nodes["again"]
+    assert (hours.state_rows, hours.state_bytes, hours.behind_s) == (2, 20, 60.0)
+    # Of the query of `rows` Spark reports two dedupes, whose rows cannot be told apart.
+    assert (once.state_rows, once.state_bytes, once.behind_s) == (5, 50, 60.0)
+    assert (again.state_rows, again.behind_s) == (None, None)
+
+
+def test_a_graph_with_a_cycle_of_another_client_is_no_harm() -> None:
+    nodes = [node_of("a", "step", "dedupe", "b"), node_of("b", "step", "dedupe", "a"), node_of("s", "sink", "x", "a")]
+    found = graph_of({"graph": nodes, "progress": {"sinks": {"s": {"state_by_kind": {"dedupe": [1]}}}}})
+    assert [node.state_rows for node in found] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("http://127.0.0.1:4040", "http://127.0.0.1:4040"), ("javascript:alert(1)", None), ("", None), (5, None)],
+)
+async def test_the_address_of_spark_is_one_of_a_web_page(tmp_path: Path, given: Any, shown: str | None) -> None:
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        await store.set(run_key("water"), record("r1", spark_ui=given).encode())
+        await store.set(lease_key("water"), "r1", ttl_ms=600_000)
+        assert (await Api(ready).get("/pipelines/water"))["pipeline"]["spark_ui"] == shown
 
 
 @pytest.mark.parametrize(

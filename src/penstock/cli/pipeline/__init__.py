@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.options import Commands
-from penstock.cli.pipeline import files, ledger, run, submit, tables
+from penstock.cli.pipeline import files, ledger, run, sample, submit, tables
 
 __all__ = ["app"]
 
@@ -20,6 +20,9 @@ app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline
 app.add("penstock pipeline schema > pipeline.schema.json")(files.schema)
 app.add("penstock pipeline test pipeline.yaml", "penstock pipeline test pipeline.yaml --case hot", name="test")(
     files.run_cases
+)
+app.add("penstock pipeline sample pipeline.yaml", "penstock pipeline sample pipeline.yaml --step readings --limit 20")(
+    sample.sample
 )
 app.add(
     "penstock pipeline run pipeline.yaml",

@@ -6,7 +6,7 @@ const WIDTH = 210;
 const LINE = 20;
 const MOST = 150; // nodes; a larger graph is not readable, and takes seconds to lay out
 
-/** `nodes`: {id, name, role, kind, reads, late, dead_letters}; `card(node)`: lines {text, level} below its name. */
+/** `nodes`: {id, name, role, kind, reads, late, dead_letters}; `card(node)`: lines {text, level, href} below its name. */
 export function Graph({ nodes, card }) {
   const [layout, load] = useState(null); // the library is loaded with the first graph
   const [down, turn] = useState(false);
@@ -31,7 +31,7 @@ export function Graph({ nodes, card }) {
       <ul>${cards.map(({ node, lines }) => html`<li key=${node.id} class=${`node ${node.role}`} ref=${placed(drawn.places.get(node.id))}>
         <strong title=${node.name}>${node.name}</strong> <small class="dim">${node.kind}${node.dead_letters ? ", can reject" : ""}</small>
         ${node.reads.length > 0 && html`<span class="visually-hidden">reads ${node.late ? "late records of " : ""}${node.reads.map((id) => nodes.find((each) => each.id === id)?.name).join(", ")}</span>`}
-        ${lines.map(({ text, level }) => html`<div class=${level}>${text}</div>`)}</li>`)}</ul>
+        ${lines.map(({ text, level, href }) => html`<div class=${level}>${href ? html`<a href=${href}>${text}</a>` : text}</div>`)}</li>`)}</ul>
     </div>`}</div>`;
 }
 

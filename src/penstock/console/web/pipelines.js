@@ -26,6 +26,7 @@ export function Pipelines({ route }) {
 }
 
 function Pipeline({ name }) {
+  const [letters, showLetters] = useState(null); // open dead letters by step
   const { data, error } = usePoll(`pipelines/${encodeURIComponent(name)}`);
   if (error && !data) return html`<h1>${name}</h1><${Failure} error=${error} />`;
   if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
@@ -39,11 +40,14 @@ function Pipeline({ name }) {
       ["State", state(pipeline)], ["Run", pipeline.run], ["Host", pipeline.host && `${pipeline.host}, process ${pipeline.pid ?? "–"}`],
       ["Since (UTC)", pipeline.since_at === null ? null : clock(pipeline.since_at)], ["Last report", pipeline.status_age_s === null ? null : `${age(pipeline.status_age_s)} ago`],
       ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} records, ${oldest(pipeline)}`], ["Restarts of queries", number(pipeline.restarts)],
+      ["Spark", pipeline.spark_ui && html`<a href=${pipeline.spark_ui} rel="noreferrer">Web interface of Spark</a>, as the driver's host sees it`],
       ["Consumer groups", html`<a href=${link("groups", null, { q: `pipeline-${name}-` })}>pipeline-${name}-…</a>`],
       ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>`],
     ]} />
     ${pipeline.managed && html`<${Changes} name=${name} />`}
-    ${data.graph.length > 0 && html`<h2>Graph</h2><${Graph} nodes=${data.graph} card=${(node) => figures(node, data)} />`}
+    ${data.graph.length > 0 && html`<h2>Graph</h2><${Graph} nodes=${data.graph} card=${(node) => figures(node, data, letters)} />
+      ${pipeline.managed && html`<${Letters} name=${name} show=${showLetters} />`}
+      <p>Rows after each step, from the newest records: <code>penstock pipeline sample FILE</code></p>`}
     ${data.expectations.length > 0 && html`<h2>Expectations</h2><${Plain} title="Expectations" rows=${data.expectations} columns=${[
       { title: "Step", cell: (row) => row.step }, { title: "Expectation", cell: (row) => row.expectation }, { title: "Sink", cell: (row) => row.sink },
       { title: "Rows", right: true, cell: (row) => number(row.rows) }, { title: "Violations", right: true, cell: (row) => html`<span class=${row.violations ? "warn" : ""}>${number(row.violations)}</span>` },
@@ -62,24 +66,53 @@ function Pipeline({ name }) {
     ]} />`}`;
 }
 
-/** Lines of a node in the graph: {text, level}; the values of a sink are those of its query. */
-function figures(node, { pipeline, sinks, expectations }) {
-  if (node.role === "step") {
+/** Lines of a node in the graph: {text, level, href}; the values of a sink are those of its query. */
+function figures(node, { pipeline, sinks, expectations }, letters) {
+  const open = letters?.get(node.id) ?? 0;
+  const rejected = open > 0 && { text: `${number(open)} open dead letters`, level: "bad", href: link("dead-letters", pipeline.pipeline, { step: node.id }) };
+  if (node.role !== "sink") {
     // Each sink counts the rows of a shared step: the largest count is that of the step.
     const checked = expectations.filter((row) => row.step === node.name);
     const worst = Object.values(Object.groupBy(checked, (row) => row.expectation)).map((rows) => Math.max(...rows.map((row) => row.violations)));
-    return checked.length ? [{ text: `violations: ${number(worst.reduce((sum, each) => sum + each, 0))}`, level: worst.some(Boolean) ? "warn" : "dim" }] : [];
+    return [
+      node.rows_per_s != null && { text: `${rate(pipeline.state === "running" ? node.rows_per_s : 0)} records/s`, level: "" },
+      node.lag_records != null && { text: `lag ${lag(node)}${node.lag_records ? `, ${oldest(node)}` : ""}`, level: node.lag_records ? "warn" : "dim" },
+      checked.length > 0 && { text: `violations: ${number(worst.reduce((sum, each) => sum + each, 0))}`, level: worst.some(Boolean) ? "warn" : "dim" },
+      node.behind_s != null && { text: `watermark ${age(node.behind_s)} behind`, level: "dim" },
+      node.state_rows != null && { text: `state ${number(node.state_rows)} rows, ${bytes(node.state_bytes)}`, level: "dim" },
+      rejected,
+    ].filter(Boolean);
   }
-  const sink = node.role === "sink" && sinks.find((row) => row.sink === node.name);
-  if (!sink) return [];
+  const sink = sinks.find((row) => row.sink === node.name);
+  if (!sink) return [rejected].filter(Boolean);
   return [
     sink.failing_s > 0 && { text: `failing for ${age(sink.failing_s)}`, level: "bad" },
-    { text: `${rate(pipeline.state === "running" ? sink.rows_per_s : 0)} records/s, ${number(sink.out)} written`, level: "" },
+    { text: `${rate(pipeline.state === "running" ? sink.rows_per_s : 0)} records/s`, level: "" },
+    { text: `${number(sink.out)} written`, level: "" },
     sink.lag_records != null && { text: `lag ${lag(sink)}${sink.lag_records ? `, ${oldest(sink)}` : ""}`, level: sink.lag_records ? "warn" : "dim" },
     sink.behind_s != null && { text: `watermark ${age(sink.behind_s)} behind`, level: "dim" },
     sink.state_rows > 0 && { text: `state ${number(sink.state_rows)} rows, ${bytes(sink.state_bytes)}`, level: "dim" },
     sink.dead > 0 && { text: `${number(sink.dead)} dead`, level: "bad" },
+    rejected,
   ].filter(Boolean);
+}
+
+/** Counts the open dead letters of each step, on demand: each request is a process that reads their table. */
+function Letters({ name, show }) {
+  const { operates } = useContext(Session);
+  const [{ count, error, busy }, set] = useState({ count: null, error: null, busy: false });
+  if (!operates) return null;
+  const read = () => {
+    set({ count: null, error: null, busy: true });
+    request(`pipelines/${encodeURIComponent(name)}/dead-letters`).then(({ rows }) => {
+      const found = new Map();
+      for (const row of rows) found.set(row.step, (found.get(row.step) ?? 0) + row.open + row.corrected);
+      show(found);
+      set({ count: [...found.values()].reduce((sum, each) => sum + each, 0), error: null, busy: false });
+    }, (problem) => set({ count: null, error: problem, busy: false }));
+  };
+  return html`<div class="action" aria-busy=${busy}><button class="secondary" disabled=${busy} onClick=${read}>Count the dead letters of each step</button>
+    ${error && html`<${Failure} error=${error} />`}${count !== null && html`<p role="status">${count === 0 ? "No dead letter is open." : `${number(count)} dead letters are open, see the graph.`}</p>`}</div>`;
 }
 
 const MARKS = { "+": ["new", "added"], "~": ["changed", "warn"], "-": ["removed", "removed"], "=": ["continues", "dim"], "?": ["asks before it writes all records again", "warn"], "!": ["cannot continue", "bad"] };

@@ -50,7 +50,8 @@ class RunRecord:
     """Status that a run publishes. ``since`` and ``at`` (time of writing) are ISO 8601, UTC.
 
     ``progress`` is the newest ``progress`` event of the run, ``why`` the whole text of the error that ended it.
-    ``graph``: the nodes of the pipeline (:func:`penstock.pipelines.spec.description.graph`).
+    ``graph``: the nodes of the pipeline (:func:`penstock.pipelines.spec.description.graph`). ``spark_ui``: URL of
+    Spark's web interface, empty if it is not enabled.
     """
 
     run: str
@@ -62,6 +63,7 @@ class RunRecord:
     why: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)
     graph: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    spark_ui: str = ""
 
     def encode(self) -> str:
         """Encode as the value of the key."""

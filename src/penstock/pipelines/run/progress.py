@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -52,7 +52,8 @@ class SinkProgress(QueryCounts):
     the active batch. ``lag_s`` and ``waiting_s`` are the age of the oldest record since it was appended to TubeMQ,
     ``in_batch_s`` is the time since the batch began, ``behind_s`` the difference between the clock and the watermark.
     ``failing_s``: time since the first of the failures after the last finished batch, 0 if there is none.
-    ``state_*``: rows that Spark keeps for dedupes and windows, and their bytes in memory and, with RocksDB, on disk.
+    ``state_*``: rows that Spark keeps for dedupes and windows, and their bytes in memory and, with RocksDB, on disk;
+    ``state_by_kind``: of these ``rows`` and ``bytes`` for each kind of step, ``dedupe`` and ``window``.
     """
 
     batch: int | None = None
@@ -70,6 +71,7 @@ class SinkProgress(QueryCounts):
     state_rows: int | None = None
     state_bytes: int | None = None
     state_disk_bytes: int | None = None
+    state_by_kind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 COUNTERS: Final = (*(f.name for f in fields(QueryCounts) if f.name != "expectations"), "restarts")
@@ -110,9 +112,10 @@ EXPECTATION_MEANINGS: Final = {
 def metric_values(sink: SinkProgress) -> dict[str, int | float]:
     """Return the metrics of ``sink`` by name, without unknown values; the suffix ``_s`` becomes ``_seconds``.
 
-    Metrics of expectations are not included: they have another label.
+    Metrics of expectations are not included: they have another label. Those by kind of step are parts of others.
     """
-    values = {each.name: getattr(sink, each.name) for each in fields(sink) if each.name != "expectations"}
+    left_out = ("expectations", "state_by_kind")
+    values = {each.name: getattr(sink, each.name) for each in fields(sink) if each.name not in left_out}
     named = {name.removesuffix("_s") + "_seconds" if _is_seconds(name) else name: v for name, v in values.items()}
     return {name.replace("rows_per_s", "rows_per_second"): v for name, v in named.items() if v is not None}
 
@@ -221,7 +224,7 @@ def _seconds(lag: Lag | None) -> float | None:
 _FILES = "rocksdbSstFileSize"
 
 
-def of_spark(progress: Mapping[str, Any]) -> dict[str, int | float]:
+def of_spark(progress: Mapping[str, Any]) -> dict[str, Any]:
     """Extract batch time and state size from a ``StreamingQueryProgress``.
 
     There is no time for a trigger without data, and no size on disk without RocksDB.
@@ -229,11 +232,18 @@ def of_spark(progress: Mapping[str, Any]) -> dict[str, int | float]:
     operators = progress.get("stateOperators") or []
     took = progress["durationMs"]
     files = [size for operator in operators if (size := operator.get("customMetrics", {}).get(_FILES)) is not None]
+    by_kind: dict[str, dict[str, int]] = {}
+    for operator in operators:
+        kind = "dedupe" if operator["operatorName"].startswith("dedupe") else "window"
+        sums = by_kind.setdefault(kind, {"rows": 0, "bytes": 0})
+        sums["rows"] += operator["numRowsTotal"]
+        sums["bytes"] += operator["memoryUsedBytes"]
     return {
         **({"batch_s": took.get("triggerExecution", 0) / 1000} if "addBatch" in took else {}),
-        "state_rows": sum(operator["numRowsTotal"] for operator in operators),
-        "state_bytes": sum(operator["memoryUsedBytes"] for operator in operators),
+        "state_rows": sum(sums["rows"] for sums in by_kind.values()),
+        "state_bytes": sum(sums["bytes"] for sums in by_kind.values()),
         **({"state_disk_bytes": sum(files)} if files else {}),
+        "state_by_kind": by_kind,
     }
 
 

@@ -178,6 +178,7 @@ class _PipelineRun:
             # Both may take seconds: the start of Spark, and the expiry of the lease of a crashed run.
             spark = self._session()
             try:
+                self._watch.record = replace(self._watch.record, spark_ui=spark.sparkContext.uiWebUrl or "")
                 token = token or self._acquired(waiting)
                 if token is not None:
                     self._work(spark, token)

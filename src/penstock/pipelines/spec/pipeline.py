@@ -23,7 +23,9 @@ __all__ = [
     "PlanNode",
     "SinkPlan",
     "StateStore",
+    "StreamPath",
     "labels",
+    "path_to",
     "plan",
     "query_groups",
     "reads_of",
@@ -282,7 +284,23 @@ def steps_after(pipeline: Pipeline) -> dict[str, set[str]]:
 
 
 def _plan(pipeline: Pipeline, sink: Sink) -> SinkPlan:
-    """Collect the steps from the sink back to the sources; file order is topological. References must be valid."""
+    reads = sink_reads(pipeline, sink)
+    return SinkPlan(sink, *path_to(pipeline, reads), frozenset())
+
+
+class StreamPath(NamedTuple):
+    """The steps from the sources to the stream ``reads``; the fields are those of :class:`SinkPlan`."""
+
+    nodes: tuple[PlanNode, ...]
+    reads: str
+    inputs: tuple[str, ...]
+
+
+def path_to(pipeline: Pipeline, reads: str) -> StreamPath:
+    """Collect the steps from the step or source ``reads`` back to the sources, in topological order: that of the file.
+
+    References must be valid.
+    """
     position = {step.name: index for index, step in enumerate(pipeline.steps)}
     inputs: list[str] = []
     needed: set[int] = set()
@@ -296,7 +314,6 @@ def _plan(pipeline: Pipeline, sink: Sink) -> SinkPlan:
         for other in reads_of(pipeline, index):
             visit(other)
 
-    reads = sink_reads(pipeline, sink)
     visit(reads)
     nodes = tuple(PlanNode(pipeline.steps[index], reads_of(pipeline, index)) for index in sorted(needed))
-    return SinkPlan(sink, nodes, reads, tuple(inputs), frozenset())
+    return StreamPath(nodes, reads, tuple(inputs))

@@ -46,6 +46,7 @@ __all__ = [
     "Slice",
     "TimeSpec",
     "TopicPartition",
+    "before_end",
     "by_partition",
     "check_data_stored",
     "check_offset_in_range",
@@ -142,6 +143,14 @@ OffsetSpec = str | PartitionValues | TimeSpec
 def round_down(offset: int) -> int:
     """Round ``offset`` down to the start of its index entry, as TubeMQ servers do."""
     return offset - offset % INDEX_RECORD_BYTES
+
+
+def before_end(bounds: Mapping[TopicPartition, Bounds], records: int) -> PartitionOffsets:
+    """Return the offsets ``records`` index entries before the ends of the stores, or the oldest ones."""
+    return {
+        partition: max(found.oldest, round_down(found.end) - records * INDEX_RECORD_BYTES)
+        for partition, found in bounds.items()
+    }
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:

@@ -76,16 +76,21 @@ def test_a_failing_sink_shows_since_when_until_it_finishes_a_batch() -> None:
 
 
 def test_spark_progress_becomes_metrics() -> None:
-    operators = [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 4, "memoryUsedBytes": 50}]
+    operators = [
+        {"operatorName": "stateStoreSave", "numRowsTotal": 3, "memoryUsedBytes": 100},
+        {"operatorName": "dedupeWithinWatermark", "numRowsTotal": 4, "memoryUsedBytes": 50},
+    ]
+    by_kind = {"window": {"rows": 3, "bytes": 100}, "dedupe": {"rows": 4, "bytes": 50}}
     said = of_spark({"durationMs": {"triggerExecution": 250, "addBatch": 200}, "stateOperators": operators})
-    assert said == {"batch_s": 0.25, "state_rows": 7, "state_bytes": 150}
+    assert said == {"batch_s": 0.25, "state_rows": 7, "state_bytes": 150, "state_by_kind": by_kind}
     # RocksDB reports its files.
     on_disk = [{**operator, "customMetrics": {"rocksdbSstFileSize": 500}} for operator in operators]
     found = of_spark({"durationMs": {}, "stateOperators": on_disk})
-    assert found == {"state_rows": 7, "state_bytes": 150, "state_disk_bytes": 500 * len(operators)}
+    assert found == {"state_rows": 7, "state_bytes": 150, "state_disk_bytes": 1000, "state_by_kind": by_kind}
     # A trigger that found nothing to do is no batch.
     idle = {"durationMs": {"triggerExecution": 1}, "stateOperators": []}
-    assert of_spark(idle) == {"state_rows": 0, "state_bytes": 0}
+    assert of_spark(idle) == {"state_rows": 0, "state_bytes": 0, "state_by_kind": {}}
     numbers = metric_values(take(Progress(["rows"]), 1.0, queries={"rows": said}))
     assert (numbers["batch_seconds"], numbers["state_bytes"], numbers["rows_per_second"]) == (0.25, 150, 0.0)
     assert "lag_seconds" not in numbers
+    assert "state_by_kind" not in numbers
