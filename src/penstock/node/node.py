@@ -607,11 +607,21 @@ class Node:
             ca=section.ca,
         )
         tracing = Tracing(options, attributes={"host.name": socket.gethostname()})
-        # In a thread: it waits for the receiver.
-        self._parts.push_async_callback(asyncio.to_thread, tracing.close)
+        traced: list[TracedTarget] = []
+
+        def trace(target: RuleTarget, rule: RuleSection) -> TracedTarget:
+            traced.append(TracedTarget(target, rule, tracing))
+            return traced[-1]
+
+        async def close() -> None:
+            for target in traced:
+                target.close()
+            await asyncio.to_thread(tracing.close)  # it waits for the receiver
+
+        self._parts.push_async_callback(close)
         self._warnings.append(("tracing", lambda: tracing.failure))
         add_metrics(self.metrics, "tracing", lambda: counters_of(tracing.stats))
-        return lambda target, rule: TracedTarget(target, rule, tracing)
+        return trace
 
     async def _mqtt_listener(self, server: MqttServer, name: str, entry: ListenerSection) -> Address:
         settings = self.security.settings(name)

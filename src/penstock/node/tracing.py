@@ -1,7 +1,8 @@
 """Spans of rules: a rule continues the trace of a message, and its record carries the context of the rule's span.
 
-A span begins when the rule has received the message and ends when the log has acknowledged the record. If the trace is
-not recorded, the user properties ``traceparent`` and ``tracestate`` become headers unchanged, as without tracing.
+A span begins when the rule has received the message and ends when the log has acknowledged the record, or with an error
+when the node shuts down before. If the trace is not recorded, the user properties ``traceparent`` and ``tracestate``
+become headers unchanged, as without tracing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from penstock.errors import LocalProtocolError, PenstockError
+from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.node.config.node import RuleSection
 from penstock.node.rules import Done, RuleTarget
 from penstock.runtime.observability.tracing import Tracing, context_of, with_context
@@ -43,6 +44,8 @@ class TracedTarget:
             "messaging.destination.name": rule.target,
             "penstock.rule": rule.label,
         }
+        self._open: set[Span] = set()
+        """Spans of records that the log has not acknowledged."""
 
     @property
     def name(self) -> str:
@@ -58,10 +61,12 @@ class TracedTarget:
             return _Traced(self._target.prepare(record), None)
         record.headers = with_context(record.headers, span)
         try:
-            return _Traced(self._target.prepare(record), span)
+            prepared = self._target.prepare(record)
         except LocalProtocolError as error:
             _end_failed(span, error)
             raise
+        self._open.add(span)
+        return _Traced(prepared, span)
 
     def append(self, prepared: _Traced, done: Done) -> None:
         """Append the record; its acknowledgement or final error ends the span [RuleTarget]."""
@@ -73,7 +78,8 @@ class TracedTarget:
         def finished(result: object) -> None:
             if isinstance(result, PenstockError):
                 self._rejected(span, result)
-            else:
+            elif span in self._open:
+                self._open.remove(span)
                 span.end()
             done(result)
 
@@ -87,6 +93,12 @@ class TracedTarget:
         """Return the decision of the target [RuleTarget]."""
         return self._target.retries(error)
 
+    def close(self) -> None:
+        """End the spans of records that the log has not acknowledged. Call it after the rule's ``close``."""
+        unfinished, self._open = self._open, set()
+        for span in unfinished:
+            _end_failed(span, UnavailableError("the node shut down before the log acknowledged the record"))
+
     def _attributes_of(self, record: Record) -> dict[str, str | int]:
         attributes: dict[str, str | int] = {**self._attributes, "messaging.message.body.size": len(record.value)}
         if record.topic is not None:
@@ -96,9 +108,12 @@ class TracedTarget:
         return attributes
 
     def _rejected(self, span: Span, error: PenstockError) -> None:
+        if span not in self._open:  # ended by `close`
+            return
         if self.retries(error):
             span.add_event("rejected temporarily", {"exception.message": error.what})
         else:
+            self._open.remove(span)
             _end_failed(span, error)
 
 

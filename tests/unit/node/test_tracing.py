@@ -129,6 +129,25 @@ def test_a_record_that_cannot_be_stored_ends_its_span(receiver: OtlpReceiver, tr
     assert (span.status, span.message) == (ERROR, "tube: msg_time: got 'noon'")
 
 
+def test_spans_of_records_that_wait_end_with_the_rule(receiver: OtlpReceiver, tracing: Tracing) -> None:
+    log, broker, later = Log(), Broker(), Later()
+    section = RuleSection(filter="plant/#", topic="water")
+    target = TracedTarget(TubeTarget(section, log.append, (0, 1, 2)), section, tracing)
+    rule = RuleService(section, target, identities=Identities("r1"), later=later)
+    rule.receive(broker.inbound(publish(traceparent=PARENT)))
+    rule.receive(broker.inbound(publish(traceparent=PARENT)))
+    log.waiting.pop(0)(RefusedError("tube: overflow", code=ErrCode.SERVER_RECEIVE_OVERFLOW))
+    rule.close()
+    target.close()
+    log.waiting.pop()(object())  # the answer comes after the end of the node
+    spans = receiver.wait(2)
+    message = "the node shut down before the log acknowledged the record"
+    assert [(span.status, span.message) for span in spans] == 2 * [(ERROR, message)]
+    assert sorted(span.events for span in spans) == [[], ["rejected temporarily"]]
+    target.close()
+    assert tracing.stats.spans == 2
+
+
 async def test_a_node_exports_spans_and_shows_a_failed_export(tmp_path: Path, receiver: OtlpReceiver) -> None:
     node = Node(
         config(
