@@ -88,6 +88,17 @@ async def test_a_malformed_body_is_refused_once(
     assert no_internal_errors(caplog)
 
 
+async def test_a_client_of_another_protocol_is_answered_at_once(addresses: list[Address]) -> None:
+    """The head of a TubeMQ frame has no end of a line, for which h11 would wait."""
+    for address in addresses:
+        async with asyncio.timeout(DEADLINE_S):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(bytes.fromhex("ff7ff4fe00000001"))
+            assert (await reader.read())[9:12] == b"400"  # the time limit of a request closes without an answer
+            writer.close()
+            await writer.wait_closed()
+
+
 async def run(addresses: list[Address], seeds: range) -> Counter[bytes]:
     codes: Counter[bytes] = Counter()
     for seed in seeds:

@@ -366,6 +366,16 @@ class HttpConnection(H11Protocol):
         self._expect_nothing()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Reject a connection whose first byte begins no request at once, such as that of a TubeMQ client.
+
+        h11 rejects control characters at once, but waits for the end of a line that begins with other bytes.
+        """
+        if data[0] >= 0x80 and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.send_400_response("Invalid HTTP request received.")
+        else:
+            super().data_received(data)
+
     def send_400_response(self, msg: str) -> None:
         """Reject bytes that are not HTTP: send status 400 if no response has begun, then close.
 

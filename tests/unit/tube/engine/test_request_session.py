@@ -153,6 +153,14 @@ def test_after_a_violation_what_came_before_counts(broken: bytes, buffered: bool
     assert isinstance(made.error, RemoteProtocolError)
 
 
+def test_a_response_of_an_http_server_is_named() -> None:
+    made = session()
+    request(made, "a")
+    assert made.receive(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n") == []
+    assert made.error is not None
+    assert made.error.why == "it answered with HTTP: 'HTTP/1.1 400 Bad Request'"
+
+
 def test_a_frame_alone_that_is_no_response() -> None:
     made = session()
     request(made, "a")

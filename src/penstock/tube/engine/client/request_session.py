@@ -150,6 +150,8 @@ class RequestSession(Generic[C]):
             self.error = error
         else:
             self.error = decoder.error
+        if self.error is not None and data.startswith(b"HTTP/"):
+            self.error = _http_server(self.peer, data)
         return answered
 
     def buffer(self) -> memoryview:
@@ -197,6 +199,15 @@ class RequestSession(Generic[C]):
             self.error = error
             return []
         return [(self._pending.pop(serial), response)]
+
+
+def _http_server(peer: str, data: bytes) -> RemoteProtocolError:
+    status = data.partition(b"\r\n")[0][:80].decode("latin-1")
+    return RemoteProtocolError(
+        f"tube: {peer} does not speak TubeMQ",
+        why=f"it answered with HTTP: {status!r}",
+        do="use the address of the TubeMQ master (port 8715 by default) instead of an HTTP listener",
+    )
 
 
 @lru_cache(1024)
