@@ -86,7 +86,7 @@ audit: setup ## Look for known vulnerabilities of the pinned requirements (needs
 lock: ## Resolve requirements/*.in anew into pinned files with hashes
 	@bash tools/lock.sh "$(PYTHON)"
 
-proto: ## Generate the TubeMQ messages from our .proto files
+proto: ## Generate the Protobuf messages from our .proto files
 	@bash tools/proto.sh "$(PYTHON)"
 
 reference: setup ## Write the reference pages that have their source in the code

@@ -31,6 +31,7 @@ IMPURE = frozenset(
 )
 IO = frozenset({"asyncio", "socket", "ssl", "uvloop"})
 SPARK = frozenset({"pyspark", "pyarrow", "pandas"})
+SPARKPLUG = ("mqtt.sparkplug", "mqtt.proto")
 STORE = ("statestore.client", "statestore.errors", "statestore.hlc")
 
 
@@ -155,7 +156,7 @@ RULES = [
             ("state_dir", ("spec",), ("spark.tube.offsets",), SPARK | IO),
             ("rows", ("spec",), ("spark.tube.options",), IO),
             ("catalyst", (), (), IO),
-            ("steps", ("catalyst", "spec", "rows"), ("spark",), IO),
+            ("steps", ("catalyst", "spec", "rows", "state_dir"), ("spark", *SPARKPLUG), IO),
             ("sources", ("catalyst", "spec", "rows", "state_dir"), ("spark",), IO),
             ("sinks", ("catalyst", "spec", "rows", "state_dir", "steps"), ("spark",), IO),
             ("ledger", ("spec", "sinks.table", "sources", "state_dir"), ("spark", "tube.producer", "tube.record"), IO),

@@ -38,6 +38,7 @@ from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.expectations import check_limits, expectation_counts
 from penstock.pipelines.spec.pipeline import SinkPlan
 from penstock.pipelines.spec.sinks import Sink
+from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, window_input
@@ -257,8 +258,12 @@ class SinkBatches:
             return
         streams = self._context.source.batches(spark, self.plan.sink.name, start, end)
         if streams is not None:
-            _, checks = self._counted(window_input(streams, self.plan.nodes, self._context.with_lookup))
+            _, checks = self._counted(self._window_input(streams))
             check_limits(self.plan.expectations, batch, checks)
+
+    def _window_input(self, streams: Callable[[str], DataFrame]) -> DataFrame:
+        births = [birth_directory(self.checkpoint.path)]
+        return window_input(streams, self.plan.nodes, self._context.with_lookup, births)
 
     def _into_windows(
         self, spark: SparkSession, batch: int, start: Offsets, end: Offsets, refused: list[DataFrame]
@@ -274,7 +279,7 @@ class SinkBatches:
             return BatchCounts(0, 0, 0), {}, 0, self._writer.write_dead_letters(refused, batch)
         window = plan.window
         assert window is not None
-        records = window_input(streams, plan.nodes, self._context.with_lookup)
+        records = self._window_input(streams)
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late duplicates of an event count once; `<=`, since an event at the watermark is dropped too.
         place = late_from_ms(window, deduped=plan.has_dedupe)
@@ -486,7 +491,7 @@ def build_query(sink_plan: SinkPlan, checkpoint: Checkpoint, spark: SparkSession
     """
     query = BuiltQuery(
         sink_plan,
-        partial(_build_rows, spark, sink_plan, context),
+        partial(_build_rows, spark, sink_plan, checkpoint, context),
         SinkBatches(sink_plan, checkpoint, context),
         checkpoint,
     )
@@ -512,10 +517,15 @@ def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
         make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
 
 
-def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: RunContext) -> DataFrame:
+def _build_rows(spark: SparkSession, sink_plan: SinkPlan, checkpoint: Checkpoint, context: RunContext) -> DataFrame:
     name = sink_plan.sink.name
     return build_stream(
-        context.source.streams(spark, name), sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name
+        context.source.streams(spark, name),
+        sink_plan.nodes,
+        sink_plan.reads,
+        context.with_lookup,
+        sink=name,
+        births=[birth_directory(checkpoint.path)],
     )
 
 

@@ -57,6 +57,7 @@ from penstock.pipelines.sinks.one_pass import (
 )
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, query_groups
 from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets, Position, offsets_of, prepare_shared
 from penstock.pipelines.steps.graph import fan_out
 from penstock.spark.tube.offsets import MARK
@@ -372,7 +373,8 @@ class SharedQuery:
     def rebuild(self) -> None:
         """Build a new plan of the rows."""
         members = self.batches.members
-        self.rows, names = fan_out(self._stream(), members, self._with_lookup, SHARED)
+        births = [birth_directory(member.checkpoint.path) for member in members]
+        self.rows, names = fan_out(self._stream(), members, self._with_lookup, SHARED, births)
         for member, mine in zip(members, names, strict=True):
             member.names = mine
 

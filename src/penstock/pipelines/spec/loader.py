@@ -28,6 +28,7 @@ from penstock.pipelines.spec.sources import (
     Source,
     StateStoreSource,
     TubeOptions,
+    TubeSource,
     as_texts,
 )
 from penstock.pipelines.spec.steps import CLOUDEVENT_ATTRIBUTES, Enrich, Parse, PythonFunction, Step
@@ -168,6 +169,7 @@ def problems(pipeline: Pipeline) -> list[Problem]:
         *message_sinks(pipeline),
         *fence_prefixes(pipeline),
         *_chains(pipeline),
+        *_sparkplug(pipeline),
         *_paths(pipeline),
     ]
 
@@ -287,6 +289,32 @@ def _chains(pipeline: Pipeline) -> Iterator[Problem]:
         if window is not None and sink.name not in served:
             expected = f"expected also a sink of the windows: without it, {window!r} is not computed"
             yield Problem(("sinks", index, "from"), sink.source, expected)
+
+
+def _sparkplug(pipeline: Pipeline) -> Iterator[Problem]:
+    """Check that each partition of the sources of Sparkplug messages is read by one task, in order."""
+    names = {step.name: index for index, step in enumerate(pipeline.steps)}
+
+    def sources_of(name: str) -> set[str]:
+        index = names.get(name)
+        return {name} if index is None else set[str]().union(*map(sources_of, reads_of(pipeline, index)))
+
+    for index, step in enumerate(pipeline.steps):
+        if step.parse is None or step.parse.format != "sparkplug":
+            continue
+        for name in sorted(sources_of(step.name)):
+            source = pipeline.inputs[name]
+            if not isinstance(source, TubeSource | MqttSource):
+                expected = f"expected a source with MQTT messages in TubeMQ; {name!r} is {source.format}"
+                yield Problem(("steps", index, "parse", "format"), "sparkplug", expected)
+                continue
+            where = ("source",) if pipeline.source is not None else ("sources", name)
+            for option, value in source.options.items():
+                if option.lower() in ("minpartitions", "maxrecordsperpartition"):
+                    expected = (
+                        "expected one task for each partition with `format: sparkplug`, whose births precede data"
+                    )
+                    yield Problem((*where, "options", option), value, expected)
 
 
 def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:

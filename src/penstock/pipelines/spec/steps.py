@@ -24,6 +24,7 @@ from penstock.pipelines.spec.values import (
 
 __all__ = [
     "CLOUDEVENT_ATTRIBUTES",
+    "SPARKPLUG_COLUMNS",
     "STEP_KINDS",
     "Dedupe",
     "Enrich",
@@ -43,6 +44,15 @@ CLOUDEVENT_ATTRIBUTES = (
     "ce_dataschema STRING, ce_extensions MAP<STRING, STRING>"
 )
 """DDL of the columns with the attributes of CloudEvents."""
+SPARKPLUG_COLUMNS = (
+    "group_id STRING NOT NULL, edge_node_id STRING NOT NULL, message_type STRING NOT NULL, "
+    "message_timestamp TIMESTAMP, seq INT, bd_seq BIGINT, metrics ARRAY<STRUCT<device_id: STRING, name: STRING, "
+    "alias: BIGINT, datatype: STRING, timestamp: TIMESTAMP, is_historical: BOOLEAN, is_transient: BOOLEAN, "
+    "is_null: BOOLEAN, is_stale: BOOLEAN, long_value: BIGINT, unsigned_value: DECIMAL(20, 0), double_value: DOUBLE, "
+    "boolean_value: BOOLEAN, string_value: STRING, timestamp_value: TIMESTAMP, binary_value: BINARY, "
+    "json_value: STRING, properties: MAP<STRING, STRING>>>"
+)
+"""DDL of the columns of a Sparkplug message."""
 
 
 _POLICIES: dict[str, Literal["keep", "dead_letter", "fail"]] = {
@@ -54,20 +64,20 @@ _POLICIES: dict[str, Literal["keep", "dead_letter", "fail"]] = {
 
 
 class Parse(Part):
-    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent, Avro record, Protobuf message or line of
-    CSV, or the unchanged bytes (``raw``).
+    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent, Avro record, Protobuf message, Sparkplug B
+    message or line of CSV, or the unchanged bytes (``raw``).
 
-    The columns of Avro and Protobuf are the fields of their schema. A record that does not have the format, or lacks a
-    ``NOT NULL`` column, becomes a dead letter.
+    The columns of Avro and Protobuf are the fields of their schema; those of Sparkplug are fixed. A record that does
+    not have the format, or lacks a ``NOT NULL`` column, becomes a dead letter.
     """
 
-    format: Literal["json", "cbor", "cloudevents", "avro", "protobuf", "csv", "raw"] = Field(
+    format: Literal["json", "cbor", "cloudevents", "avro", "protobuf", "sparkplug", "csv", "raw"] = Field(
         default="json", description="format of the payload"
     )
     columns: Annotated[str | None, Field(min_length=1, alias="schema")] = Field(
         default=None,
         description="columns as DDL: `name TYPE [NOT NULL], ...`; for `raw` one column of type STRING or BINARY, for "
-        "`cloudevents` those of the data; for `avro` the Avro schema, a record, in JSON",
+        "`cloudevents` those of the data; for `avro` the Avro schema, a record, in JSON; none for `sparkplug`",
     )
     schema_file: str | None = Field(
         default=None,
@@ -111,6 +121,11 @@ class Parse(Part):
         description="action for values of an enum that the schema lacks: a dead letter, the number as text in the "
         "column (`protobuf` only), or stop the run; for `avro` and `protobuf`",
     )
+    unknown_metrics: Literal["dead_letter", "fail"] = Field(
+        default="dead_letter",
+        description="action for DATA messages and commands of `sparkplug` without a birth of their edge node or "
+        "device, or with a metric that the birth lacks: a dead letter, or stop the run",
+    )
 
     _message_schema: bytes = PrivateAttr(default=b"")
 
@@ -141,6 +156,7 @@ class Parse(Part):
         chosen = {"new_fields": self.new_fields, "changed_types": self.changed_types}
         if self.unknown_enums != "add":
             chosen["unknown_enums"] = self.unknown_enums
+        chosen["unknown_metrics"] = self.unknown_metrics
         return [
             Expectation.model_construct(
                 name=name, expression=f"{name}: {action}", on_violation=_POLICIES[action], threshold=None
@@ -152,10 +168,12 @@ class Parse(Part):
     @property
     def needs_headers(self) -> bool:
         """True if the columns depend on the headers of a record."""
-        return self.format == "cloudevents"
+        return self.format in ("cloudevents", "sparkplug")
 
     @model_validator(mode="after")
     def _one_schema(self) -> Parse:
+        if self.format == "sparkplug":
+            return self._sparkplug()
         if (self.columns is None) == (self.schema_file is None):
             raise ValueError("expected exactly one of schema, schema_file")
         if not self.has_own_schema and (self.encoding is not None or self.schema_id is not None):
@@ -185,12 +203,27 @@ class Parse(Part):
         made._message_schema = given  # noqa: SLF001 - an attribute of this class
         return made
 
+    def _sparkplug(self) -> Parse:
+        given = {
+            "schema": self.columns,
+            "schema_file": self.schema_file,
+            "message": self.message,
+            "encoding": self.encoding,
+            "schema_id": self.schema_id,
+            "delimiter": self.delimiter,
+        }
+        named = next((name for name, value in given.items() if value is not None), None)
+        if named is not None:
+            raise ValueError(f"expected no {named} with `format: sparkplug`, whose columns are fixed")
+        self._check_policies()
+        return self.model_copy(update={"columns": SPARKPLUG_COLUMNS})
+
     def _check_policies(self) -> None:
         """Raise ValueError for a policy that the format cannot have."""
-        if self.new_fields != "ignore" and self.format in ("avro", "csv", "raw"):
-            raise ValueError(
-                f"expected no new_fields with `format: {self.format}`, whose payloads have no names of fields"
-            )
+        if self.unknown_metrics != "dead_letter" and self.format != "sparkplug":
+            raise ValueError("expected unknown_metrics only with `format: sparkplug`")
+        if self.new_fields != "ignore" and self.format in ("avro", "csv", "raw", "sparkplug"):
+            raise ValueError(f"expected no new_fields with `format: {self.format}`, whose payloads have no new fields")
         if (self.new_fields == "add") != (self.new_fields_as is not None):
             raise ValueError("expected new_fields_as with `new_fields: add`, and only there")
         if self.new_fields_as is not None and self.new_fields_as.startswith("_"):

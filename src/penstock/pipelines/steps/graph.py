@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from pyspark.errors import AnalysisException
@@ -34,16 +35,17 @@ def build_stream(
     with_lookup: WithLookup,
     *,
     sink: str | None = None,
+    births: Sequence[Path] = (),
 ) -> DataFrame:
     """Build the stream ``reads`` from the sources with the steps ``nodes``.
 
     ``stream_of`` returns the rows of a source. ``sink`` is the sink of the query, whose redriven dead letters are not
-    duplicates.
+    duplicates. ``births``: directories of the births of Sparkplug that the sinks of the query have read.
 
     Raises:
         ConfigError: a step uses columns that do not exist, or SQL that Spark does not accept.
     """
-    return _StreamBuilder(stream_of, nodes, with_lookup, sink).stream(reads)
+    return _StreamBuilder(stream_of, nodes, with_lookup, sink, births).stream(reads)
 
 
 class Branch(Protocol):
@@ -66,19 +68,21 @@ def fan_out(
     branches: Sequence[Branch],
     with_lookup: WithLookup,
     shared_prefix: str,
+    births: Sequence[Path] = (),
 ) -> tuple[DataFrame, list[tuple[str, ...]]]:
     """Build one stream for the sinks of ``branches`` (a group of ``query_groups``), with a column ``s<n>`` for each.
 
     The steps that all sinks have in common are computed once. Where they separate, their columns are packed into a
     struct, to which the steps of each sink return. A column that a sink writes as it was there is no own column of the
-    sink, but one for all, with ``shared_prefix`` before its name. Returns also the names of each sink's columns.
+    sink, but one for all, with ``shared_prefix`` before its name. ``births``: see ``build_stream``. Returns also the
+    names of each sink's columns.
 
     Raises:
         ConfigError: see ``build_stream``.
     """
     plans = [branch.plan for branch in branches]
     nodes = list({node.step.name: node for found in plans for node in found.nodes}.values())
-    builder = _StreamBuilder(stream_of, nodes, with_lookup, None)
+    builder = _StreamBuilder(stream_of, nodes, with_lookup, None, births)
     chains = [builder.chain(found.reads) for found in plans]
     common = 1
     while all(len(chain) > common and chain[common] == chains[0][common] for chain in chains):
@@ -109,7 +113,10 @@ def fan_out(
 
 
 def window_input(
-    stream_of: Callable[[str], DataFrame], nodes: Sequence[PlanNode], with_lookup: WithLookup
+    stream_of: Callable[[str], DataFrame],
+    nodes: Sequence[PlanNode],
+    with_lookup: WithLookup,
+    births: Sequence[Path] = (),
 ) -> DataFrame:
     """Return the input of the window step among ``nodes``, with dead and filtered records marked.
 
@@ -118,7 +125,8 @@ def window_input(
     kept = [node._replace(step=_without_dedupe(node.step)) for node in nodes]
     step, reads = next((node.step, node.reads[0]) for node in nodes if node.step.window is not None)
     assert step.window is not None
-    return mark_invalid_records(build_stream(stream_of, kept, reads, with_lookup), step.name, step.window)
+    rows = build_stream(stream_of, kept, reads, with_lookup, births=births)
+    return mark_invalid_records(rows, step.name, step.window)
 
 
 def _without_dedupe(step: Step) -> Step:
@@ -134,12 +142,14 @@ class _StreamBuilder:
         nodes: Sequence[PlanNode],
         with_lookup: WithLookup,
         sink: str | None,
+        births: Sequence[Path],
     ) -> None:
         self._made: dict[str, DataFrame] = {}
         self._stream_of = stream_of
         self._nodes = {node.step.name: node for node in nodes}
         self._with_lookup = with_lookup
         self._sink = sink
+        self._births = births
         self._window = next((node.step for node in nodes if node.step.window is not None), None)
         self._timed = any(node.step.dedupe is not None for node in nodes)
 
@@ -182,7 +192,7 @@ class _StreamBuilder:
     def _step(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
         step, rows = node.step, inputs[0]
         if step.parse is not None:
-            return parse_step(rows, step.name, step.parse)
+            return parse_step(rows, step.name, step.parse, self._births)
         if step.explode is not None:
             return explode_step(rows, step.name, step.explode, self._after_dedupe())
         if step.flatten is not None:

@@ -7,7 +7,8 @@ that would change data silently (they use the first of two values, and the last 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
@@ -42,12 +43,15 @@ from penstock.pipelines.steps.payload_errors import (
     MISMATCH,
     NEW_FIELD,
     NEW_FIELDS,
+    NO_BIRTH,
     OTHER_SCHEMA,
     RANGE,
     UNKNOWN_ENUM,
+    UNKNOWN_METRIC,
 )
 from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, Messages, PayloadDecoder
 from penstock.pipelines.steps.protobuf import ProtobufMessages
+from penstock.pipelines.steps.sparkplug import SparkplugDecoder
 
 __all__ = ["from_json", "is_one_value_without_jar", "parse_step", "schema_of"]
 
@@ -69,8 +73,8 @@ _END = secrets.token_hex(8)
 """See ``is_one_value_without_jar``."""
 
 
-def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
-    """Add the columns of the payload to ``rows``."""
+def parse_step(rows: DataFrame, name: str, parse: Parse, births: Sequence[Path] = ()) -> DataFrame:
+    """Add the columns of the payload to ``rows``. ``births``: see ``graph.build_stream``."""
     schema = schema_of(name, parse.ddl)
     taken = sorted(set(schema.names) & set(data_columns(rows)))
     if taken:
@@ -78,8 +82,9 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
     if parse.format == "raw":
         return _raw(rows, name, schema)
     value = sf.col("_source.value")
-    if parse.format in DECODERS or parse.has_own_schema:
-        decoded = rows.withColumn("_decoded", _decoded(schema, parse))
+    if parse.format in DECODERS or parse.has_own_schema or parse.format == "sparkplug":
+        result = _sparkplug(schema, births) if parse.format == "sparkplug" else _decoded(schema, parse)
+        decoded = rows.withColumn("_decoded", result)
         found = sf.col("_decoded")
         failures = [(code, sf.when(found["code"] == code, found["reason"])) for code in CODES]
         return _columns(decoded.withColumn("_parsed", found["value"]), rows, name, parse, schema, failures)
@@ -146,21 +151,20 @@ _CODES = {
     "new_fields": (NEW_FIELD,),
     "changed_types": (MISMATCH, RANGE, OTHER_SCHEMA),
     "unknown_enums": (UNKNOWN_ENUM,),
+    "unknown_metrics": (NO_BIRTH, UNKNOWN_METRIC),
 }
 """Codes of the dead letters of a policy for changes of the schema."""
 
 
 def _decoded(schema: StructType, parse: Parse) -> Column:
     """Return a struct for a payload: ``value`` with the columns of ``schema``, or ``code`` and ``reason``."""
-    nullable = StructType([StructField(field.name, field.dataType) for field in schema.fields])
+    nullable = _nullable(schema)
     decoder: PayloadDecoder | MessageDecoder
     if parse.has_own_schema:
         decoder = MessageDecoder(_messages(parse), arrow_schema(nullable))
     else:
         decoder = PayloadDecoder(parse.format, arrow_schema(nullable), parse.new_fields, parse.new_fields_as)
-    kind = StructType(
-        [StructField("value", nullable), StructField("code", StringType()), StructField("reason", StringType())]
-    )
+    kind = _result_of(nullable)
 
     def decode(payloads: Any) -> Any:
         return decoder(payloads)
@@ -173,6 +177,36 @@ def _decoded(schema: StructType, parse: Parse) -> Column:
     if parse.format not in WITH_HEADERS:
         return arrow_function(decode, kind)(value)
     return arrow_function(decode_with_headers, kind)(value, sf.when(alive(), sf.col("_source.headers")))
+
+
+def _nullable(schema: StructType) -> StructType:
+    return StructType([StructField(field.name, field.dataType) for field in schema.fields])
+
+
+def _result_of(columns: StructType) -> StructType:
+    """Return the type of the result of a decoder."""
+    return StructType(
+        [StructField("value", columns), StructField("code", StringType()), StructField("reason", StringType())]
+    )
+
+
+def _sparkplug(schema: StructType, births: Sequence[Path]) -> Column:
+    """Like ``_decoded``, for messages of Sparkplug, which need the offset of their record."""
+    assert births, "a stream with Sparkplug messages has a directory for births"
+    decoder = SparkplugDecoder(tuple(map(str, births)), arrow_schema(_nullable(schema)))
+
+    def decode(payloads: Any, topics: Any, partitions: Any, offsets: Any, redriven: Any) -> Any:
+        return decoder(payloads, topics, partitions, offsets, redriven)
+
+    topics = sf.filter("_source.headers", lambda each: each["key"] == sf.lit("mqtt.topic"))
+    place = [sf.col(f"_source.{field}").cast("string") for field in ("source", "topic", "broker", "partition")]
+    return arrow_function(decode, _result_of(_nullable(schema)))(
+        sf.col("_source.value"),
+        sf.try_element_at(topics, sf.lit(1))["value"].cast("string"),
+        sf.concat_ws("/", *place),
+        sf.when(alive(), sf.col("_source.offset")),
+        sf.col("_redrive").isNotNull(),
+    )
 
 
 def _messages(parse: Parse) -> Messages:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -74,20 +76,23 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
         ConfigError: a step or a sink cannot be built, or an expression fails.
     """
     sources = {name: _records(spark, name, source, case).persist() for name, source in pipeline.inputs.items()}
+    found: dict[str, Any] = {}
+    letters: Rows = []
+    checks: dict[str, int] = {}
     try:
-        found: dict[str, Any] = {}
-        letters: Rows = []
-        checks: dict[str, int] = {}
-        for sink_plan in plan(pipeline):
-            # No event is late in a batch.
-            found |= {sink.name: [] for sink in sink_plan.late_sinks}
-            try:
-                found[sink_plan.sink.name] = _run(sources, pipeline, sink_plan, _lookup(case), letters, checks)
-            except PySparkException as error:
-                raise ConfigError(
-                    f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
-                    why=innermost_cause(str(error))[1],
-                ) from error
+        with TemporaryDirectory(prefix="penstock-births-") as births:
+            for sink_plan in plan(pipeline):
+                # No event is late in a batch.
+                found |= {sink.name: [] for sink in sink_plan.late_sinks}
+                try:
+                    found[sink_plan.sink.name] = _run(
+                        sources, pipeline, sink_plan, _lookup(case), Path(births), letters, checks
+                    )
+                except PySparkException as error:
+                    raise ConfigError(
+                        f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
+                        why=innermost_cause(str(error))[1],
+                    ) from error
     finally:
         for source in sources.values():
             source.unpersist()
@@ -143,14 +148,17 @@ def _run(
     pipeline: Pipeline,
     sink_plan: SinkPlan,
     with_lookup: WithLookup,
+    births: Path,
     letters: Rows,
     checks: dict[str, int],
 ) -> object:
     """Return the rows for the sink; add the query's dead letters to ``letters``, and its counts to ``checks``."""
     sink = sink_plan.sink
-    rows = build_stream(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
+    rows = build_stream(
+        sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name, births=[births]
+    )
     if sink_plan.windowed:
-        records = window_input(sources.__getitem__, sink_plan.nodes, with_lookup)
+        records = window_input(sources.__getitem__, sink_plan.nodes, with_lookup, [births])
         letters += _dead(records, sink_plan)
         checks |= _checks(records, sink_plan)
         rows = windows_as_rows(rows, sink_plan.window_name)

@@ -269,3 +269,47 @@ def test_a_problem_of_a_shared_step_is_reported_once() -> None:
 def test_options_of_files_are_for_their_content(options: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(SOURCES.replace("path: in", f"path: in, {options}"))
+
+
+SPARKPLUG = """\
+name: p
+source: SOURCE
+steps: [{name: parsed, parse: {format: sparkplugMORE}}]
+sinks: [{name: rows, console: {}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "message"),
+    [
+        (
+            "{path: inbox, format: files, content: lines}",
+            "",
+            "expected a source with MQTT messages in TubeMQ; 'source' is",
+        ),
+        ("{topics: [t], options: {minPartitions: 4}}", "", r"p.yaml:2:\d+: .*expected one task for each partition"),
+        ("{topics: [t]}", ", schema: n INT", "expected no schema with `format: sparkplug`"),
+        ("{topics: [t]}", ", new_fields: fail", "expected no new_fields with `format: sparkplug`"),
+        ("{topics: [t]}", ", unknown_enums: fail", "expected unknown_enums only with"),
+    ],
+)
+def test_options_that_sparkplug_excludes(source: str, more: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(SPARKPLUG.replace("SOURCE", source).replace("MORE", more))
+
+
+def test_policies_of_sparkplug() -> None:
+    parsed = (
+        parse(SPARKPLUG.replace("SOURCE", "{topics: [t]}").replace("MORE", ", unknown_metrics: fail")).steps[0].parse
+    )
+    assert parsed is not None
+    assert parsed.needs_headers
+    assert [(each.name, each.on_violation, each.limit) for each in parsed.policies] == [
+        ("unknown_metrics", "fail", 0.0)
+    ]
+    with pytest.raises(ConfigError, match="expected unknown_metrics only with `format: sparkplug`"):
+        parse(
+            SPARKPLUG.replace("SOURCE", "{topics: [t]}").replace(
+                "sparkplugMORE", "json, schema: n INT, unknown_metrics: fail"
+            )
+        )

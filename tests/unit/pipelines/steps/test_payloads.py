@@ -312,7 +312,11 @@ sinks:
         ("a INT", "a VARIANT", "expected no VARIANT with `format: cbor`; 'a' is one"),
         ("a INT", "a ARRAY<VARIANT>", "expected no VARIANT with `format: cbor`; 'a' is one"),
         ("format: cbor", "format: cbor, delimiter: ;", "expected delimiter only with `format: csv`"),
-        ("format: cbor", "format: cobr", "'json', 'cbor', 'cloudevents', 'avro', 'protobuf', 'csv' or 'raw'"),
+        (
+            "format: cbor",
+            "format: cobr",
+            "'json', 'cbor', 'cloudevents', 'avro', 'protobuf', 'sparkplug', 'csv' or 'raw'",
+        ),
     ],
 )
 def test_options_that_cbor_does_not_have_are_refused(old: str, new: str, message: str) -> None:

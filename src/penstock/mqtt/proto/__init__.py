@@ -1,0 +1,1 @@
+"""Sparkplug B's payload as Protobuf messages; ``make proto`` generates the modules."""

@@ -1,0 +1,82 @@
+"""Sparkplug messages in runs: births of an earlier run, for sinks that share a query and for windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.pipelines.sinks.table import files
+from penstock.tube.record import Record
+from tests.spark.pipelines import Setup
+
+FILE = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+trigger: 20 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: messages
+    parse: {{format: sparkplug}}
+  - name: each
+    explode: {{column: metrics, as: metric}}
+  - name: metrics
+    flatten: {{columns: [metric], prefix: false}}
+  - name: hours
+    window: {{time: timestamp, duration: 1 hour, watermark: 1 hour, by: [name], aggregates: {{n: count(*)}}}}
+sinks:
+  - name: rows
+    from: metrics
+    table: {{path: "{lake}/rows"}}
+  - name: other
+    from: metrics
+    console: {{rows: 100}}
+  - name: hourly
+    from: hours
+    console: {{rows: 100}}
+"""
+SESSION = json.loads((Path(__file__).parents[1] / "vectors" / "sparkplug" / "messages.json").read_text())["session"]
+pytestmark = pytest.mark.timeout(600)
+
+
+def message(kind: str, name: str) -> Record:
+    topic = f"spBv1.0/plant/{kind}/press" + ("/pump" if kind.startswith("D") else "")
+    return Record(bytes.fromhex(SESSION[name]), key=b"plant/press", topic=topic, id=f"{kind}-{name}")
+
+
+def test_aliases_are_resolved_by_births_of_an_earlier_run(setup_of: Callable[..., Setup]) -> None:
+    setup = setup_of(FILE)
+    setup.send(message("DDATA", "DDATA"), message("NBIRTH", "NBIRTH"), message("DBIRTH", "DBIRTH"))
+    setup.run()
+    setup.send(message("NDATA", "NDATA"), message("NDATA", "NULL"))
+    setup.run()
+    found = [
+        tuple(row.values())
+        for file in files(setup.lake / "rows")
+        for row in pq.ParquetFile(file).read(["message_type", "device_id", "name"]).to_pylist()
+    ]
+    born = ("bdSeq", "Node Control/Rebirth", "Temperature", "Offset", "Count", "Name", "Table", "Motor")
+    assert sorted(found, key=str) == sorted(
+        [
+            *(("NBIRTH", None, name) for name in born),
+            ("DBIRTH", "pump", "Level"),
+            *(("NDATA", None, name) for name in ("Temperature", "Offset", "Name")),
+        ],
+        key=str,
+    )
+    (letter,) = setup.dead()
+    assert (letter["code"], letter["step"]) == ("sparkplug.no_birth", "messages")
+    windows = [json.loads(row) for event in setup.events if event["event"] == "rows" for row in event["rows"]]
+    assert {row["name"]: row["n"] for row in windows if "window_start" in row} == {
+        "Temperature": 2,
+        "Offset": 2,
+        "Name": 2,
+    }
+    last = setup.ledger.last("hourly")
+    assert last is not None
+    totals = [(entry.read, entry.exploded, entry.dead) for entry in setup.ledger.entries("hourly") if entry.read]
+    assert totals == [(3, 7, 1), (2, 1, 0)]
