@@ -40,6 +40,7 @@ import penstock
 from penstock.errors import StorageError
 from penstock.mqtt.listener_access import PasswordChecks
 from penstock.mqtt.transport.tls import ServerTls
+from penstock.runtime.io.acceptor import Acceptor
 from penstock.runtime.io.network import Address, bind_error
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.runtime.observability.audit import AuditTrail
@@ -76,8 +77,6 @@ MAX_CONNECTIONS = 256
 
 TLS_HANDSHAKE_S = 10.0
 """Time limit of a TLS handshake."""
-
-ACCEPT_AGAIN_S = 0.1
 
 CLOSE_S: Final = 2.0
 """Seconds for which running requests may continue, and responses be read, while a server is closed."""
@@ -428,25 +427,21 @@ def server_config(app: Starlette) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, and with a TLS context that can be replaced."""
+    """uvicorn without its signal handlers, and with a TLS context that can be replaced: that of ``acceptor``."""
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
-        self.tls: ssl.SSLContext | None = None
-        """TLS context of new connections; open connections continue with theirs."""
+        self.acceptor = Acceptor(self._connection, most=MAX_CONNECTIONS, tls=tls, handshake_s=TLS_HANDSHAKE_S)
         self.servers = []
         self._listener = listener
-        self._accept_again: asyncio.TimerHandle | None = None
-        self._handshakes: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections of the given socket."""
         assert sockets is None
         await self.lifespan.startup()
-        self._listener.setblocking(False)  # noqa: FBT003 - the socket module's
         HANDSHAKE_FAILED.set(_handshake_failed)  # the tasks of connections inherit the context variable
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        self.acceptor.start([self._listener])
         self.started = True
 
     def stop(self) -> None:
@@ -465,13 +460,8 @@ class _Server(uvicorn.Server):
         """Stop listening; running requests finish within :data:`CLOSE_S`, then all connections are closed. uvicorn's
         takes 0.1 s without requests, and leaves connections open whose peers do not read."""
         assert sockets is None
-        self._stop_accepting()
-        await asyncio.sleep(0)  # a task that is cancelled before it begins would leave its socket open
-        if self.tls is not None:
-            # Without TLS, uvloop would close a connection that the protocol has, and not call its connection_lost.
-            for handshake in self._handshakes:
-                handshake.cancel()
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        self.acceptor.stop()
+        await self.acceptor.end_handshakes()
         state = self.server_state
         for connection in list(state.connections):
             if not connection.transport.is_closing():  # after a second close(), asyncio's abort() of TLS has no effect
@@ -493,42 +483,8 @@ class _Server(uvicorn.Server):
                 if state.connections:
                     _log.error("HTTP listener: the loop has not ended %d connections", len(state.connections))
 
-    def _accept(self) -> None:
-        """Accept one connection of the listener, which is readable."""
-        loop = asyncio.get_running_loop()
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # out of file descriptors, or the peer has disconnected
-            loop.remove_reader(self._listener)
-            self._accept_again = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, self._listener, self._accept)
-            return
-        if len(self._handshakes) >= MAX_CONNECTIONS:
-            connection.close()
-            return
-        connection.setblocking(False)  # noqa: FBT003 - see above
-        task = asyncio.create_task(self._connect(connection))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-
-    def _stop_accepting(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._listener)
-        if self._accept_again is not None:
-            self._accept_again.cancel()
-        self._listener.close()
-
-    async def _connect(self, connection: socket.socket) -> None:
-        def protocol() -> asyncio.Protocol:
-            return HttpConnection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-        limit = None if self.tls is None else TLS_HANDSHAKE_S
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit
-            )
-        except (OSError, TimeoutError):
-            connection.close()  # a failed handshake is logged with its reason; other errors are disconnected peers
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -601,8 +557,7 @@ class HttpServer:
         """
         listener = await _listen(option, address)
         bound = Address(address.host, listener.getsockname()[1])
-        self._server = _Server(server_config(self._app), listener)
-        self._server.tls = None if self.tls is None else self.tls.context
+        self._server = _Server(server_config(self._app), listener, None if self.tls is None else self.tls.context)
         self._task = asyncio.create_task(self._server.serve(), name=f"http-{option}")
         while not self._server.started:
             # uvicorn has no event for this; the listener is already bound, so this takes one or two loop turns.
@@ -615,7 +570,7 @@ class HttpServer:
         """Use these certificates for new connections."""
         self.tls = tls
         if self._server is not None:
-            self._server.tls = tls.context
+            self._server.acceptor.tls = tls.context
 
     async def close(self) -> None:
         """Stop listening and wait for running requests, for :data:`CLOSE_S` at most."""
@@ -638,6 +593,7 @@ async def _listen(option: str, address: Address) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen(128)
+        listener.settimeout(0)
     except OSError as error:
         listener.close()
         raise bind_error(error, option, address) from error

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from penstock.errors import RemoteProtocolError
+from penstock.runtime.io.acceptor import Acceptor, listen
 from penstock.runtime.io.loop import after_reading
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES, TurnQueue
@@ -37,6 +38,8 @@ _log = logging.getLogger("penstock.tube")
 
 TLS_HANDSHAKE_S: Final = 10.0
 """Time limit of a TLS handshake, also for a client that does not read the alert of a failed one."""
+MAX_HANDSHAKES: Final = 1_000
+"""Maximum TLS handshakes in progress; connections beyond it are closed, and their clients connect again later."""
 
 
 class Listeners:
@@ -44,7 +47,9 @@ class Listeners:
 
     def __init__(self, connection: Callable[[], asyncio.Protocol]) -> None:
         self._connection = connection
-        self._servers: list[asyncio.Server] = []
+        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
+        """Accepts connections with TLS."""
         self.tls_bound: tuple[str, int] | None = None
         """Address of the TLS listener; None without one."""
 
@@ -56,42 +61,43 @@ class Listeners:
         Raises:
             OSError: an address cannot be bound; then the server does not listen on either.
         """
-        loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(self._connection, host, port))
+        self._server = await asyncio.get_running_loop().create_server(self._connection, host, port)
         if tls is not None:
-            token = HANDSHAKE_FAILED.set(
-                lambda error: _log.info("TLS listener of %s: no connection: %s", host, handshake_failure(error))
-            )  # connections inherit the context of the call that creates the server
             try:
-                self._servers.append(
-                    await loop.create_server(
-                        self._connection, host, tls_port, ssl=tls, ssl_handshake_timeout=TLS_HANDSHAKE_S
-                    )
-                )
+                listening = await listen(host, tls_port)
             except OSError:
                 self.stop()
-                self._servers.clear()
+                self._server = None
                 raise
-            finally:
-                HANDSHAKE_FAILED.reset(token)
-            self.tls_bound = _bound(self._servers[1])
-        return _bound(self._servers[0])
+            self._acceptor = Acceptor(self._connection, most=MAX_HANDSHAKES, tls=tls, handshake_s=TLS_HANDSHAKE_S)
+            token = HANDSHAKE_FAILED.set(
+                lambda error: _log.info("TLS listener of %s: no connection: %s", host, handshake_failure(error))
+            )  # connections inherit the context of the call that starts the acceptor
+            self._acceptor.start(listening)
+            HANDSHAKE_FAILED.reset(token)
+            self.tls_bound = _bound(listening[0])
+        return _bound(self._server.sockets[0])
 
     def stop(self) -> None:
         """Accept no more connections; open connections are not closed."""
-        for server in self._servers:
-            server.close()
+        if self._server is not None:
+            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.stop()
 
     async def closed(self) -> None:
         """Wait until the listeners are closed; call `stop` and close the connections before."""
-        servers, self._servers = self._servers, []
+        server, self._server = self._server, None
+        acceptor, self._acceptor = self._acceptor, None
         self.tls_bound = None
-        for server in servers:
+        if acceptor is not None:
+            await acceptor.end_handshakes()
+        if server is not None:
             await server.wait_closed()
 
 
-def _bound(server: asyncio.Server) -> tuple[str, int]:
-    address: tuple[str, int] = server.sockets[0].getsockname()[:2]
+def _bound(listening: socket.socket) -> tuple[str, int]:
+    address: tuple[str, int] = listening.getsockname()[:2]
     return address
 
 

@@ -216,7 +216,7 @@ def test_a_handshake_that_ends_while_the_server_is_closed(
     def cancel(connection: HttpConnection, transport: asyncio.Transport) -> None:
         made(connection, transport)
         assert server._server is not None
-        for task in server._server._handshakes:
+        for task in server._server.acceptor.opening:
             task.cancel()
         server._server.stop()
 

@@ -8,10 +8,12 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 import pytest
 import trustme
+import uvloop
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
@@ -19,6 +21,9 @@ from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.rpc import AnsweringProtocol, Listeners, OpenConnections
 from tests.unit.tube.servers import until
+
+TURNS = 30
+"""Turns of the loop in which a client connects and completes a TLS handshake, and some more."""
 
 
 @pytest.fixture
@@ -143,3 +148,55 @@ async def test_a_closed_server_has_no_open_connections() -> None:
         await listeners.closed()
         assert await asyncio.gather(*(asyncio.to_thread(closed, each) for each in (silent, late))) == [True, True]
         assert not connections.open
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_closed_server_ends_handshakes_at_any_time(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Also if it is closed in the turn in which a connection is accepted or a handshake is completed."""
+    authority = trustme.CA()
+    server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("localhost").configure_cert(server_tls)
+    authority.configure_trust(client_tls)
+
+    async def visit(address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address, ssl=client_tls, server_hostname="localhost")
+        try:
+            assert await reader.read() == b""
+        finally:
+            writer.transport.abort()
+
+    async def close_after(turns: int) -> None:
+        connections = OpenConnections("test", TubeLimits())
+        listeners = Listeners(lambda: AnsweringProtocol(lambda *_: b"", connections, lambda: 0))
+        await listeners.start("127.0.0.1", 0, tls=server_tls)
+        assert listeners.tls_bound is not None
+        with socket.create_connection(listeners.tls_bound) as silent:
+            visits = [asyncio.create_task(visit(listeners.tls_bound)) for _ in range(2)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            listeners.stop()
+            await connections.close()
+            await listeners.closed()
+            assert not connections.open
+            ends = await asyncio.gather(*visits, return_exceptions=True)
+            assert all(end is None or isinstance(end, OSError) for end in ends), ends
+            silent.setblocking(False)
+            with suppress(ConnectionError):
+                assert await asyncio.get_running_loop().sock_recv(silent, 1) == b""
+
+    async def close_often() -> None:
+        await close_after(0)
+        before = _descriptors()
+        for turns in range(TURNS):
+            async with asyncio.timeout(60):
+                await close_after(turns)
+                while _descriptors() > before:  # clients close in a later turn
+                    await asyncio.sleep(0.001)
+        gc.collect()  # a connection that was left open is a ResourceWarning
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(close_often())
