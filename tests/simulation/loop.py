@@ -11,7 +11,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from tests.simulation.network import NetworkEnd, VirtualNetwork, VirtualServer
 
-__all__ = ["WALL_MS", "Deadlock", "MachineClock", "VirtualLoop"]
+__all__ = ["TURN_S", "WALL_MS", "Deadlock", "MachineClock", "VirtualLoop"]
 
 P = TypeVar("P", bound=asyncio.Protocol)
 T = TypeVar("T")
@@ -66,11 +66,6 @@ class MachineClock:
     def steady_ms(self) -> int:
         """The wall clock without its jumps, in ms."""
         return WALL_MS + self.elapsed_ns() // 1_000_000
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the wall clock is ahead of the true time."""
-        return self._step_s > 0
 
     def step(self, seconds: float) -> None:
         """Let the wall clock jump."""

@@ -36,7 +36,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from tests.simulation.history import History, Violation
 from tests.simulation.loop import VirtualLoop
-from tests.simulation.mqtt_history import AMPLE_MS, Message, MqttHistory, Wanted, Window
+from tests.simulation.mqtt_history import Message, MqttHistory, Wanted, Window
 from tests.simulation.node import Connection, SimulatedNode
 from tests.simulation.tube_client import LogHistory
 
@@ -62,6 +62,7 @@ ALLOWED = {
     0x83: "the disk failed",
     0x88: "unavailable",
     0x89: "the log failed",
+    0x8B: "the node stops",
     0x8E: "taken over",
     0x98: "an administrator",
 }
@@ -319,7 +320,7 @@ class MqttClient:
         will.why_not = ""
         is_stored = attachment.is_ready and self.expiry_s > 0
         if is_stored and not delay_s and not attachment.disconnects:
-            will.acked_ms = will.sent_ms + AMPLE_MS // 2
+            will.acked_ms = will.sent_ms + self._simulation.mqtt.ample_ms // 2
         is_noticed = connection.is_cut and not connection.is_silent
         must_notice = is_noticed and is_stored and not (power or attachment.disconnects)
         self._old_wills.append((will, delay_s, must_notice, self._simulation.paused_s))

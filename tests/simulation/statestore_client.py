@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import ConnAck, Connect, PubAck, Publish, SubAck, Subscribe, Subscription
+from penstock.mqtt.codec.packets import ConnAck, Connect, Disconnect, PubAck, Publish, SubAck, Subscribe, Subscription
+from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.binding import client_response_topic, key_of_notification, notify_filter, request
 from penstock.statestore.codec.resp3 import decode_array
 from penstock.statestore.hlc import Hlc, parse
@@ -124,6 +125,8 @@ class StoreClient:
                 self._ready = True
             elif isinstance(packet, Publish):
                 self._received(packet)
+            elif isinstance(packet, Disconnect) and packet.reason_code == ReasonCode.SERVER_SHUTTING_DOWN:
+                pass  # the connection ends
             elif not isinstance(packet, ConnAck | PubAck):
                 raise Violation(f"{self.name} received {packet}")
         if self._decoder.error is not None:

@@ -38,6 +38,7 @@ class ClusterHistory(History):
         self._known: dict[str, dict[bytes, Hlc]] = {}
         """The versions that each node has recovered or answered with."""
         self._restored_ms: int | None = None
+        self._behind_ms: int | None = None
 
     def started(self, node: str, term: int, rows: Mapping[bytes, Hlc]) -> None:
         """``node`` was elected, and has recovered ``rows`` with their versions."""
@@ -54,6 +55,13 @@ class ClusterHistory(History):
                     raise HistoryEnded("commits were lost with the restore")
                 raise Violation(f"{node} has recovered {found} of {key!r}, and {shown.version} of {shown} was shown")
         known.update(rows)
+
+    def clock_set(self, behind_ms: int, *, continues: bool) -> None:
+        """An elected node has set the cluster's clock, which is ``behind_ms`` behind the true time. If it does not
+        continue the clock of the node before it, it follows its system clock, as documented."""
+        earlier_ms, self._behind_ms = self._behind_ms, behind_ms
+        if not continues and earlier_ms is not None and behind_ms < earlier_ms:
+            raise HistoryEnded("as after a reboot, expiry times follow the system clock, which is ahead of theirs")
 
     def killed(self, node: str) -> None:
         """``node`` was killed: what only etcd had may be lost with the restore of a backup."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pytest
@@ -22,7 +22,7 @@ from penstock.node.cluster import ClusterMembership
 from tests.simulation.cluster.run import FAULTS, violation
 from tests.simulation.cluster.threads import boot_ms, wall_ms
 
-__all__ = ["PLANTS", "seeds_needed"]
+__all__ = ["PLANTS", "Plant", "first_violation", "print_table", "seeds_needed"]
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 MOST_SEEDS: Final = 60
@@ -103,6 +103,20 @@ def local_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterMembership, "_set_clock", set_clock)
 
 
+def clock_of_earlier_term(patch: pytest.MonkeyPatch) -> None:
+    """A standby keeps the clock of an earlier term, also if that of the last one is behind."""
+    read_clock = ClusterMembership._read_clock
+
+    def read(self: ClusterMembership, active: Any) -> int:
+        before = self._clock_offset
+        time_ms = read_clock(self, active)
+        if before is not None and self._clock_offset is not None:
+            self._clock_offset = max(before, self._clock_offset)
+        return time_ms
+
+    patch.setattr(ClusterMembership, "_read_clock", read)
+
+
 def full_log_not_deleted(patch: pytest.MonkeyPatch) -> None:
     """A full log keeps its backlog: after a takeover that may be all of its commits, in one group."""
     delete = EtcdRetention.delete
@@ -118,31 +132,43 @@ def full_log_not_deleted(patch: pytest.MonkeyPatch) -> None:
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     head_not_compared: (0, FAULTS),
     lease_measured_late: (29, ("slow",)),
-    lease_not_checked: (0, FAULTS),
+    lease_not_checked: (6, FAULTS),
     doubt_is_failure: (0, FAULTS),
     gap_ignored: (27, ("behind",)),
-    deleted_too_early: (2, FAULTS),
-    watch_trusted: (3, FAULTS),
+    deleted_too_early: (5, ("kill", "behind", "stop")),
+    watch_trusted: (0, FAULTS),
     not_saved: (9, ("restore", "pause", "cut")),
     local_clock: (8, ("clock", "kill", "handover")),
+    clock_of_earlier_term: (2, ("reboot", "kill", "handover")),
     full_log_not_deleted: (19, ("kill", "handover", "stop", "behind", "cut")),
 }
 """For each bug a seed that finds it, and the kinds of fault that the simulations have. The tests try this seed before
 the others; if it has become wrong, they take longer."""
 
 
-def seeds_needed(plant: Plant) -> tuple[int | None, str]:
-    """Return the first seed that finds a bug (None: none does), and the rule that it broke."""
-    first, faults = PLANTS[plant]
+def first_violation(plant: Plant, seeds: Iterable[int], run: Callable[[int], str | None]) -> tuple[int | None, str]:
+    """Return the first of ``seeds`` that finds a bug (None: none does), and the rule that it broke."""
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        for seed in (first, *range(MOST_SEEDS)):
-            if (reason := violation(seed, faults)) is not None:
+        for seed in seeds:
+            if (reason := run(seed)) is not None:
                 return seed, reason
-    return None, f"{MOST_SEEDS} seeds broke no rule"
+    return None, "no seed broke a rule"
+
+
+def seeds_needed(plant: Plant) -> tuple[int | None, str]:
+    """:func:`first_violation` of a bug in :data:`PLANTS`."""
+    first, faults = PLANTS[plant]
+    return first_violation(plant, [first, *range(MOST_SEEDS)], lambda seed: violation(seed, faults))
+
+
+def print_table(plants: Iterable[Plant], needed: Callable[[Plant], tuple[int | None, str]]) -> None:
+    """Print the seed that finds each bug, and the rule that it broke."""
+    print("| planted bug | seed | found by |\n| --- | --- | --- |")
+    for plant in plants:
+        seed, reason = needed(plant)
+        print(f"| {(plant.__doc__ or '').rstrip('.')} | {seed} | {' '.join(reason.split())[:140]} |", flush=True)
 
 
 if __name__ == "__main__":
-    for plant in PLANTS:
-        seed, reason = seeds_needed(plant)
-        print(f"{plant.__name__:28} {seed}  {reason[:160]}", flush=True)
+    print_table(PLANTS, seeds_needed)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import lmdb
 import pytest
@@ -42,14 +42,14 @@ from penstock.statestore.service.preload import PreloadedKeys
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.storage import SCHEMA
 from tests.simulation.cluster.etcd import MEMBERS, Channel, Etcd, Link
-from tests.simulation.cluster.history import ClusterHistory, HistoryEnded
+from tests.simulation.cluster.history import ClusterHistory
 from tests.simulation.cluster.threads import THREADING, TIME, Event, Process, Simulator, boot_ms, wall_ms
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
 from tests.simulation.history import SET, Violation
 from tests.simulation.history import Operation as ClientOperation
 from tests.simulation.loop import MachineClock
 
-__all__ = ["Node", "Request", "virtual"]
+__all__ = ["BACKLOG_BYTES", "HOLD_S", "LOG_BYTES", "Member", "Node", "Request", "Service", "SimulatedLog", "virtual"]
 
 NAME: Final = "plant"
 PREFIX: Final = f"/penstock/{NAME}/"
@@ -93,8 +93,23 @@ class Row:
         return cls(value.encode(), Hlc(wall, counter, "StateStore"), expiry_ms)
 
 
+class Service(Protocol):
+    """What an active node serves."""
+
+    def run(self, stops: Callable[[], bool]) -> None:
+        """Serve, in the main thread, until ``stops``, which :meth:`stop` has asked to be called."""
+
+    def stop(self) -> None:
+        """Ask :meth:`run` to look whether it stops; outside of all threads."""
+
+    def close(self) -> None:
+        """End in order, in the main thread."""
+
+
 class Node:
     """A machine with a data directory and a node, which is started again after each end of its process."""
+
+    member_type: type[Member]
 
     def __init__(
         self,
@@ -151,7 +166,7 @@ class Node:
         """SIGTERM; the service manager starts the node again."""
         self._stop = True
         if self.service is not None:
-            self.service.arrived.set()
+            self.service.stop()
 
     def replace_process(self, reason: str) -> None:
         """What happens instead of ``exec``, in a thread of the process; does not return."""
@@ -174,17 +189,20 @@ class Node:
         if not self.process.is_alive or service is None:
             request.answer(None, None)
         else:
-            service.requests.append(request)
-            service.arrived.set()
+            cast(KeyService, service).send(request)
+
+    def _open_service(self, member: Member) -> Service:
+        """Load the data, and be active. Raises PenstockError."""
+        return KeyService(self, member)
 
     def _live(self) -> None:
         """The main thread of a process."""
         self._stop = False
-        self.member = member = Member(self)
+        self.member = member = self.member_type(self)
         member.elect()
         try:
             self.simulator.wait(self.simulator.random.choice((0.01, 0.1, 0.5)))  # it loads
-            service = Service(self, member)
+            service = self._open_service(member)
         except PenstockError as error:
             # The process ends with this error, and the service manager starts it again.
             self.history.note(f"{self.name} does not start: {error}")
@@ -242,6 +260,12 @@ class Member(ClusterMembership):
         node.history.leads(node.name, self.term, holder, node.etcd.true_ms(), lease_s)
         return True
 
+    def check_clock(self) -> None:
+        """Tell the history how the clock of an elected node continues."""
+        node = self.simulated
+        behind_ms = node.etcd.true_ms() - node.machine.elapsed_ns() // 1_000_000 - (self._clock_offset or 0)
+        node.history.clock_set(behind_ms, continues=self._clock_runs)
+
     @property
     def term(self) -> int:
         """The term of an elected node."""
@@ -252,6 +276,9 @@ class Member(ClusterMembership):
     def follows(self) -> bool:
         """Whether this standby has nothing that prevents it from following or being elected."""
         return self._standby is not None and self._standby.failure is None and self.problem is None
+
+
+Node.member_type = Member
 
 
 class SimulatedClient(EtcdClient):
@@ -283,7 +310,7 @@ class SimulatedLog(LoggedEnvironment):
                 return
 
 
-class Service:
+class KeyService(Service):
     """The keys of an active node. Requests are handled by one thread, and each environment has one for its commits."""
 
     def __init__(self, node: Node, member: Member) -> None:
@@ -301,8 +328,7 @@ class Service:
         newest = max((row.version for row in self._rows.values()), default=Hlc(0, 0, "StateStore"))
         self._clock = StoreClock(newest)
         self._ended: deque[list[Waiting]] = deque()
-        if not member._clock_runs and node.machine.is_ahead:
-            raise HistoryEnded("as after a reboot, expiry times follow the system clock, which is wrong")
+        member.check_clock()
         node.history.started(node.name, member.term, {key: row.version for key, row in self._rows.items()})
         member.started([*self._environments.values()])
         THREADING.Thread(self._check_clock).start()
@@ -317,8 +343,13 @@ class Service:
             self._versions.check()
             Simulator.running.wait(1.0)
 
+    def send(self, request: Request) -> None:
+        """A request arrives."""
+        self.requests.append(request)
+        self.arrived.set()
+
     def run(self, stops: Callable[[], bool]) -> None:
-        """Handle requests and ends of commits, in the main thread, until ``stops``."""
+        """Handle requests and ends of commits [Service]."""
         while not stops():
             self.arrived.wait()
             self.arrived.clear()
@@ -328,8 +359,12 @@ class Service:
             while self.requests:
                 self._handle(self.requests.popleft())
 
+    def stop(self) -> None:
+        """Wake up the main thread [Service]."""
+        self.arrived.set()
+
     def close(self) -> None:
-        """End in order, after the last commit: what was committed is in the tables."""
+        """End after the last commit: what was committed is in the tables [Service]."""
         while any(commits.is_busy for commits in self._commits.values()):
             Simulator.running.wait(0.01)
         for environment in self._environments.values():
@@ -367,7 +402,7 @@ class Service:
 class _Commits:
     """Commits of one environment, of all changes that have come meanwhile."""
 
-    def __init__(self, service: Service, environment: LoggedEnvironment) -> None:
+    def __init__(self, service: KeyService, environment: LoggedEnvironment) -> None:
         self._service, self._environment = service, environment
         self._wanted = Event()
         self._operations: list[Operation] = []
@@ -438,8 +473,10 @@ def _leave_process(_status: int) -> None:
 
 
 @contextmanager
-def virtual(random: Random, nodes: dict[str, Node]) -> Iterator[None]:
-    """Let the code of clusters run in virtual time, with ``nodes`` by name."""
+def virtual(
+    random: Random, nodes: Mapping[str, Node], *, log_bytes: int = LOG_BYTES, backlog_bytes: int = BACKLOG_BYTES
+) -> Iterator[None]:
+    """Let the code of clusters run in virtual time, with ``nodes`` by name, and so many bytes of each log in etcd."""
     _nodes.clear()
     loop = SimpleNamespace(call_soon_threadsafe=lambda call, *args: call(*args))
     with pytest.MonkeyPatch.context() as patch:
@@ -460,8 +497,8 @@ def virtual(random: Random, nodes: dict[str, Node]) -> Iterator[None]:
         patch.setattr(cluster, "LoggedEnvironment", SimulatedLog)
         for function, name, default in (
             (Leadership.__init__, "clock", boot_ms),
-            (EtcdLogs.__init__, "most_bytes", LOG_BYTES),
-            (EtcdLogs.__init__, "backlog_bytes", BACKLOG_BYTES),
+            (EtcdLogs.__init__, "most_bytes", log_bytes),
+            (EtcdLogs.__init__, "backlog_bytes", backlog_bytes),
         ):
             patch.setitem(cast(dict[str, Any], function.__kwdefaults__), name, default)
         _nodes.update(nodes)

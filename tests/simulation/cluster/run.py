@@ -1,8 +1,9 @@
 """A schedule of faults for each seed, and the clients of two nodes.
 
 Faults overlap: nodes are killed, stopped and paused, cut off from etcd in one direction or both, or see it late;
-members of etcd end or stand still, the database is full, the wall clock of a machine steps, a backup of etcd is
-restored. Then all faults end, and one node must be active, the other one follow it, and every key be readable.
+members of etcd end or stand still, the database is full, the wall clock of a machine steps, a machine boots with a
+wrong one, a backup of etcd is restored. Then all faults end, and one node must be active, the other one follow it, and
+every key be readable.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 from penstock.statestore.hlc import Hlc
 from tests.simulation.cluster.etcd import MEMBERS, Etcd
 from tests.simulation.cluster.history import ClusterHistory, HistoryEnded
-from tests.simulation.cluster.node import Node, Request, virtual
+from tests.simulation.cluster.node import BACKLOG_BYTES, LOG_BYTES, Node, Request, virtual
 from tests.simulation.cluster.threads import Process, Simulator
 from tests.simulation.history import GET, SET, Operation, Violation
 from tests.simulation.loop import MachineClock
@@ -29,14 +30,13 @@ __all__ = ["FAULTS", "Result", "report", "simulate", "violation"]
 FAULTS_S: Final = 20.0
 """Time in which faults begin."""
 CALM_S: Final = 20.0
-"""Time after all faults, in which the nodes recover."""
 CLIENTS: Final = 4
 KEYS: Final = [b"key-%d" % number for number in range(5)] + [b"mqtt-%d" % number for number in range(4)]
 PATIENCE_S: Final = 2.0
 """Time after which a client does not wait for an answer any more."""
 FAULTS: Final = (
     *("kill", "kill", "stop", "pause", "pause", "cut", "cut", "slow", "slow", "behind"),
-    *("member", "pause member", "majority", "full", "clock", "handover", "restore"),
+    *("member", "pause member", "majority", "full", "clock", "handover", "restore", "reboot"),
 )
 
 
@@ -49,6 +49,9 @@ class Result:
     answered: int
     elections: int
     faults: tuple[str, ...]
+    acknowledged: int = 0
+    """QoS 1 and 2 messages of clients, of whole nodes."""
+    delivered: int = 0
 
 
 class Client:
@@ -121,12 +124,20 @@ class Client:
 class Simulation:
     """One run of a seed."""
 
+    node_type: type[Node] = Node
+    quota_bytes: tuple[int, ...] = (40_000, 1_000_000)
+    """Of the database of etcd."""
+    log_bytes: int = LOG_BYTES
+    backlog_bytes: int = BACKLOG_BYTES
+    calm_s: float = CALM_S
+    """Time after all faults, in which the nodes recover."""
+
     def __init__(self, seed: int, faults: tuple[str, ...]) -> None:
         self.seed = seed
         self.random = random = Random(f"cluster {seed}")
         self.simulator = simulator = Simulator(random)
-        self.history = ClusterHistory()
-        self.etcd = etcd = Etcd(simulator, quota_bytes=random.choice((40_000, 1_000_000)))
+        self.history = self._new_history()
+        self.etcd = etcd = Etcd(simulator, quota_bytes=random.choice(self.quota_bytes))
         etcd.on_change = self.history.changed
         same_machine = random.random() < 0.3
         clocks = [MachineClock(random.choice((0.0, 0.0001))) for _ in range(2)]
@@ -137,28 +148,28 @@ class Simulation:
         boots = ["one boot", "one boot" if same_machine else "another boot"]
         lease_s = random.choice((2, 3, 3, 5))
         self.nodes = [
-            Node(simulator, etcd, self.history, name, clock, boot, lease_s)
+            self.node_type(simulator, etcd, self.history, name, clock, boot, lease_s)
             for name, clock, boot in zip(("one", "two"), clocks, boots, strict=True)
         ]
         begin_s = simulator.now_s
-        self.end_s = begin_s + FAULTS_S + CALM_S
+        self.end_s = begin_s + FAULTS_S + self.calm_s
         self._calm_s = begin_s + FAULTS_S
         self.faults = random.choices(faults, k=random.randrange(3, 9))
         self.happened: list[str] = []
         self._numbers = 0
         self._last_answer_s = begin_s
         self._is_restored = False
+        self._boots = 0
         self._clients = Process(simulator, "clients", MachineClock())
 
     def run(self) -> Result:
         simulator, random = self.simulator, self.random
-        with virtual(random, {node.name: node for node in self.nodes}):
+        nodes = {node.name: node for node in self.nodes}
+        with virtual(random, nodes, log_bytes=self.log_bytes, backlog_bytes=self.backlog_bytes):
             try:
                 for node in self.nodes:
                     simulator.later(random.choice((0.0, 0.1, 3.0)), node.start)
-                for number in range(CLIENTS):
-                    client = Client(self, number)
-                    simulator.later(0.0, self._clients.start_thread, client.run)
+                self._start_clients()
                 times = sorted(simulator.now_s + random.uniform(3.0, FAULTS_S) for _ in self.faults)
                 for at_s, fault in zip(times, self.faults, strict=True):
                     simulator.later(at_s - simulator.now_s, self._begin, fault)
@@ -181,6 +192,14 @@ class Simulation:
             history.elections,
             tuple(self.happened),
         )
+
+    def _new_history(self) -> ClusterHistory:
+        return ClusterHistory()
+
+    def _start_clients(self) -> None:
+        for number in range(CLIENTS):
+            client = Client(self, number)
+            self.simulator.later(0.0, self._clients.start_thread, client.run)
 
     # For clients
 
@@ -239,6 +258,9 @@ class Simulation:
                         standby.link.cut()
                         simulator.later(seconds, self._kill_for_long, active)
                         simulator.later(seconds, standby.link.heal)
+            case "reboot":
+                if active is not None:
+                    self._reboot(active, seconds)
             case "member":
                 etcd.kill(random.randrange(len(MEMBERS)), seconds)
             case "pause member":
@@ -266,6 +288,24 @@ class Simulation:
         else:
             node.link.cut()
             self.simulator.later(self.random.choice((3.0, 6.0)), node.link.heal)
+
+    def _reboot(self, node: Node, down_s: float) -> None:
+        """Restart the machine of the active node, which is active again: the standby does not reach etcd, and then
+        follows for a second term. The clock of this term is behind by the time without the machine, because its system
+        clock is behind as well."""
+        (standby,) = (each for each in self.nodes if each is not node)
+        if node.machine is standby.machine or not node.process.is_alive:
+            return
+        node.kill()
+        standby.link.cut()
+        self._boots += 1
+        node.boot_id = f"boot {self._boots}"
+        node.machine.step(-20.0)
+        node.restart(down_s)
+        elected_s = down_s + 5.0
+        self.simulator.later(elected_s, standby.link.heal)
+        self.simulator.later(elected_s + self.random.choice((0.5, 3.0)), self._request_handover)
+        self.simulator.later(elected_s + 5.0, node.machine.set_right)
 
     def _kill_for_long(self, node: Node | None) -> None:
         if node is not None and node.process.is_alive and self.has_faults:
@@ -316,7 +356,7 @@ class Simulation:
         active = self._active()
         if active is None or self._last_answer_s < self.end_s - 5.0:
             problems = {node.name: node.member.problem for node in self.nodes}
-            raise Violation(f"no node is active {CALM_S} s after the faults {self.happened}: {problems}")
+            raise Violation(f"no node is active {self.calm_s} s after the faults {self.happened}: {problems}")
         (other,) = (node for node in self.nodes if node is not active)
         if not other.member.follows:
             raise Violation(f"{other.name} does not follow after the faults {self.happened}: {other.member.problem}")

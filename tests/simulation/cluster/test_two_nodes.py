@@ -17,7 +17,7 @@ from tests.simulation.cluster.run import FAULTS, report, simulate
 from tests.simulation.seeds import passed
 
 ROOT = Path(__file__).resolve().parents[3]
-SEEDS = 60 if compiled.form() == "compiled" else 10
+SEEDS = 40 if compiled.form() == "compiled" else 10
 """The code of clusters is interpreted in both forms of the core."""
 BLOCK = 10
 NIGHTLY_SEEDS = 20_000

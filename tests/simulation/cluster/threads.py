@@ -6,6 +6,7 @@ thread may also lose the processor when it reads a clock: there other threads ru
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Callable
 from random import Random
@@ -23,8 +24,11 @@ SWITCH_S: Final = 0.00005
 """Longest time until a thread runs that was woken."""
 
 
-class Killed(BaseException):
-    """The process of this thread was killed: nothing of it runs any more but the ends of ``with`` and ``finally``."""
+class Killed(SystemExit):
+    """The process of this thread was killed: nothing of it runs any more but the ends of ``with`` and ``finally``.
+
+    asyncio lets this exception out of a loop at once, as it does no other of ours.
+    """
 
 
 class Process:
@@ -101,7 +105,13 @@ class Simulator:
         thread.turn += 1
         if seconds is not None:
             self.later(seconds, self._resume, thread, thread.turn)
-        self._hub.switch()
+        # asyncio knows one running loop of a thread, and all of these run in one.
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            self._hub.switch()
+        finally:
+            asyncio._set_running_loop(loop)
 
     def wake(self, thread: Thread) -> None:
         """Let ``thread`` run soon, if it waits then."""

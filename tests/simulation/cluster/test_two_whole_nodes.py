@@ -1,0 +1,58 @@
+"""Two nodes with MQTT and the state store, simulated with many seeds: no seed breaks a rule, and planted bugs do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+
+import pytest
+
+from penstock import compiled
+from tests.simulation.cluster.mqtt_mutations import PLANTS, seeds_needed
+from tests.simulation.cluster.mqtt_run import FAULTS, report, simulate
+from tests.simulation.cluster.mutations import Plant
+from tests.simulation.seeds import passed
+
+ROOT = Path(__file__).resolve().parents[3]
+SEEDS = 20 if compiled.form() == "compiled" else 10
+NIGHTLY_SEEDS = 20_000
+NIGHTLY_BLOCK = 500
+ONE_SEED = "from tests.simulation.cluster.mqtt_run import simulate; print(simulate(7))"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first", range(0, NIGHTLY_SEEDS, NIGHTLY_BLOCK))
+def test_none_of_many_seeds_breaks_a_rule(
+    pool: Executor, first: int, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("summary", passed(report, range(first, first + NIGHTLY_BLOCK), pool))
+
+
+def test_a_seed_does_the_same_in_another_process() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ONE_SEED]
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{simulate(7)}\n"
+    assert simulate(7).trace != simulate(8).trace
+
+
+def test_a_seed_breaks_no_rule_and_does_what_it_should(pool: Executor) -> None:
+    results = list(pool.map(simulate, range(SEEDS)))  # raises Violation
+    for result in results:
+        assert result.answered > 50
+        assert result.acknowledged > 50
+        assert result.delivered > 100
+        assert result.elections > 0
+    assert sum(result.elections for result in results) > 2 * SEEDS
+    assert len({fault for result in results for fault in result.faults} & set(FAULTS)) > len(set(FAULTS)) // 2
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bugs_are_found(plant: Plant) -> None:
+    seed, reason = seeds_needed(plant)
+    assert seed is not None, reason
