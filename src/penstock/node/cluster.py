@@ -845,6 +845,8 @@ class ClusterMembership:
     def _hand_over(self) -> None:
         assert self._leadership is not None
         _log.info("handing over to a standby")
+        # While clients are served: after the resignation they wait for the end of this process.
+        self._save_in_time()
         self._leadership.resign()
         self._fence("its leadership was handed over")
 
@@ -852,13 +854,20 @@ class ClusterMembership:
         if self._closing.is_set():
             return
         with self._fencing:  # others wait here for the end of the process
-            saving = threading.Thread(target=self._save, name="cluster save", daemon=True)
-            saving.start()
-            saving.join(_SAVE_S)
+            self._save_in_time()
             if self._draining:
                 _log.error("this node is not active any more and stops without draining: %s", reason)
                 os._exit(1)
             self._restart(reason)
+
+    def _save_in_time(self) -> None:
+        """:meth:`_save`, for :data:`_SAVE_S` at most: a disk may hang.
+
+        If the event loop finds that this node was fenced, this blocks the loop: nothing may be answered any more.
+        """
+        saving = threading.Thread(target=self._save, name="cluster save", daemon=True)
+        saving.start()
+        saving.join(_SAVE_S)
 
     def _save(self) -> None:
         """Write what was committed to LMDB: if etcd was restored from a backup, it has lost commits, and a node that

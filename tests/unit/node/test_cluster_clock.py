@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -59,50 +61,51 @@ async def member_at(path: Path) -> ClusterMembership:
     return ClusterMembership(NodeConfig(data_dir=path, cluster=section), lambda _: None)
 
 
+@asynccontextmanager
+async def following(path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterMembership]:
+    """A standby that has read the clock of the active node, which is right."""
+    member = await member_at(path)
+    put_clock(monkeypatch, machine.wall_ms)
+    member._read_clock(ACTIVE)
+    yield member
+    member._client.close()
+
+
 async def test_without_an_active_node_the_system_clock_does_not_seem_to_step(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member = await member_at(tmp_path)
-    put_clock(monkeypatch, machine.wall_ms)
-    member._read_clock(ACTIVE)
-    for _ in range(5):  # etcd has no majority for some time, or no node was elected
-        machine.wait(20)
-        member._read_clock(None)
-    member._set_clock()
-    assert member.clock() == machine.wall_ms
-    versions = member.version_clock(hold_s=300)
-    versions.check()
-    assert versions.problem() is None
-    member._client.close()
+    async with following(tmp_path, machine, monkeypatch) as member:
+        for _ in range(5):  # etcd has no majority for some time, or no node was elected
+            machine.wait(20)
+            member._read_clock(None)
+        member._set_clock()
+        assert member.clock() == machine.wall_ms
+        versions = member.version_clock(hold_s=300)
+        versions.check()
+        assert versions.problem() is None
 
 
 async def test_a_system_clock_that_differs_from_that_of_the_active_node_has_stepped(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member = await member_at(tmp_path)
-    put_clock(monkeypatch, machine.wall_ms)
-    member._read_clock(ACTIVE)
-    machine.wait(100)
-    put_clock(monkeypatch, machine.wall_ms + 3_600_000)  # of a node whose system clock is ahead
-    member._read_clock(ACTIVE)
-    member._set_clock()
-    versions = member.version_clock(hold_s=300)
-    versions.check()
-    assert "versions and deadlines still follow" in str(versions.problem())
-    member._client.close()
+    async with following(tmp_path, machine, monkeypatch) as member:
+        machine.wait(100)
+        put_clock(monkeypatch, machine.wall_ms + 3_600_000)  # of a node whose system clock is ahead
+        member._read_clock(ACTIVE)
+        member._set_clock()
+        versions = member.version_clock(hold_s=300)
+        versions.check()
+        assert "versions and deadlines still follow" in str(versions.problem())
 
 
 async def test_the_clock_of_a_later_term_is_late_never_early(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member = await member_at(tmp_path)
-    put_clock(monkeypatch, machine.wall_ms)
-    member._read_clock(ACTIVE)
-    # This node did not reach etcd for an hour, in which another one was active for some time.
-    machine.wait(3_600)
-    machine.step_ms = 3_600_000
-    put_clock(monkeypatch, machine.right_ms - 600_000, term=9)
-    member._read_clock(None)
-    member._set_clock()
-    assert member.clock() == machine.right_ms - 600_000, "late by the time without an active node"
-    member._client.close()
+    async with following(tmp_path, machine, monkeypatch) as member:
+        # This node did not reach etcd for an hour, in which another one was active for some time.
+        machine.wait(3_600)
+        machine.step_ms = 3_600_000
+        put_clock(monkeypatch, machine.right_ms - 600_000, term=9)
+        member._read_clock(None)
+        member._set_clock()
+        assert member.clock() == machine.right_ms - 600_000, "late by the time without an active node"

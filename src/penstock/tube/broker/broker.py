@@ -229,7 +229,14 @@ class TubeBroker:
         """
         loop = self._loop = asyncio.get_running_loop()
         durability = TopicDurability(self.durability, self._topic_durability)
-        opened = await loop.run_in_executor(None, lambda: self._open(durability))
+        opening = loop.run_in_executor(None, lambda: self._open(durability))
+        try:
+            opened = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped: what it has opened is closed, also if the wait for it is cancelled.
+            opening.add_done_callback(_close_unused)
+            await asyncio.wait([opening])
+            raise
         self._storage = opened.storage
         try:
             offsets, config = self._create_engine(opened)
@@ -578,3 +585,9 @@ class TubeBrokerConnection(ServerConnection):
         self.bytes_out = 0
         broker.commits.changed()
         broker.arm()
+
+
+def _close_unused(opening: asyncio.Future[OpenedLogs]) -> None:
+    """Close what was opened for a broker whose start was cancelled."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().storage.close(clean=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.envelope import Request, encode_request
@@ -21,6 +22,7 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, TopicConfig
 from penstock.tube.engine.broker.offset_history import history_partition
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.storage.meta import MetaStore
 from tests.ports import free_port
 from tests.unit.tube.broker_client import running
 from tests.unit.tube.vectors import frames
@@ -60,6 +62,35 @@ async def test_all_data_exists_after_a_restart(tmp_path: Path) -> None:
         assert [message.payLoadData for message in (await client.get()).messages] == [b"later"]
         whole = await client.range(startOffset=0)
         assert list(whole.range.messageOffsets) == [0, 28, 56, 84]
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_a_start_that_is_cancelled_while_it_opens_closes_the_files(tmp_path: Path, cancels: int) -> None:
+    opens, may_open = threading.Event(), threading.Event()
+
+    def open_meta(path: Path) -> MetaStore:
+        opens.set()
+        assert may_open.wait(60)
+        return MetaStore(path)
+
+    broker = TubeBroker(tmp_path, open_meta=open_meta)
+    starting = asyncio.create_task(broker.start("127.0.0.1", 0))
+    await asyncio.to_thread(opens.wait, 60)
+    for _ in range(cancels):
+        starting.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    may_open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    is_open = False
+    async with asyncio.timeout(60):
+        while not is_open:  # the second cancellation ends the wait for the thread
+            with suppress(StorageError):
+                async with running(tmp_path) as (_, client):
+                    await client.answer(client.send(b"later"))
+                    is_open = True
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("durability", list(Durability))

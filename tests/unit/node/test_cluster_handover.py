@@ -1,0 +1,29 @@
+"""The end of a term: what the active node does before and after it gives up its leadership."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from penstock.node.cluster import ClusterMembership
+from penstock.node.config.cluster import ClusterSection
+from penstock.node.config.node import NodeConfig
+
+
+async def test_commits_are_written_to_lmdb_before_a_handover_and_after_it(tmp_path: Path) -> None:
+    events: list[str] = []
+    section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"])
+    config = NodeConfig(data_dir=tmp_path, cluster=section)
+    member = ClusterMembership(config, lambda reason: events.append(f"restart: {reason}"))
+
+    def read(_look: object) -> None:
+        assert threading.current_thread().name == "cluster save"
+        events.append("save")
+
+    member._active_environments = cast(Any, [SimpleNamespace(read=read)])
+    member._leadership = cast(Any, SimpleNamespace(resign=lambda: events.append("resign")))
+    member._hand_over()
+    assert events == ["save", "resign", "save", "restart: its leadership was handed over"]
+    member._client.close()
