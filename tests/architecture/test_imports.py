@@ -133,7 +133,7 @@ RULES = [
         (
             *("spark", "tube.client", "tube.reader"),
             *("tube.producer", "tube.record", "tube.exactly_once", "tube.codec.message", "tube.codec.strings"),
-            *("runtime.config.values", "runtime.io.loop", "runtime.io.network"),
+            *("runtime.config.values", "runtime.extras", "runtime.io.loop", "runtime.io.network"),
             "runtime.io.tls",
             *("statestore.client", "statestore.errors", "statestore.codec.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),

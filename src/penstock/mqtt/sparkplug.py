@@ -133,6 +133,7 @@ def decode_payload(data: bytes) -> Payload:
         raise SparkplugError(f"the payload is not a message of Sparkplug B: {error}") from None
 
 
+_DATATYPES: Final[Mapping[int, DataType]] = {int(each): each for each in DataType}
 _INTEGERS: Final = {
     DataType.Int8: (8, True),
     DataType.Int16: (16, True),
@@ -177,10 +178,9 @@ def metric_value(metric: Any, datatype: int, what: str) -> object:
     field = metric.WhichOneof("value")
     if field is None or getattr(metric, "is_null", False):
         return None
-    try:
-        kind = DataType(datatype)
-    except ValueError:
-        raise SparkplugError(f"{what} has the unknown datatype {datatype}", "type") from None
+    kind = _DATATYPES.get(datatype)
+    if kind is None:
+        raise SparkplugError(f"{what} has the unknown datatype {datatype}", "type")
     if kind == DataType.Unknown:
         raise SparkplugError(f"{what} has no datatype", "type")
     if field not in _FIELDS[kind]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.network import parse_address
 from penstock.spark.environment.compiled_pyspark import check_launcher, spark_home
 from penstock.spark.environment.java import find_java
@@ -80,13 +81,8 @@ def session(
             Spark Connect is selected.
     """
     refuse_connect(conf or {})
-    try:
+    with needs_extra("spark", "Spark is not installed"):
         from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise ConfigError(
-            f"Spark is not installed: {error}",
-            do='pip install ".[spark]" in a clone of penstock (and [java] if Java is not installed)',
-        ) from error
 
     settings = configuration(app_name, master, conf, log_level=log_level)
     if SparkSession.getActiveSession() is None and master != SUBMITTED:

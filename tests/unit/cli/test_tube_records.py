@@ -69,6 +69,24 @@ def test_consume_prints_what_the_log_holds_in_the_order_of_arrival(penstock: Com
 
 
 @pytest.mark.usefixtures("_reader")
+def test_the_columns_of_the_newest_records(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [b'{"machine": "press", "celsius": 93.5}', b"nope", b'{"machine": "pump"}']
+    monkeypatch.setattr(Reader, "data", {0: [(0, 10, values[0]), (56, 30, values[1])], 1: [(28, 20, values[2])]})
+    done = penstock("pipeline", "infer", "--topic", "water", "--records", "3")
+    assert (done.status, done.out) == (0, "machine STRING NOT NULL,\ncelsius DOUBLE\n")
+    assert done.err.startswith("1 of 3 records left out, the first: 1:0@56: ")
+    monkeypatch.setattr(Reader, "data", {0: [(0, 10, b"nope")], 1: []})
+    done = penstock("pipeline", "infer", "--topic", "water", "--records", "3")
+    assert done.status == 2
+    assert "topic 'water' has no JSON object with columns" in done.err
+    done = penstock("pipeline", "infer", "--topic", "fire")
+    assert (done.status, "topic 'fire' does not exist" in done.err) == (1, True)
+    for arguments in ((), ("-", "--topic", "water")):
+        done = penstock("pipeline", "infer", *arguments)
+        assert (done.status, "a FILE or --topic, and not both" in done.err) == (2, True)
+
+
+@pytest.mark.usefixtures("_reader")
 def test_a_time_after_the_last_record_is_reported(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "offset_at", lambda *_: 84)
     monkeypatch.setattr(Reader, "read", lambda *_: iter(()))

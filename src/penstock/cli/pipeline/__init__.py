@@ -12,6 +12,7 @@ app.add("penstock pipeline init", "penstock pipeline init line3.yaml --name line
 app.add(
     "penstock pipeline infer samples.jsonl > readings.ddl",
     "penstock pipeline infer - --nullable < samples.jsonl",
+    "penstock pipeline infer --topic telemetry > readings.ddl",
 )(files.infer)
 app.add("penstock pipeline validate pipeline.yaml", "penstock pipeline validate *.yaml --json")(files.validate)
 app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline.yaml --mermaid", name="plan")(

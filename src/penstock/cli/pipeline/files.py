@@ -1,4 +1,4 @@
-"""`penstock pipeline init`, `infer`, `validate`, `plan`, `schema` and `test`: work on files, without a node."""
+"""Commands of `penstock pipeline` on files: `init`, `infer`, `validate`, `plan`, `schema` and `test`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import typer
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
+from penstock.cli.tube.access import MasterOptions, connects_to_master
 from penstock.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.pipelines.ledger.plan_changes import PlanChange
     from penstock.pipelines.testing.runner import Outcome
 
@@ -145,13 +148,23 @@ def _named_after(directory: Path) -> str:
     return kept.lstrip("0123456789_-")[:63] or "pipeline"
 
 
+@connects_to_master
 def infer(
+    master: MasterOptions,
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            help="File with a JSON object per line; - for standard input.", metavar="FILE", show_default=False
+            help="File with a JSON object per line; - for standard input.", metavar="[FILE]", show_default=False
         ),
-    ],
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="Read records of this TubeMQ topic, instead of a file.", metavar="TOPIC", show_default=False),
+    ] = None,
+    records: Annotated[
+        int,
+        typer.Option(help="With --topic: read this many of the newest records of each partition.", min=1, metavar="N"),
+    ] = 1000,
     nullable: Annotated[bool, typer.Option("--nullable", help="No column is NOT NULL.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -159,26 +172,29 @@ def infer(
 
     A column has the narrowest type that holds all values; it is NOT NULL if no sample lacks it. Comments say what the
     samples leave open (a column that is always null) or contradict (a column with numbers and texts is STRING), with an
-    example and its line. Lines that are not a JSON object are left out with a note.
+    example and its place: the line, or broker, partition and offset. Samples that are not a JSON object are left out
+    with a note. No group's offsets change.
     """
-    from penstock.pipelines.spec.inference import infer as infer_from
+    if (file is None) == (topic is None):
+        raise ConfigError(
+            "infer needs samples: a FILE or --topic, and not both",
+            option="file",
+            do="name a file (- for standard input), or a topic: penstock pipeline infer --topic TOPIC",
+        )
+    samples = _samples_of(file) if file is not None else _records_of(topic or "", master, records)
+    what, name = ("lines", str(file)) if file is not None else ("records", f"topic {topic!r}")
+    from penstock.pipelines.spec.inference import infer_samples
 
-    path = unless_standard(file)
-    try:
-        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}", option="file", do="name a file, or -") from error
-    # Not splitlines: a line separator of Unicode may be part of a text.
-    found = infer_from(line.decode("utf-8", "replace") for line in data.split(b"\n"))
+    found = infer_samples(samples)
     if not found.columns:
         raise ConfigError(
-            f"{file} has no JSON object with columns",
-            option="file",
+            f"{name} has no JSON object with columns",
+            option="file" if topic is None else "--topic",
             why=found.example or None,
-            do="give a file with a JSON object per line",
+            do=f"give {'a file with a JSON object per line' if topic is None else 'a topic with JSON objects'}",
         )
     if found.refused:
-        note(f"{found.refused} of {found.refused + found.samples} lines left out, the first: {found.example}")
+        note(f"{found.refused} of {found.refused + found.samples} {what} left out, the first: {found.example}")
     if not as_json:
         sys.stdout.write(found.ddl(nullable=nullable))
         return
@@ -187,6 +203,26 @@ def infer(
         for column in found.columns
     ]
     print_json({"columns": columns, "notes": found.notes, "samples": found.samples, "refused": found.refused})
+
+
+def _samples_of(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the lines of ``file`` with their places."""
+    path = unless_standard(file)
+    try:
+        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", option="file", do="name a file, or -") from error
+    # Not splitlines: a line separator of Unicode may be part of a text.
+    for number, line in enumerate(data.split(b"\n"), 1):
+        yield f"line {number}", line.decode("utf-8", "replace")
+
+
+def _records_of(topic: str, master: MasterOptions, count: int) -> Iterator[tuple[str, str]]:
+    """Yield the values of the newest ``count`` records of each partition with their places."""
+    from penstock.cli.tube.consume import newest_records
+
+    for place, record in newest_records(master.tube_master, topic, master.client(), count):
+        yield place, record.value.decode("utf-8", "replace")
 
 
 CASES = ".test.yaml"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.errors import ConfigError
+from penstock.runtime.extras import needs_extra
 
 if TYPE_CHECKING:
     from penstock.pipelines.state_dir.replay import RunLocation
@@ -68,20 +69,13 @@ Traces = Annotated[
 ]
 
 
-@contextmanager
-def needs_spark() -> Iterator[None]:
+def needs_spark() -> AbstractContextManager[None]:
     """Translate a failed import of Spark inside the block.
 
     Raises:
         ConfigError: Spark is not installed.
     """
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f"Spark is not installed: {error}",
-            do='pip install ".[spark]" in a clone of penstock (and [java] where Java is missing)',
-        ) from error
+    return needs_extra("spark", "Spark is not installed")
 
 
 def state_of(name: str, given: Path | None) -> Path:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.tube.reader import PartitionInfo, RangeReader
     from penstock.tube.record import Record
 
-__all__ = ["consume"]
+__all__ = ["consume", "newest_records"]
 
 IDLE_S = 2.0
 """Seconds without a record after which a group without --follow ends."""
@@ -160,6 +160,19 @@ def consume(
             if group is None and (tube.http != HTTP or tube.tube_master == MASTER):
                 # With another master, the default address may be that of an unrelated node on this machine.
                 _forget(name, tube)
+
+
+def newest_records(masters: str, topic: str, client: ClientOptions, count: int) -> Iterator[tuple[str, Record]]:
+    """Yield the newest ``count`` records of each partition of ``topic``, each with its place, by time of arrival.
+
+    A broker that does not respond is reported and skipped, unless it is the only one.
+
+    Raises:
+        RefusedError: the topic does not exist, or the brokers serve consumer groups only.
+    """
+    request = ConsumeRequest(masters, topic, parse_offset(f"-{count}", "--records"), None, (), (), None, client)
+    for row in _held(request, {}):
+        yield f"{row['broker_id']}:{row['partition']}@{row['offset']}", row["_record"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock.node.config.listeners import Section
-from penstock.node.config.needs import needs_extra
+from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
-from penstock.node.config.needs import needs_extra
+from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.network import Address, parse_address
 from penstock.runtime.io.tls import TlsOptions, read_password
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
-from penstock.node.config.needs import needs_extra
+from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.tls import TlsOptions
 
 __all__ = ["TracingSection", "needs_tracing", "otlp_endpoint"]

@@ -1,7 +1,7 @@
-"""Infer the columns of a parse step from samples: JSON objects, one per line.
+"""Infer the columns of a parse step from samples: JSON objects, one per line or record.
 
 Each place of the samples (a column, a field, the elements of an array) counts the kinds of its values, and keeps an
-example of each with its line. The type is the narrowest one that holds all values; if there is none, it is STRING, as
+example of each with its place. The type is the narrowest one that holds all values; if there is none, it is STRING, as
 which JSON values of any kind can be read, and a note says which kinds were found where.
 """
 
@@ -17,7 +17,7 @@ from penstock.errors import shortened
 from penstock.pipelines.spec.columns import RESERVED, quoted_name
 from penstock.spark.option_parsing import json_value
 
-__all__ = ["InferredColumn", "InferredSchema", "infer"]
+__all__ = ["InferredColumn", "InferredSchema", "infer", "infer_samples"]
 
 _MAX_DEPTH = 20
 """Objects and arrays below are read as text."""
@@ -100,8 +100,8 @@ class _Place:
     fields: dict[str, _Place] = field(default_factory=dict)
     items: _Place | None = None
 
-    def add(self, value: object, line: int, depth: int) -> None:
-        """Count ``value``, which is in the sample at ``line``."""
+    def add(self, value: object, place: str, depth: int) -> None:
+        """Count ``value``, which is in the sample at ``place``."""
         self.values += 1
         if value is None:
             self.nulls += 1
@@ -109,14 +109,14 @@ class _Place:
         kind = _kind(value) if depth < _MAX_DEPTH else "deep"
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if kind not in self.examples:
-            self.examples[kind] = f"line {line}: {shortened(json.dumps(value, ensure_ascii=False, default=str), 40)}"
+            self.examples[kind] = f"{place}: {shortened(json.dumps(value, ensure_ascii=False, default=str), 40)}"
         if kind == "object" and isinstance(value, dict):
             for name, inner in value.items():
-                self.fields.setdefault(name, _Place()).add(inner, line, depth + 1)
+                self.fields.setdefault(name, _Place()).add(inner, place, depth + 1)
         if kind == "array" and isinstance(value, list):
             self.items = self.items or _Place()
             for inner in value:
-                self.items.add(inner, line, depth + 1)
+                self.items.add(inner, place, depth + 1)
 
     def type(self, path: str, notes: list[str]) -> str:
         """Return the type for all values; adds to ``notes`` what a reader must know about the place ``path``."""
@@ -153,26 +153,31 @@ class _Place:
 
 
 def infer(lines: Iterable[str]) -> InferredSchema:
-    """Infer columns from ``lines`` of JSON; empty lines are skipped.
+    """Infer columns from ``lines`` of JSON."""
+    return infer_samples((f"line {number}", line) for number, line in enumerate(lines, 1))
+
+
+def infer_samples(samples: Iterable[tuple[str, str]]) -> InferredSchema:
+    """Infer columns from ``samples``, each a place for people and JSON; empty ones are skipped.
 
     A column is not nullable if it is in all samples, and never null.
     """
     whole = _Place()
     refused, example = 0, ""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for at, text in samples:
+        if not text.strip():
             continue
         try:
-            value = json_value(line)
+            value = json_value(text)
         except ValueError as error:
             refused += 1
-            example = example or f"line {number}: {error}"
+            example = example or f"{at}: {error}"
             continue
         if not isinstance(value, dict):
             refused += 1
-            example = example or f"line {number} is not a JSON object"
+            example = example or f"{at} is not a JSON object"
             continue
-        whole.add(value, number, 0)
+        whole.add(value, at, 0)
     notes: list[str] = []
     columns = []
     for name, place in _distinct(whole.fields, "", notes):

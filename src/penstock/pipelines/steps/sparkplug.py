@@ -49,6 +49,7 @@ _CODES = {"format": NOT_SPARKPLUG, "type": MISMATCH, "range": RANGE}
 _TIMES = time_limits(1_000)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_ALIAS = (1 << 63) - 1
+_TYPE_NAMES: dict[int, str] = {each: each.name for each in DataType}
 _COLUMNS: dict[int, str] = {
     **dict.fromkeys(range(DataType.Int8, DataType.UInt64), "long_value"),
     DataType.UInt64: "unsigned_value",
@@ -143,7 +144,8 @@ def _columns(message: _Message) -> tuple[dict[str, object], Birth | None]:
             metrics += _stale(message)
             change = _birth(message, None, None)
     else:
-        metrics = [_metric(message, metric, _known(message, metric, kind)) for metric in payload.metrics]
+        birth = message.birth
+        metrics = [_metric(message, metric, _known(message, metric, kind, birth)) for metric in payload.metrics]
     columns: dict[str, object] = {
         "group_id": topic.group,
         "edge_node_id": topic.edge_node,
@@ -207,15 +209,14 @@ def _bd_seq(payload: Payload) -> int | None:
     return None
 
 
-def _known(message: _Message, metric: Metric, kind: str) -> MetricDefinition:
-    """Return the definition of a metric of a DATA message or a command."""
+def _known(message: _Message, metric: Metric, kind: str, birth: Birth | None) -> MetricDefinition:
+    """Return the definition of a metric of a DATA message or a command, whose last birth is ``birth``."""
     name, alias = _name(metric), _alias(metric)
     if name is None and alias is None:
         raise PayloadError(MISMATCH, "a metric has neither a name nor an alias")
     if kind == "CMD" and name is not None and metric.datatype:
         # A command that asks for a birth precedes it.
         return MetricDefinition(name, alias, metric.datatype)
-    birth = message.birth
     needed = "NBIRTH" if message.topic.device is None else "DBIRTH"
     if birth is None:
         raise PayloadError(
@@ -250,12 +251,9 @@ def _metric(message: _Message, metric: Metric, definition: MetricDefinition) -> 
 
 
 def _described(definition: MetricDefinition, device: str | None, time: datetime | None) -> dict[str, object]:
-    try:
-        datatype = DataType(definition.datatype).name
-    except ValueError:
-        raise PayloadError(
-            MISMATCH, f"metric {definition.name!r} has the unknown datatype {definition.datatype}"
-        ) from None
+    datatype = _TYPE_NAMES.get(definition.datatype)
+    if datatype is None:
+        raise PayloadError(MISMATCH, f"metric {definition.name!r} has the unknown datatype {definition.datatype}")
     return {
         "device_id": device,
         "name": definition.name,

@@ -1,7 +1,8 @@
 """Rows of each step of a pipeline for the newest records of its sources, in one local Spark session, in batch form.
 
 As in test cases, a batch has no watermark: a dedupe drops all duplicates among these records, and a window has only
-these records. Lookups read the state store of the pipeline. Nothing is written, and no offset of a group changes.
+these records, and Sparkplug messages only the births among them. Lookups read the state store of the pipeline. Nothing
+is written, and no offset of a group changes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -98,14 +100,15 @@ def sample_steps(
 
     with_lookup = store_lookup(pipeline.statestore.broker)
     try:
-        for step in steps:
-            nodes, reads, _ = path_to(pipeline, step.name)
-            try:
-                rows = build_stream(source, nodes, reads, with_lookup)
-                window = next((node.step.name for node in nodes if node.step.window is not None), None)
-                yield _sample(rows if window is None else windows_as_rows(rows, window), step, limit)
-            except PySparkException as error:
-                raise ConfigError(f"step {step.name!r} fails", why=innermost_cause(str(error))[1]) from error
+        with TemporaryDirectory(prefix="penstock-births-") as births:
+            for step in steps:
+                nodes, reads, _ = path_to(pipeline, step.name)
+                try:
+                    rows = build_stream(source, nodes, reads, with_lookup, births=[Path(births)])
+                    window = next((node.step.name for node in nodes if node.step.window is not None), None)
+                    yield _sample(rows if window is None else windows_as_rows(rows, window), step, limit)
+                except PySparkException as error:
+                    raise ConfigError(f"step {step.name!r} fails", why=innermost_cause(str(error))[1]) from error
     finally:
         for rows in sources.values():
             rows.unpersist()

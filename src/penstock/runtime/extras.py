@@ -1,4 +1,4 @@
-"""Libraries of extras that sections of the configuration need."""
+"""Libraries of extras, which may be missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["needs_extra"]
 
 
 @contextmanager
-def needs_extra(extra: str, what: str, option: str) -> Iterator[None]:
+def needs_extra(extra: str, what: str, option: str = "") -> Iterator[None]:
     """Translate a failed import of the extra ``extra`` inside the block. ``what`` is the error, ``option`` its option.
 
     Raises:
