@@ -1,4 +1,4 @@
-"""Payloads as text for people: JSON, text, CBOR, MessagePack, or base64 of other bytes."""
+"""Payloads as text for people: JSON, text, CBOR, MessagePack, Sparkplug B, or base64 of other bytes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import cbor2
 import msgpack  # type: ignore[import-untyped]
+
+from penstock.mqtt.sparkplug import NAMESPACE, SparkplugError, parse_topic, payload_as_dict
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Payload", "show_payload"]
 
@@ -26,9 +28,9 @@ _MAX_ITEMS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload. ``format``: ``json``, ``text``, ``cbor``, ``msgpack`` or ``binary``.
+    """A payload. ``format``: ``json``, ``text``, ``cbor``, ``msgpack``, ``sparkplug`` or ``binary``.
 
-    ``value`` is its text, for CBOR and MessagePack as JSON.
+    ``value`` is its text, for CBOR, MessagePack and Sparkplug as JSON.
 
     ``base64`` has the bytes unless they are text. ``truncated``: only the beginning is shown.
     """
@@ -39,13 +41,15 @@ class Payload:
     truncated: bool = False
 
 
-def show_payload(data: bytes, content_type: str = "", limit: int = MAX_PAYLOAD_BYTES) -> Payload:
-    """Return ``data`` as text.
+def show_payload(data: bytes, content_type: str = "", limit: int = MAX_PAYLOAD_BYTES, *, topic: str = "") -> Payload:
+    """Return ``data`` as text; ``topic`` is that of an MQTT message, by which Sparkplug is recognized.
 
     CBOR and MessagePack are recognized by their content type, or if they are a map or list that is not text. Bytes that
     are both are CBOR.
     """
     shown, truncated = data[:limit], len(data) > limit
+    if not truncated and topic.startswith(f"{NAMESPACE}/") and (decoded := _sparkplug(shown, topic)) is not None:
+        return Payload("sparkplug", decoded, base64.b64encode(shown).decode())
     kind = content_type.partition(";")[0].strip().lower()
     is_cbor, is_msgpack = kind in _CBOR_TYPES, kind in _MSGPACK_TYPES
     if not (is_cbor or is_msgpack):
@@ -69,6 +73,15 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _sparkplug(data: bytes, topic: str) -> str | None:
+    """Return a Sparkplug payload as JSON; None if topic or bytes are something else."""
+    try:
+        parse_topic(topic)
+        return json.dumps(payload_as_dict(data), ensure_ascii=False)
+    except SparkplugError:
+        return None
 
 
 def _cbor(data: bytes, *, any_type: bool) -> str | None:

@@ -247,9 +247,10 @@ class KeyVersion:
 
 @dataclass(frozen=True, slots=True)
 class MessageSnapshot:
-    """An MQTT message. ``format``: ``json``, ``text``, ``binary``, ``cbor`` or ``msgpack`` (``value`` is JSON).
+    """An MQTT message. ``format``: ``json``, ``text``, ``binary``, or one whose ``value`` is JSON: ``cbor``,
+    ``msgpack`` or ``sparkplug``.
 
-    ``value_base64`` has the bytes of CBOR and binary payloads. ``truncated``: only the beginning is shown.
+    ``value_base64`` has the bytes of payloads other than text and JSON. ``truncated``: only the beginning is shown.
     """
 
     at: int

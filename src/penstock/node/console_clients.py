@@ -330,7 +330,7 @@ def _contains(publish: Publish, text: str) -> bool:
 def message_snapshot(publish: Publish, at: int, limit: int = MAX_PAYLOAD_BYTES) -> MessageSnapshot:
     """Return a message as the console shows it; ``at``: its arrival in ms; ``limit``: payload bytes that are shown."""
     given = publish.properties
-    shown = show_payload(publish.payload, given.content_type or "", limit)
+    shown = show_payload(publish.payload, given.content_type or "", limit, topic=publish.topic)
     correlation = given.correlation_data
     return MessageSnapshot(
         at=at,

@@ -55,6 +55,21 @@ def test_the_format_is_recognized(data: bytes, content_type: str, format: str, v
     assert found.base64 == (None if format in {"json", "text"} else base64.b64encode(data).decode())
 
 
+def test_sparkplug_is_recognized_by_its_topic() -> None:
+    # Origin: tahu 0.1.2, NDATA with an alias (tests/vectors/sparkplug).
+    data = bytes.fromhex("0880e4f2cf9130121410011880e4f2cf9130200a69000000000080354018 02".replace(" ", ""))
+    found = show_payload(data, topic="spBv1.0/plant/NDATA/press")
+    assert (found.format, found.base64) == ("sparkplug", base64.b64encode(data).decode())
+    assert json.loads(found.value or "") == {
+        "timestamp": 1653998400000,
+        "seq": 2,
+        "metrics": [{"alias": 1, "timestamp": 1653998400000, "datatype": "Double", "value": 21.5}],
+    }
+    assert show_payload(data, topic="plant/NDATA/press").format == "binary"
+    assert show_payload(data[:-4], topic="spBv1.0/plant/NDATA/press").format == "binary"
+    assert show_payload(b'{"online": true}', topic="spBv1.0/STATE/scada").format == "json"
+
+
 def test_a_long_payload_is_cut_with_a_sign() -> None:
     text = show_payload(b'"' + b"x" * MAX_PAYLOAD_BYTES)
     assert (text.format, len(text.value or ""), text.truncated) == ("text", MAX_PAYLOAD_BYTES, True)

@@ -6,7 +6,7 @@ import { Facts } from "./table.js";
 
 const KEPT = 500;
 /** Formats whose value the node shows as JSON. */
-const BINARY = { cbor: "CBOR", msgpack: "MessagePack" };
+const BINARY = { cbor: "CBOR", msgpack: "MessagePack", sparkplug: "Sparkplug B" };
 const VIEWS = [["auto", "decoded"], ["text", "as text"], ["hex", "hexadecimal"]];
 
 const raw = (row) => (row.value_base64 === null ? new TextEncoder().encode(row.value ?? "") : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
