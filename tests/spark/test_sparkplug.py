@@ -53,6 +53,7 @@ def test_aliases_are_resolved_by_births_of_an_earlier_run(setup_of: Callable[...
     setup.send(message("DDATA", "DDATA"), message("NBIRTH", "NBIRTH"), message("DBIRTH", "DBIRTH"))
     setup.run()
     setup.send(message("NDATA", "NDATA"), message("NDATA", "NULL"))
+    setup.events.clear()
     setup.run()
     found = [
         tuple(row.values())
@@ -76,7 +77,5 @@ def test_aliases_are_resolved_by_births_of_an_earlier_run(setup_of: Callable[...
         "Offset": 2,
         "Name": 2,
     }
-    last = setup.ledger.last("hourly")
-    assert last is not None
     totals = [(entry.read, entry.exploded, entry.dead) for entry in setup.ledger.entries("hourly") if entry.read]
     assert totals == [(3, 7, 1), (2, 1, 0)]
