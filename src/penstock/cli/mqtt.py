@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from penstock.cli.options import BrokerOptions, Commands, Json, connects_to_broker, duration_option, input_bytes
-from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
+from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown, shown_payload
 from penstock.cli.record_reader import LineSplitter, chunks
 from penstock.errors import ConfigError
 
@@ -236,7 +236,8 @@ def _show(message: Publish, *, raw: bool, as_json: bool) -> None:
         print_json(_row(message))
     else:
         extras = _extras(message)
-        sys.stdout.write(f"{escape(message.topic)}  {shown(message.payload)}{f'  [{extras}]' if extras else ''}\n")
+        payload = shown_payload(message.payload, message.properties.content_type)
+        sys.stdout.write(f"{escape(message.topic)}  {payload}{f'  [{extras}]' if extras else ''}\n")
         sys.stdout.flush()
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "shown_bytes",
     "shown_count",
     "shown_duration",
+    "shown_payload",
     "shown_rate",
     "unless_standard",
     "use_colour",
@@ -63,6 +64,18 @@ def shown(data: bytes) -> str:
         return escape(data.decode("utf-8"))
     except UnicodeDecodeError:
         return "".join(chr(b) if 0x20 <= b < 0x7F and b != 0x5C else f"\\x{b:02x}" for b in data)
+
+
+def shown_payload(data: bytes, content_type: str | None = None) -> str:
+    """Format a payload: CBOR and MessagePack as JSON after the name of the format, otherwise as :func:`shown`."""
+    if content_type is None and data.isascii():
+        return shown(data)
+    from penstock.console.payloads import show_payload
+
+    found = show_payload(data, content_type or "", limit=len(data))
+    if found.value is None or found.format not in {"cbor", "msgpack"}:
+        return shown(data)
+    return f"{found.format} {escape(found.value)}"
 
 
 def shown_count(value: float | None) -> str:

@@ -68,6 +68,24 @@ def test_bytes_are_text_where_they_are_and_base64_where_not() -> None:
     assert output.shown(b"\xff\\a") == "\\xff\\x5ca"
 
 
+@pytest.mark.parametrize(
+    ("data", "content_type", "text"),
+    [
+        (b"plain", None, "plain"),
+        (b'{"a": 1}', None, '{"a": 1}'),
+        (bytes.fromhex("82a161cb4034000000000000a16ea3616263"), None, 'msgpack {"a": 20.0, "n": "abc"}'),
+        # Characters that could change the terminal are escaped.
+        (b"\xa1\x61j\x64x" + "\u202e".encode(), None, 'cbor {"j": "x\\u202e"}'),
+        (b"\xff\x00", None, "\\xff\\x00"),
+        (b"\x01", "application/cbor", "cbor 1"),
+        (b"\x01", None, "\\x01"),
+        ("\u20ac".encode(), None, "\u20ac"),
+    ],
+)
+def test_payloads_in_cbor_and_messagepack_are_shown_as_json(data: bytes, content_type: str | None, text: str) -> None:
+    assert output.shown_payload(data, content_type) == text
+
+
 def test_raw_bytes_leave_as_they_are(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     output.print_raw(b"\x00\xff")
     assert capfdbinary.readouterr().out == b"\x00\xff"

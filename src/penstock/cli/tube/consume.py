@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import Json
-from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
+from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown, shown_payload
 from penstock.cli.record_reader import LENGTH
 from penstock.cli.tube.access import (
     HTTP,
@@ -437,5 +437,6 @@ class _Printer:
             print_raw(LENGTH.pack(len(value)) + value if self._form is RawFormat.LENGTH else value + b"\n")
         else:
             key = "-" if record.key is None else shown(record.key)
-            sys.stdout.write(f"{row['broker_id']}:{row['partition']}  {key}  {shown(record.value)}\n")
+            text = shown_payload(record.value, record.content_type)
+            sys.stdout.write(f"{row['broker_id']}:{row['partition']}  {key}  {text}\n")
             sys.stdout.flush()

@@ -435,7 +435,7 @@ def _parse(parse: Parse, where: tuple[str | int, ...]) -> Iterator[Problem]:
             yield Problem((*where, "new_fields_as"), parse.new_fields_as, "expected the name of a new column")
     if parse.format == "raw" and (len(found) != 1 or found[0].type not in ("STRING", "BINARY")):
         yield Problem((*where, field), value, "expected one column, STRING or BINARY, with `format: raw`")
-    if parse.format in ("cbor", "cloudevents"):
+    if parse.format in ("cbor", "messagepack", "cloudevents"):
         yield from _variants(found, (*where, field), value, f"`format: {parse.format}`")
     nested = [column.name for column in found if "<" in column.type or column.type in ("BINARY", "VARIANT")]
     if parse.format == "csv" and nested:

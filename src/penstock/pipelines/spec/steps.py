@@ -64,15 +64,15 @@ _POLICIES: dict[str, Literal["keep", "dead_letter", "fail"]] = {
 
 
 class Parse(Part):
-    """Parse the payload into columns: one JSON object, CBOR map, CloudEvent, Avro record, Protobuf message, Sparkplug B
-    message or line of CSV, or the unchanged bytes (``raw``).
+    """Parse the payload into columns: one JSON object, CBOR or MessagePack map, CloudEvent, Avro record, Protobuf
+    message, Sparkplug B message or line of CSV, or the unchanged bytes (``raw``).
 
     The columns of Avro and Protobuf are the fields of their schema; those of Sparkplug are fixed. A record that does
     not have the format, or lacks a ``NOT NULL`` column, becomes a dead letter.
     """
 
-    format: Literal["json", "cbor", "cloudevents", "avro", "protobuf", "sparkplug", "csv", "raw"] = Field(
-        default="json", description="format of the payload"
+    format: Literal["json", "cbor", "messagepack", "cloudevents", "avro", "protobuf", "sparkplug", "csv", "raw"] = (
+        Field(default="json", description="format of the payload")
     )
     columns: Annotated[str | None, Field(min_length=1, alias="schema")] = Field(
         default=None,
@@ -105,7 +105,8 @@ class Parse(Part):
     new_fields: Literal["ignore", "add", "dead_letter", "fail"] = Field(
         default="ignore",
         description="action for fields that the schema lacks: leave them out, write them to the column "
-        "`new_fields_as`, a dead letter, or stop the run; for `json`, `cbor`, `cloudevents` and `protobuf`",
+        "`new_fields_as`, a dead letter, or stop the run; for `json`, `cbor`, `messagepack`, `cloudevents` and "
+        "`protobuf`",
     )
     new_fields_as: NewColumn | None = Field(
         default=None,

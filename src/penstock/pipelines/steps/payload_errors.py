@@ -16,6 +16,7 @@ __all__ = [
     "NOT_CBOR",
     "NOT_CLOUDEVENT",
     "NOT_JSON",
+    "NOT_MESSAGEPACK",
     "NOT_PROTOBUF",
     "NOT_SPARKPLUG",
     "NO_BIRTH",
@@ -32,11 +33,12 @@ __all__ = [
 
 EMPTY, MISMATCH, RANGE, OTHER_SCHEMA = "parse.empty", "schema.mismatch", "schema.range", "schema.other"
 NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT = "parse.not_avro", "parse.not_cbor", "parse.not_cloudevent"
-NOT_JSON, NOT_PROTOBUF, NOT_SPARKPLUG = "parse.not_json", "parse.not_protobuf", "parse.not_sparkplug"
+NOT_JSON, NOT_MESSAGEPACK = "parse.not_json", "parse.not_messagepack"
+NOT_PROTOBUF, NOT_SPARKPLUG = "parse.not_protobuf", "parse.not_sparkplug"
 NEW_FIELD, UNKNOWN_ENUM = "schema.new_field", "schema.unknown_enum"
 NO_BIRTH, UNKNOWN_METRIC = "sparkplug.no_birth", "sparkplug.unknown_metric"
 CODES = (
-    *(EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, NOT_PROTOBUF, NOT_SPARKPLUG),
+    *(EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, NOT_MESSAGEPACK, NOT_PROTOBUF, NOT_SPARKPLUG),
     *(OTHER_SCHEMA, MISMATCH, RANGE, UNKNOWN_ENUM, NEW_FIELD, NO_BIRTH, UNKNOWN_METRIC),
 )
 """Codes of payloads that cannot be decoded, or have another schema."""

@@ -25,6 +25,7 @@ from penstock.pipelines.steps.payload_errors import (
     NOT_CBOR,
     NOT_CLOUDEVENT,
     NOT_JSON,
+    NOT_MESSAGEPACK,
     RANGE,
     PayloadError,
     new_fields_error,
@@ -44,6 +45,7 @@ __all__ = [
     "decode_cbor",
     "decode_cloudevent",
     "decode_json",
+    "decode_messagepack",
 ]
 
 Headers = Mapping[str, bytes]
@@ -88,6 +90,40 @@ def decode_cbor(payload: bytes) -> _Decoded:
 
 def _not_cbor(error: Exception) -> PayloadError:
     return PayloadError(NOT_CBOR, f"the payload is not CBOR: {error}")
+
+
+def decode_messagepack(payload: bytes) -> _Decoded:
+    """Decode a payload that is one MessagePack map. Keys are distinct, and text or bytes, as in all maps inside.
+
+    Timestamps are times; an extension of another type is its bytes.
+
+    Raises:
+        PayloadError: it is not.
+    """
+    import msgpack  # type: ignore[import-untyped]
+
+    try:
+        value = msgpack.unpackb(payload, timestamp=3, object_pairs_hook=_distinct, ext_hook=_extension)
+    except PayloadError:
+        raise
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        # Some errors of the library have no text.
+        why = str(error) or type(error).__name__
+        raise PayloadError(NOT_MESSAGEPACK, f"the payload is not MessagePack: {why}") from None
+    if not isinstance(value, Mapping):
+        raise PayloadError(MISMATCH, "the payload is not a MessagePack map")
+    return value
+
+
+def _distinct(pairs: list[tuple[object, object]]) -> _Decoded:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise PayloadError(NOT_MESSAGEPACK, "a map of the payload has the same key twice")
+    return found
+
+
+def _extension(_kind: int, data: bytes) -> bytes:
+    return data
 
 
 def _reference(*_: object) -> object:
@@ -242,6 +278,7 @@ def _fraction(text: str) -> Decimal:
 DECODERS: Mapping[str, Callable[[bytes, Headers], _Decoded]] = {
     "cbor": lambda payload, _headers: decode_cbor(payload),
     "cloudevents": decode_cloudevent,
+    "messagepack": lambda payload, _headers: decode_messagepack(payload),
 }
 """Decoder of each format: from a payload and headers to values by name."""
 WITH_HEADERS = frozenset({"cloudevents"})

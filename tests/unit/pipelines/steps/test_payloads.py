@@ -1,10 +1,10 @@
-"""Payloads that Python decodes, without Spark: a corpus of valid and broken CBOR, and values of each type."""
+"""Payloads that Python decodes, without Spark: valid and broken CBOR and MessagePack, and values of each type."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -12,16 +12,21 @@ from random import Random
 from typing import Any
 
 import cbor2
+import msgpack  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.loader import parse
 from penstock.pipelines.steps.payload_errors import PayloadError
-from penstock.pipelines.steps.payloads import PayloadDecoder, decode_cbor
+from penstock.pipelines.steps.payloads import PayloadDecoder, decode_cbor, decode_messagepack
 from tests.mutations import mutated
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
+
+
+def _as_messagepack(value: object) -> bytes:
+    return bytes(msgpack.packb(value, datetime=True))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +103,55 @@ def test_broken_cbor_has_a_code_and_a_reason(payload: str, code: str, reason: st
     assert len(caught.value.reason) <= 200
 
 
-def test_mutated_payloads_are_decoded_or_refused() -> None:
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        # The example of msgpack.org, then each kind of value of its specification.
+        ("82a7636f6d70616374c3a6736368656d6100", {"compact": True, "schema": 0}),
+        ("81a16192ffc0", {"a": [-1, None]}),
+        ("81a161cb3ff8000000000000", {"a": 1.5}),
+        ("81a161c40201ff", {"a": b"\x01\xff"}),
+        ("81a161cfffffffffffffffff", {"a": (1 << 64) - 1}),
+        # A timestamp with seconds, and an extension of another type.
+        ("81a161d6ff514b67b0", {"a": datetime(2013, 3, 21, 20, 4, tzinfo=UTC)}),
+        ("81a161d40507", {"a": b"\x07"}),
+    ],
+)
+def test_valid_messagepack_is_decoded(payload: str, expected: object) -> None:
+    assert decode_messagepack(bytes.fromhex(payload)) == expected
+
+
+@pytest.mark.parametrize(
+    ("payload", "code", "reason"),
+    [
+        ("81", "parse.not_messagepack", ""),
+        ("81a16101ff", "parse.not_messagepack", "extra data"),
+        ("82a16101a16102", "parse.not_messagepack", "the same key twice"),
+        ("810102", "parse.not_messagepack", "not allowed for map key"),
+        ("c1", "parse.not_messagepack", ""),
+        ("81a161a1ff", "parse.not_messagepack", "utf-8"),
+        # Lengths and depths that would exhaust memory or the stack.
+        ("81a161ddffffffff", "parse.not_messagepack", "exceeds"),
+        ("dfffffffff", "parse.not_messagepack", "exceeds"),
+        ("81a161" + "91" * 100_000, "parse.not_messagepack", ""),
+        ("81a161d7ffffffffffffffffff", "parse.not_messagepack", ""),
+        ("9101", "schema.mismatch", "the payload is not a MessagePack map"),
+        ("7b", "schema.mismatch", "the payload is not a MessagePack map"),
+    ],
+)
+def test_broken_messagepack_has_a_code_and_a_reason(payload: str, code: str, reason: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        decode_messagepack(bytes.fromhex(payload))
+    assert caught.value.code == code
+    assert reason in caught.value.reason
+    assert len(caught.value.reason) <= 200
+
+
+@pytest.mark.parametrize(("form", "encode"), [("cbor", cbor2.dumps), ("messagepack", _as_messagepack)])
+def test_mutated_payloads_are_decoded_or_refused(form: str, encode: Callable[[object], bytes]) -> None:
     random = Random(20)
-    whole = cbor2.dumps({"a": 1.5, "t": NOON, "l": [1, {"x": b"y"}, "z" * 200], "d": "text", "n": None})
-    decoder = decoder_of({"a": pa.float64(), "t": pa.timestamp("us", "UTC"), "d": pa.string()})
+    whole = encode({"a": 1.5, "t": NOON, "l": [1, {"x": b"y"}, "z" * 200], "d": "text", "n": None})
+    decoder = decoder_of({"a": pa.float64(), "t": pa.timestamp("us", "UTC"), "d": pa.string()}, form)
     payloads = [mutated(random, whole) for _ in range(3000)]
     found = decoded(decoder, *payloads)
     refused = sum(row["code"] is not None for row in found)
@@ -110,8 +160,8 @@ def test_mutated_payloads_are_decoded_or_refused() -> None:
     assert all((row["code"] is None) == (row["reason"] is None) for row in found)
 
 
-def decoder_of(columns: Mapping[str, pa.DataType]) -> PayloadDecoder:
-    return PayloadDecoder("cbor", pa.schema(columns))
+def decoder_of(columns: Mapping[str, pa.DataType], form: str = "cbor") -> PayloadDecoder:
+    return PayloadDecoder(form, pa.schema(columns))
 
 
 def decoded(decoder: PayloadDecoder, *payloads: bytes | None) -> list[dict[str, Any]]:
@@ -315,7 +365,7 @@ sinks:
         (
             "format: cbor",
             "format: cobr",
-            "'json', 'cbor', 'cloudevents', 'avro', 'protobuf', 'sparkplug', 'csv' or 'raw'",
+            "'json', 'cbor', 'messagepack', 'cloudevents', 'avro', 'protobuf', 'sparkplug', 'csv' or 'raw'",
         ),
     ],
 )
