@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.node_api import DATA_DIR_DEFAULT, data_dir_or_local
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import Cell, escape, note, print_json, print_table
 from penstock.errors import ConfigError
@@ -30,7 +31,13 @@ app = Commands("Show the audit trail of a node or broker.")
 def audit_list(
     data_dir: Annotated[
         Path,
-        typer.Option(help="Data directory of the node or broker.", envvar="PENSTOCK_DATA_DIR", metavar="DIR"),
+        typer.Option(
+            help="Data directory of the node or broker.",
+            callback=data_dir_or_local,
+            envvar="PENSTOCK_DATA_DIR",
+            metavar="DIR",
+            show_default=DATA_DIR_DEFAULT,
+        ),
     ] = Path("penstock-data"),
     limit: Annotated[int, typer.Option("--limit", "-n", help="Show the newest N entries.", min=1, metavar="N")] = 100,
     wide: Annotated[

@@ -69,7 +69,9 @@ def shown_time(ms: int) -> str:
 )
 @connects_to_node
 def backup(
-    directory: Annotated[Path, typer.Argument(help="Directory of the backups; created if it does not exist.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of the backups; created if it does not exist.", metavar="DIRECTORY")
+    ],
     keep_last: Annotated[
         int | None, typer.Option(help="Then delete the oldest backups until N are left.", min=1, metavar="N")
     ] = None,

@@ -23,6 +23,7 @@ from penstock.cli.options import (
     connects_to_broker,
     connects_to_store,
     duration_option,
+    local_data_dir,
     size_option,
 )
 from penstock.cli.output import Cell, escape, note, print_json, print_table, shown_count, shown_rate
@@ -200,13 +201,10 @@ def _ms(value: float | None) -> str | None:
 
 def _durability(url: str) -> str | None:
     """The durability of the node of this machine that listens on ``url``; None if it is another server."""
-    import os
-    from pathlib import Path
-
     from penstock.mqtt.url import parse_broker_url
     from penstock.node.data_dir import running_node
 
-    found = running_node(Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data"))
+    found = running_node(local_data_dir())
     if found is None:
         return None
     broker = parse_broker_url(url)

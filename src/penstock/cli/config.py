@@ -57,10 +57,13 @@ def check(file: File = None) -> None:
     """
     from penstock.node.config.node import load_config
     from penstock.node.extras import check_extras
+    from penstock.node.pipeline_commands import missing_files
     from penstock.node.security import NodeSecurity
 
     config = load_config(file, {}, os.environ)
     check_extras(config)
+    for warning in missing_files(config.pipelines):
+        note(f"warning: {warning.line()}")
     if config.creates_files:
         note(
             "the configuration is valid; users, policies and certificates were not checked: `penstock up` creates the"

@@ -15,13 +15,22 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, local_token, shared_options
+from penstock.cli.options import (
+    CaFile,
+    CertFile,
+    KeyFile,
+    PasswordFile,
+    Username,
+    local_data_dir,
+    local_token,
+    shared_options,
+)
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-__all__ = ["NodeApi", "NodeOptions", "connects_to_node"]
+__all__ = ["DATA_DIR_DEFAULT", "NodeApi", "NodeOptions", "connects_to_node", "data_dir_or_local"]
 
 DEFAULT_HTTP: Final = "127.0.0.1:8080"
 _DATA_DIR: Final = Path("penstock-data")
@@ -38,6 +47,15 @@ def _unless_a_directory_is_given(ctx: typer.Context, value: str | None) -> str |
     sources = [ctx.get_parameter_source(name) for name in ("http", "data_dir")]
     http, data_dir = (0 if source is None else order.index(source.name) for source in sources)
     return None if data_dir > http else value
+
+
+def data_dir_or_local(ctx: typer.Context, value: Path) -> Path:
+    """Return the option's value; without one, the data directory of a node that was started here."""
+    source = ctx.get_parameter_source("data_dir")
+    return local_data_dir() if source is None or source.name == "DEFAULT" else value
+
+
+DATA_DIR_DEFAULT: Final = "data_dir of penstock.yaml, otherwise penstock-data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +77,10 @@ class NodeOptions:
         Path,
         typer.Option(
             help="Data directory of a node on this machine: it contains the address and the administration token.",
+            callback=data_dir_or_local,
             envvar="PENSTOCK_DATA_DIR",
             metavar="DIR",
+            show_default=DATA_DIR_DEFAULT,
         ),
     ] = _DATA_DIR
     admin_token_file: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import secrets
 import sys
 import time
@@ -50,6 +51,7 @@ __all__ = [
     "connects_to_store",
     "duration_option",
     "input_bytes",
+    "local_data_dir",
     "local_token",
     "parse_token",
     "repeat",
@@ -512,6 +514,24 @@ def parse_token(text: str | None) -> Hlc | None:
             option="--fencing-token",
         )
     return token
+
+
+def local_data_dir() -> Path:
+    """Return the data directory of a node that was started here: as `penstock up` finds it, if that exists.
+
+    It is PENSTOCK_DATA_DIR, ``data_dir`` of the configuration file of the working directory, or ``penstock-data``.
+    """
+    standard = Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data")
+    file = Path(os.environ.get("PENSTOCK_CONFIG") or "penstock.yaml")
+    if os.environ.get("PENSTOCK_DATA_DIR") or not file.is_file():
+        return standard
+    from penstock.node.config.node import load_config
+
+    try:
+        configured = load_config(file, {}, os.environ).data_dir
+    except ConfigError:  # reported by `penstock up` and `config check`
+        return standard
+    return configured if configured.is_dir() else standard
 
 
 def local_token(address: str, data_dir: Path) -> str:

@@ -22,7 +22,9 @@ app = Commands()
     "penstock restore /var/backups/penstock/2026-11-26T21-30-00Z penstock-data",
 )
 def restore(
-    backup: Annotated[Path, typer.Argument(help="A backup, or a directory of backups: its newest one.")],
+    backup: Annotated[
+        Path, typer.Argument(help="A backup, or a directory of backups: its newest one.", metavar="BACKUP")
+    ],
     data_dir: Annotated[Path, typer.Argument(metavar="DIR", help="New data directory: empty, or it does not exist.")],
     as_json: Json = False,
 ) -> None:

@@ -27,6 +27,7 @@ from penstock.node.config.node import NodeConfig, load_config, setting_of
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import running_node
 from penstock.node.extras import check_extras
+from penstock.node.pipeline_commands import missing_files
 from penstock.node.security import NodeSecurity, expiring
 from penstock.runtime.io.disk_space import default_floor, file_system_of
 from penstock.runtime.io.files import Durability
@@ -88,12 +89,14 @@ def diagnose(
     except PenstockError as error:
         yield _of_error(Level.PROBLEM, "configuration", error)
         return
+    missing = missing_files(config.pipelines)
     files = (
-        "the profile aio creates its files at the first start"
+        "and the profile aio creates its files at the first start"
         if config.creates_files
-        else "the files that it names can be read"
+        else "and the files that it names can be read"
     )
-    yield CheckResult(Level.OK, "configuration", f"valid, and {files}")
+    yield CheckResult(Level.OK, "configuration", "valid" if missing else f"valid, {files}")
+    yield from (_of_error(Level.WARNING, "configuration", error) for error in missing)
     yield from (_of_error(Level.WARNING, "certificates", warning) for warning in expiring(ends, time.time()))
     if config.durability is not Durability.DURABLE:
         yield CheckResult(

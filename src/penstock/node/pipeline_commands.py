@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from penstock.errors import RefusedError, UnavailableError
+from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.node.config.node import PipelineSection
 
-__all__ = ["CommandResult", "PipelineCommands"]
+__all__ = ["CommandResult", "PipelineCommands", "missing_files"]
 
 TIMEOUT_S: Final = 120.0
 """Time limit of a command; a redrive waits for the acknowledgements of the source."""
@@ -35,6 +35,20 @@ class CommandResult(NamedTuple):
 
     rows: list[dict[str, Any]]
     notes: list[str]
+
+
+def missing_files(pipelines: Mapping[str, PipelineSection]) -> list[ConfigError]:
+    """Return an error for each pipeline whose file does not exist: only the console needs it, so the node starts."""
+    return [
+        ConfigError(
+            f"the file of pipeline {name!r} does not exist: {section.file}",
+            option=f"pipelines.{name}.file",
+            why="the console cannot show its dead letters and changes",
+            do="correct `file`, which is relative to the configuration file",
+        )
+        for name, section in pipelines.items()
+        if not section.file.is_file()
+    ]
 
 
 class PipelineCommands:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.node.config.node import load_config
+from penstock.node.doctor import Level, diagnose
 from penstock.runtime.observability import logs
 from tests.docs.pages import ROOT, blocks
 from tests.unit.cli.conftest import Command
@@ -78,6 +79,21 @@ def test_without_a_file_everything_has_its_default(
     monkeypatch.delenv("PENSTOCK_MQTT", raising=False)
     assert penstock("config", "show", "--changed") == (0, "", "every setting has its default value\n")
     assert penstock("config", "check") == (0, "", "the configuration is valid\n")
+
+
+def test_a_missing_file_of_a_pipeline_is_a_warning(penstock: Command, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("pipelines: {water: {file: water.yaml}}\n", encoding="utf-8")
+    checked = penstock("config", "check", str(file))
+    assert checked.status == 0
+    assert f"warning: the file of pipeline 'water' does not exist: {tmp_path}/water.yaml" in checked.err
+    found = [each for each in diagnose(file, {}, {}) if each.part == "configuration"]
+    assert [(each.level, each.what.split(":")[0]) for each in found] == [
+        (Level.OK, "valid"),
+        (Level.WARNING, "the file of pipeline 'water' does not exist"),
+    ]
+    (tmp_path / "water.yaml").touch()
+    assert penstock("config", "check", str(file)).err == "the configuration is valid\n"
 
 
 def test_a_configuration_that_a_node_would_refuse(penstock: Command, file: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from penstock.cli.options import local_data_dir
 from penstock.cli.tube.access import MasterOptions, run_client
 from penstock.errors import ConfigError
 from tests.unit.cli.conftest import Command, Web
@@ -67,6 +68,27 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
     monkeypatch.delenv("PENSTOCK_ADMIN_TOKEN")
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "none"))
     assert token() == ""
+
+
+def test_the_data_directory_is_that_of_a_node_that_was_started_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("PENSTOCK_DATA_DIR", "PENSTOCK_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert local_data_dir() == Path("penstock-data")
+    (tmp_path / "penstock.yaml").write_text("data_dir: data\n", encoding="utf-8")
+    assert local_data_dir() == Path("penstock-data"), "the node has not started yet"
+    (tmp_path / "data").mkdir()
+    assert local_data_dir() == Path("data")
+    (tmp_path / "other.yaml").write_text(f"data_dir: {tmp_path}\n", encoding="utf-8")
+    monkeypatch.setenv("PENSTOCK_CONFIG", "other.yaml")
+    assert local_data_dir() == tmp_path
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", "given")
+    assert local_data_dir() == Path("given")
+    monkeypatch.delenv("PENSTOCK_DATA_DIR")
+    (tmp_path / "other.yaml").write_text("data_dirr: x\n", encoding="utf-8")
+    assert local_data_dir() == Path("penstock-data")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
-from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, local_token, shared_options
+from penstock.cli.options import (
+    CaFile,
+    CertFile,
+    KeyFile,
+    PasswordFile,
+    Username,
+    local_data_dir,
+    local_token,
+    shared_options,
+)
 from penstock.cli.output import note
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
@@ -176,7 +185,7 @@ class TubeConnectionOptions(MasterOptions):
         typer.Option(
             help="Administration token; other users of this machine can read it in the list of processes, so prefer "
             "--admin-token-file. Default without --username, for a node on loopback: that of the data directory "
-            "(PENSTOCK_DATA_DIR, otherwise ./penstock-data).",
+            "(PENSTOCK_DATA_DIR, otherwise that of ./penstock.yaml, otherwise ./penstock-data).",
             envvar="PENSTOCK_ADMIN_TOKEN",
             metavar="TOKEN",
         ),
@@ -218,7 +227,7 @@ class TubeConnectionOptions(MasterOptions):
             )
         token = self.admin_token or ("" if self.admin_token_file is None else read_token(self.admin_token_file))
         if not token and client["user"] is None:
-            token = local_token(address, Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data"))
+            token = local_token(address, local_data_dir())
         return WebLogin(token, client["user"], client["password"] or "", client["tls"])
 
     def brokers(self) -> list[BrokerRow]:
