@@ -28,6 +28,7 @@ from benchmarks.takeover import takeover
 from benchmarks.tls import tls
 from benchmarks.tube import tube
 from benchmarks.tube_floor import tube_floor
+from benchmarks.turns import turns
 from tests.ports import free_port
 
 __all__ = ["CASES", "Figure", "Settings"]
@@ -83,6 +84,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "connections": connections,
     "tls": tls,
     "isolation": isolation,
+    "turns": turns,
     "processes": processes,
     "scale": scale,
     "memory": memory,
