@@ -1,7 +1,7 @@
-"""A node on a machine whose clock steps, whose disk becomes full and whose power fails.
+"""A node on a machine whose clock steps, whose disk becomes full or slow and whose power fails.
 
 The node is a process like any other, whose standard library was changed before the node's modules were loaded. The
-system clock has an offset that the test writes to a file, and the disk is full while another file exists. Before each
+system clock has an offset that the test writes to a file, and the disk is full or slow while others exist. Before each
 write of a log the bytes that it replaces are noted until the next ``fdatasync``; after ``kill -9``
 :meth:`Machine.lose_power` puts replaced sectors back, as a disk may that had a write cache. LMDB writes in C, so its
 transactions count as durable when they return, as in ``tests/faults/test_statestore_power_loss.py``. New names of files
@@ -10,6 +10,7 @@ are kept.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -26,7 +27,7 @@ from penstock.runtime.io.files import SECTOR
 __all__ = ["Machine", "boot"]
 
 ROOT = Path(__file__).resolve().parents[2]
-CLOCK, CACHE, FULL = "clock", "write-cache", "full"
+CLOCK, CACHE, FULL, SLOW = "clock", "write-cache", "full", "slow"
 OFFSET = struct.Struct("<q")
 NOTE = struct.Struct("<BQQI")
 """Kind, inode, position, size of the bytes that follow."""
@@ -60,6 +61,15 @@ class Machine:
             (self.directory / FULL).touch()
         else:
             (self.directory / FULL).unlink()
+
+    def slow_disk(self, seconds: float) -> None:
+        """Let each sync of a log take so many seconds more, from the next one on; 0: no longer."""
+        if seconds:
+            draft = self.directory / f"{SLOW}.new"
+            draft.write_text(str(seconds))
+            draft.replace(self.directory / SLOW)
+        else:
+            (self.directory / SLOW).unlink()
 
     def lose_power(self, random: Random, chance: float, *, obeys_sync: bool = True) -> int:
         """After the node was killed: lose each sector that was not synced with ``chance``; how many were lost.
@@ -137,8 +147,13 @@ def boot(directory: str, *, cluster: bool) -> None:
         note(reader_of(fd), position, sum(memoryview(part).nbytes for part in data))
         return pwritev(fd, data, position)
 
+    slow = Path(directory, SLOW)
+
     def noted_fdatasync(fd: int) -> None:
-        time.sleep(SLOW_S)
+        delay_s = SLOW_S
+        with contextlib.suppress(FileNotFoundError):
+            delay_s += float(slow.read_text())
+        time.sleep(delay_s)
         fdatasync(fd)
         os.write(notes, NOTE.pack(SYNC, os.fstat(fd).st_ino, 0, 0))
 

@@ -132,6 +132,10 @@ class Load:
         """Use other keys from now on: many open requests for one key cannot be checked in reasonable time."""
         self._generation += 1
 
+    async def until_given_up(self, requests: int) -> None:
+        """Return when so many requests in all were given up."""
+        await self._until(lambda: self.recorder.open >= requests)
+
     async def until_refused(self) -> None:
         """Return when the store has refused a request."""
         self._may_refuse = True

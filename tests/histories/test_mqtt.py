@@ -82,6 +82,26 @@ async def test_connections_are_cut_and_the_node_is_paused(
             request.node.user_properties.append(("summary", await record(tmp_path, proxy.port, fault, rounds)))
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(60, marks=LONG)])
+async def test_slow_disk(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
+    """Acknowledgements wait for syncs, and power fails during one in every other round."""
+    machine, random = Machine(tmp_path), Random(rounds)
+    with RunningNode(tmp_path, program=machine.program) as node:
+
+        async def fault(round_: int) -> None:
+            machine.slow_disk(0.3)
+            await asyncio.sleep(0.7)
+            if round_ % 2 == 0:
+                await asyncio.to_thread(node.kill)
+                machine.lose_power(random, 1.0)
+            machine.slow_disk(0)
+            if round_ % 2 == 0:
+                await asyncio.to_thread(node.start)
+
+        port = parse_address(node.ready["mqtt"]).port
+        request.node.user_properties.append(("summary", await record(tmp_path, port, fault, rounds)))
+
+
 @pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=LONG)])
 async def test_power_loss(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     machine, random = Machine(tmp_path), Random(rounds)

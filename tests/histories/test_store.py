@@ -30,6 +30,8 @@ ahead of the clock by less than the minute that the store accepts. The first is 
 the requests, whose responses are not lost."""
 CHANCES = (1.0, 0.5)
 """That an unsynced sector is lost, by round."""
+SYNC_S = 0.9
+"""Of a slow disk."""
 ROOM_BYTES = 96 << 10
 """Beyond it every write to a file of the node fails; the log is longer from the start."""
 
@@ -181,6 +183,33 @@ async def test_full_disk(tmp_path: Path, rounds: int, request: pytest.FixtureReq
                 machine.fill_disk(full=True)
                 await asyncio.sleep(0.8)
                 machine.fill_disk(full=False)
+                await load.more(10)
+                load.change_keys()
+
+        recorder = await record(history, url_of(node), fault)
+    verify(recorder, history, request)
+
+
+@pytest.mark.parametrize("rounds", [1, MANY])
+async def test_slow_disk(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
+    """A sync takes longer than half of the clients wait, and power fails during one."""
+    history = tmp_path / "history.jsonl"
+    machine, random = Machine(tmp_path), Random(rounds)
+    with RunningNode(tmp_path, program=machine.program) as node:
+
+        async def fault(load: Load) -> None:
+            for round_ in range(rounds):
+                load.change_keys()  # those of open requests have few others
+                given_up = load.recorder.open
+                machine.slow_disk(SYNC_S)
+                await load.until_given_up(given_up + 3)
+                load.change_keys()
+                if round_ % 2 == 0:
+                    await asyncio.to_thread(node.kill)
+                    machine.lose_power(random, CHANCES[round_ % len(CHANCES)])
+                machine.slow_disk(0)
+                if round_ % 2 == 0:
+                    await asyncio.to_thread(node.start)
                 await load.more(10)
                 load.change_keys()
 
