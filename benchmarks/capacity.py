@@ -46,15 +46,17 @@ def capacity(settings: Settings) -> list[Figure]:
         for unit, value in (("p50 ms", load.p50_us), ("p99 ms", load.p99_us), ("p99.9 ms", load.p999_us)):
             add(case, server, unit, None if value is None else value / 1000)
 
-    with tempfile.TemporaryDirectory() as folder, servers.penstock("durable", tube=TUBE) as ready:
+    with tempfile.TemporaryDirectory() as folder, servers.penstock_in(folder, "durable", tube=TUBE) as ready:
         values = Path(folder) / "values"
         values.write_text((("x" * 1023) + "\n") * RECORDS, encoding="ascii")
         produce = ["tube", "produce", "background", "--file", str(values), "--tube-master", str(ready["tube_master"])]
         export = ["kv", "export", "*", "--file", f"{folder}/keys", "--broker", f"mqtt://{ready['mqtt']}"]
+        backup = ["backup", f"{folder}/backups", "--data-dir", f"{folder}/data", "--keep-last", "2"]
         work: dict[str, Callable[[], AbstractContextManager[None]]] = {
             "": nullcontext,
             ", while a log is written and its oldest segments are deleted": partial(_repeated, produce),
             ", while all keys are exported": partial(_repeated, export),
+            ", while the node is backed up": partial(_repeated, backup),
         }
         sets = partial(generator.measure, str(ready["mqtt"]), "statestore", clients=CLIENTS, keys=KEYS)
         sets(op="fill", window=10)
