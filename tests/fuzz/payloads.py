@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from penstock.pipelines.spec.avro_schema import parse_avro_schema
+from penstock.pipelines.state_dir.births import BirthLog
 from penstock.pipelines.steps.avro import AvroMessages
 from penstock.pipelines.steps.payload_errors import CODES, PayloadError
 from penstock.pipelines.steps.payloads import decode_cbor, decode_cloudevent
 from penstock.pipelines.steps.protobuf import ProtobufMessages
+from penstock.pipelines.steps.sparkplug import SparkplugRecord, decode_message
 from tests.unit.pipelines.steps.test_avro import EVERYTHING
 from tests.unit.pipelines.steps.test_protobuf import SET
 
@@ -40,6 +43,23 @@ def fuzz_avro(data: bytes) -> object:
 def fuzz_protobuf(data: bytes) -> object:
     """A message."""
     return _outcome(PROTOBUF.decode, data)
+
+
+def fuzz_sparkplug(data: bytes) -> object:
+    """A birth, then the same bytes as data of its edge node, and as its death."""
+    births = BirthLog([])
+    found = []
+    for offset, kind in enumerate(("NBIRTH", "NDATA", "NDEATH")):
+
+        def decode(payload: bytes, record: SparkplugRecord) -> object:
+            columns, change = decode_message(record._replace(payload=payload), births)
+            if change is not None:
+                births.add(change)
+            return columns
+
+        record = SparkplugRecord(None, f"spBv1.0/g/{kind}/n".encode(), "p", offset)
+        found.append(_outcome(partial(decode, record=record), data))
+    return found
 
 
 def fuzz_cbor(data: bytes) -> object:

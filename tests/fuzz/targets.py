@@ -29,6 +29,7 @@ TARGETS: Final[Mapping[str, tuple[str, str]]] = {
     "pipeline_yaml": ("configuration", "fuzz_pipeline"),
     "avro": ("payloads", "fuzz_avro"),
     "protobuf": ("payloads", "fuzz_protobuf"),
+    "sparkplug": ("payloads", "fuzz_sparkplug"),
     "cbor": ("payloads", "fuzz_cbor"),
     "policies": ("configuration", "fuzz_policies"),
     "credentials": ("security", "fuzz_credentials"),

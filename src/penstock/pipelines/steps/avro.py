@@ -17,17 +17,8 @@ from functools import lru_cache
 from uuid import UUID
 
 from penstock.pipelines.spec.avro_schema import AvroSchema, AvroType, parse_avro_schema
-from penstock.pipelines.steps.payload_errors import (
-    MISMATCH,
-    NOT_AVRO,
-    OTHER_SCHEMA,
-    RANGE,
-    TIME_OUT_OF_RANGE,
-    UNKNOWN_ENUM,
-    FieldError,
-    PayloadError,
-    time_limits,
-)
+from penstock.pipelines.steps import payload_errors as errors
+from penstock.pipelines.steps.payload_errors import FieldError, PayloadError
 
 __all__ = ["AvroMessages"]
 
@@ -40,7 +31,7 @@ _SINGLE_OBJECT = b"\xc3\x01"
 _ALL_DIGITS = Context(prec=80)
 _MAX_DECIMAL_BYTES = 32
 """A decimal of 38 digits has 16 bytes; more are accepted because they may be leading zeros."""
-_DATES, _MICROSECONDS = time_limits(86_400_000_000), time_limits(1)
+_DATES, _MICROSECONDS = errors.time_limits(86_400_000_000), errors.time_limits(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +75,37 @@ class AvroMessages:
         return values
 
 
-_TEXTS = {NOT_AVRO: "the payload is not Avro of this schema: ", RANGE: "", MISMATCH: "", UNKNOWN_ENUM: ""}
+_TEXTS = {
+    errors.NOT_AVRO: "the payload is not Avro of this schema: ",
+    errors.RANGE: "",
+    errors.MISMATCH: "",
+    errors.UNKNOWN_ENUM: "",
+}
 
 
 def _broken(text: str) -> PayloadError:
-    return PayloadError(NOT_AVRO, f"{_TEXTS[NOT_AVRO]}{text}")
+    return PayloadError(errors.NOT_AVRO, f"{_TEXTS[errors.NOT_AVRO]}{text}")
 
 
 def _after_fingerprint(payload: bytes, schema: AvroSchema) -> int:
     if payload[:2] != _SINGLE_OBJECT or len(payload) < 10:
-        raise PayloadError(NOT_AVRO, "the payload is not Avro in single-object encoding: it does not begin with C3 01")
+        raise PayloadError(
+            errors.NOT_AVRO, "the payload is not Avro in single-object encoding: it does not begin with C3 01"
+        )
     if payload[2:10] != schema.fingerprint:
         found, expected = (int.from_bytes(each, "little") for each in (payload[2:10], schema.fingerprint))
         raise PayloadError(
-            OTHER_SCHEMA, f"the payload has a schema with the fingerprint {found:016x}, not {expected:016x}"
+            errors.OTHER_SCHEMA, f"the payload has a schema with the fingerprint {found:016x}, not {expected:016x}"
         )
     return 10
 
 
 def _after_id(payload: bytes, schema_id: int | None) -> int:
     if payload[:1] != b"\0" or len(payload) < 5:
-        raise PayloadError(NOT_AVRO, "the payload does not begin with the byte 0 and the id of a schema")
+        raise PayloadError(errors.NOT_AVRO, "the payload does not begin with the byte 0 and the id of a schema")
     found = int.from_bytes(payload[1:5], "big")
     if found != schema_id:
-        raise PayloadError(OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
+        raise PayloadError(errors.OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
     return 5
 
 
@@ -129,7 +127,7 @@ def _reader(kind: AvroType) -> _Read:
         if branch == null:
             return None, at
         if not 0 <= branch < branches:
-            raise FieldError(NOT_AVRO, f"{branch} is no index of a union")
+            raise FieldError(errors.NOT_AVRO, f"{branch} is no index of a union")
         return value(data, at)
 
     return read
@@ -159,27 +157,27 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
     value, shift = byte & 0x7F, 7
     while byte >= 0x80:
         if shift > 63:
-            raise FieldError(NOT_AVRO, "a number has more than 64 bits")
+            raise FieldError(errors.NOT_AVRO, "a number has more than 64 bits")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         shift += 7
     if value >> 64:
-        raise FieldError(NOT_AVRO, "a number has more than 64 bits")
+        raise FieldError(errors.NOT_AVRO, "a number has more than 64 bits")
     return (value >> 1) ^ -(value & 1), at
 
 
 def _int(data: bytes, at: int) -> tuple[int, int]:
     value, at = _long(data, at)
     if not -0x8000_0000 <= value <= 0x7FFF_FFFF:
-        raise FieldError(NOT_AVRO, "an int has more than 32 bits")
+        raise FieldError(errors.NOT_AVRO, "an int has more than 32 bits")
     return value, at
 
 
 def _boolean(data: bytes, at: int) -> tuple[bool, int]:
     byte = data[at]
     if byte > 1:
-        raise FieldError(NOT_AVRO, f"the byte {byte} is no boolean")
+        raise FieldError(errors.NOT_AVRO, f"the byte {byte} is no boolean")
     return byte == 1, at + 1
 
 
@@ -187,7 +185,7 @@ def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = _long(data, at)
     end = at + size
     if size < 0:
-        raise FieldError(NOT_AVRO, f"the length {size} is negative")
+        raise FieldError(errors.NOT_AVRO, f"the length {size} is negative")
     if end > len(data):
         raise IndexError
     return data[at:end], end
@@ -235,7 +233,7 @@ def _enum(kind: AvroType) -> _Read:
         index, at = _int(data, at)
         if not 0 <= index < len(symbols):
             # A negative one is no enum of any schema.
-            code = UNKNOWN_ENUM if index >= 0 else NOT_AVRO
+            code = errors.UNKNOWN_ENUM if index >= 0 else errors.NOT_AVRO
             raise FieldError(code, f"{index} is no index of an enum with {len(symbols)} symbols")
         return symbols[index], at
 
@@ -283,7 +281,7 @@ def _map(kind: AvroType) -> _Read:
             for _ in range(count):
                 key, at = _string(data, at)
                 if key in values:
-                    raise FieldError(NOT_AVRO, f"the key {key!r} occurs twice in a map")
+                    raise FieldError(errors.NOT_AVRO, f"the key {key!r} occurs twice in a map")
                 values[key], at = inner(data, at)
             count, at = _block(data, at)
         return list(values.items()), at
@@ -298,7 +296,7 @@ def _block(data: bytes, at: int) -> tuple[int, int]:
         return count, at
     size, at = _long(data, at)
     if size < 0:
-        raise FieldError(NOT_AVRO, f"the size {size} of a block is negative")
+        raise FieldError(errors.NOT_AVRO, f"the size {size} of a block is negative")
     return -count, at
 
 
@@ -311,7 +309,7 @@ def _within(read: _Read, limits: tuple[int, int], factor: int = 1) -> _Read:
         assert isinstance(number, int)
         value = number * factor
         if not least <= value <= most:
-            raise FieldError(RANGE, TIME_OUT_OF_RANGE)
+            raise FieldError(errors.RANGE, errors.TIME_OUT_OF_RANGE)
         return value, at
 
     return read_checked
@@ -324,10 +322,10 @@ def _decimal(kind: AvroType) -> _Read:
     def read(data: bytes, at: int) -> tuple[object, int]:
         found, at = read_bytes(data, at)
         if not found:
-            raise FieldError(NOT_AVRO, "a decimal has no bytes")
+            raise FieldError(errors.NOT_AVRO, "a decimal has no bytes")
         number = int.from_bytes(found, "big", signed=True) if len(found) <= _MAX_DECIMAL_BYTES else limit
         if not -limit < number < limit:
-            raise FieldError(RANGE, f"a decimal has more than {kind.precision} digits")
+            raise FieldError(errors.RANGE, f"a decimal has more than {kind.precision} digits")
         return Decimal(number).scaleb(-scale, _ALL_DIGITS), at
 
     return read
@@ -341,7 +339,7 @@ def _uuid(kind: AvroType) -> _Read:
         try:
             return str(UUID(bytes=found) if kind.kind == "fixed" else UUID(found.decode())), at
         except ValueError:
-            raise FieldError(MISMATCH, "a text is not a UUID") from None
+            raise FieldError(errors.MISMATCH, "a text is not a UUID") from None
 
     return read
 

@@ -202,7 +202,7 @@ def _sparkplug(schema: StructType, births: Sequence[Path]) -> Column:
     place = [sf.col(f"_source.{field}").cast("string") for field in ("source", "topic", "broker", "partition")]
     return arrow_function(decode, _result_of(_nullable(schema)))(
         sf.col("_source.value"),
-        sf.try_element_at(topics, sf.lit(1))["value"].cast("string"),
+        sf.try_element_at(topics, sf.lit(1))["value"],
         sf.concat_ws("/", *place),
         sf.when(alive(), sf.col("_source.offset")),
         sf.col("_redrive").isNotNull(),

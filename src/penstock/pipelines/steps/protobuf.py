@@ -19,18 +19,8 @@ from penstock.pipelines.spec.protobuf_schema import (
     message_type,
     type_name,
 )
-from penstock.pipelines.steps.payload_errors import (
-    MISMATCH,
-    NOT_PROTOBUF,
-    OTHER_SCHEMA,
-    RANGE,
-    TIME_OUT_OF_RANGE,
-    UNKNOWN_ENUM,
-    FieldError,
-    PayloadError,
-    new_fields_error,
-    time_limits,
-)
+from penstock.pipelines.steps import payload_errors as errors
+from penstock.pipelines.steps.payload_errors import FieldError, PayloadError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -40,7 +30,7 @@ __all__ = ["ProtobufMessages"]
 
 _Get = Callable[[Any], object]
 """Function from a message to the value of a field, or from the value in a message to that of a column."""
-_SECONDS = time_limits(1_000_000)
+_SECONDS = errors.time_limits(1_000_000)
 _NANOS = 1_000_000_000
 
 
@@ -81,10 +71,12 @@ class ProtobufMessages:
             message.ParseFromString(payload)
         except DecodeError:
             # The library says no more than this.
-            raise PayloadError(NOT_PROTOBUF, f"the payload is not Protobuf of the message {self.message}") from None
+            raise PayloadError(
+                errors.NOT_PROTOBUF, f"the payload is not Protobuf of the message {self.message}"
+            ) from None
         if not message.IsInitialized():
             missing = ", ".join(message.FindInitializationErrors())  # type: ignore[attr-defined]  # not in the stubs
-            raise PayloadError(NOT_PROTOBUF, f"the payload lacks required fields of {self.message}: {missing}")
+            raise PayloadError(errors.NOT_PROTOBUF, f"the payload lacks required fields of {self.message}: {missing}")
         new: dict[str, str] = {}
         if _discard_unknown_fields(message):
             whole = made()
@@ -92,9 +84,9 @@ class ProtobufMessages:
             try:
                 new = _new_fields(whole)
             except UnicodeDecodeError:
-                raise PayloadError(NOT_PROTOBUF, "a key of a map is not UTF-8") from None
+                raise PayloadError(errors.NOT_PROTOBUF, "a key of a map is not UTF-8") from None
         if new and self.new_fields in ("dead_letter", "fail"):
-            raise new_fields_error(new)
+            raise errors.new_fields_error(new)
         values: dict[str, object] = {}
         name = ""
         try:
@@ -102,7 +94,7 @@ class ProtobufMessages:
                 values[name] = get(message)
         except UnicodeDecodeError:
             # Of a key of a map.
-            raise PayloadError(NOT_PROTOBUF, f"a string is not UTF-8 in the field {name!r}") from None
+            raise PayloadError(errors.NOT_PROTOBUF, f"a string is not UTF-8 in the field {name!r}") from None
         except FieldError as error:
             raise PayloadError(error.code, f"{error.text} in the field {name!r}") from None
         if self.new_fields_as is not None:
@@ -135,8 +127,10 @@ def _new_fields(message: Message) -> dict[str, str]:
         enum = (map_fields(known)[1] if is_map(known) else known).enum_type
         if enum is not None and field.wire_type == (_LENGTH_DELIMITED if is_map(known) else _VARINT):
             number = "the value of an entry" if is_map(known) else f"the value {field.data}"
-            raise PayloadError(UNKNOWN_ENUM, f"{enum.full_name} lacks {number} in the field {path + known.name!r}")
-        raise PayloadError(MISMATCH, f"the field {path + known.name!r} has another type in the payload")
+            raise PayloadError(
+                errors.UNKNOWN_ENUM, f"{enum.full_name} lacks {number} in the field {path + known.name!r}"
+            )
+        raise PayloadError(errors.MISMATCH, f"the field {path + known.name!r} has another type in the payload")
     return {path: _as_text(values[0] if len(values) == 1 else values) for path, values in found.items()}
 
 
@@ -182,17 +176,19 @@ def _unknown_value(data: object) -> object:
 def _after_head(payload: bytes, schema_id: int | None, path: tuple[int, ...]) -> int:
     """Check the head of Confluent's format, which ends with the path of the message in the schema; return its size."""
     if payload[:1] != b"\0" or len(payload) < 6:
-        raise PayloadError(NOT_PROTOBUF, "the payload does not begin with the byte 0, the id of a schema and a message")
+        raise PayloadError(
+            errors.NOT_PROTOBUF, "the payload does not begin with the byte 0, the id of a schema and a message"
+        )
     found = int.from_bytes(payload[1:5], "big")
     if found != schema_id:
-        raise PayloadError(OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
+        raise PayloadError(errors.OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
     # The first message of a file is a single 0. Numbers are zigzag encoded.
     heads = [b"".join(map(_zigzag, (len(path), *path)))]
     if path == (0,):
         heads.append(b"\0")
     head = next((each for each in heads if payload[5 : 5 + len(each)] == each), None)
     if head is None:
-        raise PayloadError(OTHER_SCHEMA, "the payload has another message of the schema")
+        raise PayloadError(errors.OTHER_SCHEMA, "the payload has another message of the schema")
     return 5 + len(head)
 
 
@@ -270,7 +266,7 @@ def _converter(field: FieldDescriptor, unknown_enums: str) -> _Get | None:
 def _text(value: object) -> object:
     # The library returns bytes that are not UTF-8 as they are, for fields of proto2.
     if not isinstance(value, str):
-        raise FieldError(NOT_PROTOBUF, "a string is not UTF-8")
+        raise FieldError(errors.NOT_PROTOBUF, "a string is not UTF-8")
     return value
 
 
@@ -285,7 +281,7 @@ def _enum(field: FieldDescriptor, unknown: str) -> _Get:
         if name is None:
             if unknown == "add":
                 return str(number)
-            raise FieldError(UNKNOWN_ENUM, f"{kind} lacks the value {number}")
+            raise FieldError(errors.UNKNOWN_ENUM, f"{kind} lacks the value {number}")
         return name
 
     return name_of
@@ -294,5 +290,5 @@ def _enum(field: FieldDescriptor, unknown: str) -> _Get:
 def _microseconds(at: Any) -> object:
     seconds, nanos = at.seconds, at.nanos
     if not (_SECONDS[0] <= seconds <= _SECONDS[1] and 0 <= nanos < _NANOS):
-        raise FieldError(RANGE, TIME_OUT_OF_RANGE)
+        raise FieldError(errors.RANGE, errors.TIME_OUT_OF_RANGE)
     return seconds * 1_000_000 + nanos // 1_000

@@ -24,17 +24,8 @@ from penstock.mqtt.sparkplug import (
     property_texts,
 )
 from penstock.pipelines.state_dir.births import Birth, BirthLog, MetricDefinition
-from penstock.pipelines.steps.payload_errors import (
-    EMPTY,
-    MISMATCH,
-    NO_BIRTH,
-    NOT_SPARKPLUG,
-    RANGE,
-    TIME_OUT_OF_RANGE,
-    UNKNOWN_METRIC,
-    PayloadError,
-    time_limits,
-)
+from penstock.pipelines.steps import payload_errors as errors
+from penstock.pipelines.steps.payload_errors import PayloadError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,8 +36,8 @@ __all__ = ["SparkplugDecoder", "SparkplugRecord", "decode_message"]
 
 BD_SEQ = "bdSeq"
 """Metric of NBIRTH and NDEATH with the number of the session."""
-_CODES = {"format": NOT_SPARKPLUG, "type": MISMATCH, "range": RANGE}
-_TIMES = time_limits(1_000)
+_CODES = {"format": errors.NOT_SPARKPLUG, "type": errors.MISMATCH, "range": errors.RANGE}
+_TIMES = errors.time_limits(1_000)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_ALIAS = (1 << 63) - 1
 _TYPE_NAMES: dict[int, str] = {each: each.name for each in DataType}
@@ -66,7 +57,7 @@ class SparkplugRecord(NamedTuple):
     """A record of the log: payload and MQTT topic, the partition of the log and the offset there."""
 
     payload: bytes | None
-    topic: str | None
+    topic: bytes | None
     partition: str
     offset: int
     is_redriven: bool = False
@@ -108,13 +99,15 @@ def decode_message(record: SparkplugRecord, births: BirthLog) -> tuple[dict[str,
         PayloadError: it is not a Sparkplug message, or the birth that it needs is not known.
     """
     if record.topic is None:
-        raise PayloadError(NOT_SPARKPLUG, "the record has no header mqtt.topic, which names the edge node")
+        raise PayloadError(errors.NOT_SPARKPLUG, "the record has no header mqtt.topic, which names the edge node")
     try:
-        topic = parse_topic(record.topic)
+        topic = parse_topic(record.topic.decode())
         if not record.payload:
-            raise PayloadError(EMPTY, "the payload is empty")
+            raise PayloadError(errors.EMPTY, "the payload is empty")
         message = _Message(topic, decode_payload(record.payload), record, births)
         return _columns(message)
+    except UnicodeDecodeError:
+        raise PayloadError(errors.NOT_SPARKPLUG, "the header mqtt.topic is not UTF-8") from None
     except SparkplugError as error:
         raise PayloadError(_CODES[error.kind], str(error)) from None
 
@@ -156,7 +149,7 @@ def _columns(message: _Message) -> tuple[dict[str, object], Birth | None]:
         "metrics": metrics,
     }
     if columns["seq"] is not None and payload.seq > 255:
-        raise PayloadError(RANGE, f"seq is {payload.seq}, expected 0 to 255")
+        raise PayloadError(errors.RANGE, f"seq is {payload.seq}, expected 0 to 255")
     return columns, None if message.record.is_redriven else change
 
 
@@ -176,9 +169,9 @@ def _definition(metric: Metric) -> MetricDefinition:
     """Return the definition in a message that must have it whole."""
     name = _name(metric)
     if name is None:
-        raise PayloadError(MISMATCH, "a metric of a birth or death has no name")
+        raise PayloadError(errors.MISMATCH, "a metric of a birth or death has no name")
     if not metric.datatype:
-        raise PayloadError(MISMATCH, f"metric {name!r} of a birth or death has no datatype")
+        raise PayloadError(errors.MISMATCH, f"metric {name!r} of a birth or death has no datatype")
     return MetricDefinition(name, _alias(metric), metric.datatype)
 
 
@@ -186,7 +179,7 @@ def _alias(metric: Metric) -> int | None:
     if not metric.HasField("alias"):
         return None
     if metric.alias > _MOST_ALIAS:
-        raise PayloadError(RANGE, f"the alias {metric.alias} is too large for BIGINT")
+        raise PayloadError(errors.RANGE, f"the alias {metric.alias} is too large for BIGINT")
     return metric.alias
 
 
@@ -195,7 +188,8 @@ def _check_aliases(definitions: Sequence[MetricDefinition]) -> None:
     for each in definitions:
         if each.alias is not None and names.setdefault(each.alias, each.name) != each.name:
             raise PayloadError(
-                MISMATCH, f"the alias {each.alias} belongs to two metrics: {names[each.alias]!r} and {each.name!r}"
+                errors.MISMATCH,
+                f"the alias {each.alias} belongs to two metrics: {names[each.alias]!r} and {each.name!r}",
             )
 
 
@@ -203,8 +197,10 @@ def _bd_seq(payload: Payload) -> int | None:
     for metric in payload.metrics:
         if metric.name == BD_SEQ:
             value = metric_value(metric, metric.datatype, f"metric {BD_SEQ!r}")
-            if value is not None and not (isinstance(value, int) and 0 <= value <= _MOST_ALIAS):
-                raise PayloadError(MISMATCH, f"metric {BD_SEQ!r} is {value!r}, expected an integer")
+            if value is None:
+                return None
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_ALIAS:
+                raise PayloadError(errors.MISMATCH, f"metric {BD_SEQ!r} is {value!r}, expected an integer")
             return value
     return None
 
@@ -213,22 +209,22 @@ def _known(message: _Message, metric: Metric, kind: str, birth: Birth | None) ->
     """Return the definition of a metric of a DATA message or a command, whose last birth is ``birth``."""
     name, alias = _name(metric), _alias(metric)
     if name is None and alias is None:
-        raise PayloadError(MISMATCH, "a metric has neither a name nor an alias")
+        raise PayloadError(errors.MISMATCH, "a metric has neither a name nor an alias")
     if kind == "CMD" and name is not None and metric.datatype:
         # A command that asks for a birth precedes it.
         return MetricDefinition(name, alias, metric.datatype)
     needed = "NBIRTH" if message.topic.device is None else "DBIRTH"
     if birth is None:
         raise PayloadError(
-            NO_BIRTH, f"no {needed} of {message.what} was read before this message in this partition of the log"
+            errors.NO_BIRTH, f"no {needed} of {message.what} was read before this message in this partition of the log"
         )
     sent, born = message.timestamp_ms, birth.timestamp_ms
     if message.record.is_redriven and sent is not None and born is not None and sent < born:
-        raise PayloadError(NO_BIRTH, f"the last {needed} of {message.what} is newer than this redriven message")
+        raise PayloadError(errors.NO_BIRTH, f"the last {needed} of {message.what} is newer than this redriven message")
     found = birth.by_alias.get(alias) if name is None and alias is not None else birth.by_name.get(name or "")
     if found is None:
         shown = f"alias {alias}" if name is None else f"name {name!r}"
-        raise PayloadError(UNKNOWN_METRIC, f"the last {needed} of {message.what} has no metric with the {shown}")
+        raise PayloadError(errors.UNKNOWN_METRIC, f"the last {needed} of {message.what} has no metric with the {shown}")
     return found._replace(datatype=metric.datatype) if metric.datatype else found
 
 
@@ -253,7 +249,9 @@ def _metric(message: _Message, metric: Metric, definition: MetricDefinition) -> 
 def _described(definition: MetricDefinition, device: str | None, time: datetime | None) -> dict[str, object]:
     datatype = _TYPE_NAMES.get(definition.datatype)
     if datatype is None:
-        raise PayloadError(MISMATCH, f"metric {definition.name!r} has the unknown datatype {definition.datatype}")
+        raise PayloadError(
+            errors.MISMATCH, f"metric {definition.name!r} has the unknown datatype {definition.datatype}"
+        )
     return {
         "device_id": device,
         "name": definition.name,
@@ -275,7 +273,7 @@ def _time(ms: int | None, what: str) -> datetime | None:
     if ms is None:
         return None
     if ms > _TIMES[1]:
-        raise PayloadError(RANGE, f"{what}: {TIME_OUT_OF_RANGE}")
+        raise PayloadError(errors.RANGE, f"{what}: {errors.TIME_OUT_OF_RANGE}")
     return _EPOCH + timedelta(milliseconds=ms)
 
 

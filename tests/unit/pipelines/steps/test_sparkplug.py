@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 
 from penstock.mqtt.proto.sparkplug_pb2 import Metric, Payload
 from penstock.mqtt.sparkplug import DataType
+from penstock.pipelines.state_dir import births
 from penstock.pipelines.state_dir.births import BirthLog
 from penstock.pipelines.steps import sparkplug
 from penstock.pipelines.steps.payload_errors import PayloadError
@@ -42,7 +44,7 @@ class Session:
         data = payload if isinstance(payload, bytes) else payload.SerializeToString()
         topic = f"spBv1.0/plant/{kind}/press" + (f"/{device}" if device else "")
         self.offset += 28
-        columns, change = decode_message(SparkplugRecord(data, topic, "p", self.offset, redriven), self.births)
+        columns, change = decode_message(SparkplugRecord(data, topic.encode(), "p", self.offset, redriven), self.births)
         if change is not None:
             self.births.add(change)
         return columns
@@ -213,6 +215,10 @@ def test_flags_properties_and_the_time_of_the_message(session: Session) -> None:
         (birth(double("t", datatype=DataType.Int8)), "schema.mismatch: metric 't' is not Int8"),
         (birth(Metric(name="t", datatype=5, int_value=256)), "schema.range: metric 't' is too large for UInt8: 256"),
         (birth(timestamp=1 << 62), "schema.range: metric 'bdSeq': a time is not in the years 1 to 9999"),
+        (
+            birth(Metric(name="bdSeq", datatype=11, boolean_value=True), bd_seq=None),
+            "schema.mismatch: metric 'bdSeq' is True",
+        ),
         (birth(seq=256), "schema.range: seq is 256, expected 0 to 255"),
         (
             birth(Metric(name="bdSeq", datatype=12, string_value="1"), bd_seq=None),
@@ -228,7 +234,11 @@ def test_broken_messages_are_refused_and_change_nothing(
 
 
 def test_a_record_without_a_topic_of_sparkplug_is_refused(session: Session) -> None:
-    for topic, text in ((None, "no header mqtt.topic"), ("spBv1.0/STATE/scada", "is not spBv1.0/<group>")):
+    for topic, text in (
+        (None, "no header mqtt.topic"),
+        (b"spBv1.0/STATE/scada", "is not spBv1.0/<group>"),
+        (b"spBv1.0/\xff/NDATA/press", "the header mqtt.topic is not UTF-8"),
+    ):
         with pytest.raises(PayloadError, match=text) as error:
             decode_message(SparkplugRecord(b"x", topic, "p", 0), session.births)
         assert error.value.code == "parse.not_sparkplug"
@@ -248,10 +258,11 @@ Record = tuple[bytes, str, str, int | None]
 def decoded(directory: Path, *records: Record, others: tuple[Path, ...] = ()) -> list[Any]:
     """Return results of records (payload, message type, partition, offset) as another worker process computes them."""
     sparkplug._logs.clear()
+    sparkplug._starts.clear()
     decoder = SparkplugDecoder(tuple(map(str, (directory, *others))), SCHEMA)
     columns: list[Any] = [
         pa.array([record[0] for record in records], pa.binary()),
-        pa.array([f"spBv1.0/plant/{record[1]}/press" for record in records]),
+        pa.array([f"spBv1.0/plant/{record[1]}/press".encode() for record in records], pa.binary()),
         pa.array([record[2] for record in records]),
         pa.array([record[3] for record in records], pa.int64()),
         pa.array([False] * len(records)),
@@ -276,6 +287,36 @@ def test_a_batch_that_is_repeated_finds_the_births_before_it(tmp_path: Path) -> 
     for directory in (tmp_path, other):
         assert [decoded(directory, *batch) for batch in (first, second, first)] == [*expected, expected[0]]
         assert [decoded(directory, record) for record in second] == [[["t"]], [["p"]], [["p"]]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_batches_repeated_by_any_worker_have_one_result(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with one pass over the log; two sinks, with snapshots of few files."""
+    monkeypatch.setattr(births, "_MOST_FILES", 3)
+    random = Random(seed)
+    payloads = {
+        "NBIRTH": [birth(double(name, alias=1), bd_seq=n).SerializeToString() for n, name in enumerate("abc")],
+        "NDEATH": [birth(bd_seq=n).SerializeToString() for n in range(3)],
+        "NDATA": [data(double(alias=1)).SerializeToString()],
+    }
+    log: list[Record] = []
+    for number in range(60):
+        kind = random.choice(["NBIRTH", "NDEATH", "NDATA", "NDATA", "NDATA"])
+        log.append((random.choice(payloads[kind]), kind, random.choice("pq"), 28 * number))
+    expected = decoded(tmp_path / "whole", *log)
+    sinks = (tmp_path / "first", tmp_path / "second")
+    start = 0
+    while start < len(log):
+        end = start + random.randint(1, 6)
+        for _ in range(random.randint(1, 3)):
+            # A batch that fails has written the births of the records that it read.
+            decoded(sinks[0], *log[start : random.randint(start, end)], others=sinks[1:])
+        assert decoded(sinks[0], *log[start:end], others=sinks[1:]) == expected[start:end]
+        # The second sink alone, as for windows that read their batch again.
+        assert decoded(sinks[1], *log[start:end]) == expected[start:end]
+        start = end
 
 
 def test_partitions_are_separate_and_dead_rows_left_out(tmp_path: Path) -> None:
