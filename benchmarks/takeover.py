@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Final
 
 from benchmarks.figures import Figure, Settings
 from benchmarks.keys import write
+from benchmarks.stock_clients import PahoClient, paho_clients
 from penstock.errors import PenstockError, UnavailableError
 from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.engine.model.journal import Batch, SessionRow, SubscriptionRow
@@ -79,11 +80,28 @@ async def _measure(nodes: list[NodeProcess], runs: int) -> list[Figure]:
         "first route of TubeMQ": _route,
     }
     figures: dict[tuple[str, str], Figure] = {}
+    async with paho_clients(nodes) as clients:
+        await _take_over(active, standby, runs, kinds, clients, load, figures)
+    return list(figures.values())
+
+
+async def _take_over(
+    active: NodeProcess,
+    standby: NodeProcess,
+    runs: int,
+    kinds: Mapping[str, Callable[[NodeProcess], Awaitable[None]]],
+    clients: Sequence[PahoClient],
+    load: str,
+    figures: dict[tuple[str, str], Figure],
+) -> None:
+    ordinary = {f"first PUBACK of paho-mqtt, delays of 1 to {client.longest_s} s": client for client in clients}
     for fault in ("kill -9", "handover"):
-        for kind in kinds:
+        for kind in (*kinds, *ordinary):
             figures[fault, kind] = Figure(f"{fault}, {load}: {kind}", "penstock", "s")
         for _ in range(runs):
             await _until_caught_up(active, standby)
+            for client in clients:
+                client.begin()
             started = time.perf_counter()
             if fault == "kill -9":
                 active.signal(signal.SIGKILL)
@@ -93,12 +111,13 @@ async def _measure(nodes: list[NodeProcess], runs: int) -> list[Figure]:
             found = await asyncio.gather(*(_first(partial(probe, standby)) for probe in kinds.values()))
             for kind, at in zip(kinds, found, strict=True):
                 figures[fault, kind].runs.append(at - started)
+            for kind, client in ordinary.items():
+                figures[fault, kind].runs.append(await asyncio.to_thread(client.first, DEADLINE_S) - started)
             if fault == "kill -9":
                 active.wait()
                 active.start()
             active, standby = standby, active
             await standby.until_standby(active)
-    return list(figures.values())
 
 
 async def _prepare(node: NodeProcess) -> None:

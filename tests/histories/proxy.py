@@ -39,6 +39,11 @@ class Proxy:
         """Forward new connections to ``target``."""
         self._target = target
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no connection is open."""
+        return not self._writers
+
     def cut(self) -> None:
         """Reset every connection; what was under way in either direction is lost."""
         for writer in self._writers:
