@@ -36,8 +36,11 @@ _MOST_FILES = 64
 
 
 def birth_directory(checkpoint: Path) -> Path:
-    """Return the directory of the births that the sink with ``checkpoint`` has read."""
-    return checkpoint / "births"
+    """Return the directory of the births that the sink with ``checkpoint`` has read.
+
+    It is absolute, because workers may have another working directory.
+    """
+    return (checkpoint / "births").absolute()
 
 
 class MetricDefinition(NamedTuple):

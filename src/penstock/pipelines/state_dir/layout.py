@@ -1,6 +1,7 @@
 """The state directory of a pipeline: its paths, the pipeline that owns it, and files that survive a crash.
 
 <state>/checkpoints/<sink>/             the sink's checkpoint, in Spark's format
+<state>/checkpoints/<sink>/births/      births of Sparkplug that the sink has read (``births``)
 <state>/shared/<sink>-<id>/             Spark's checkpoint of a query of several sinks, another one at each start
 <state>/shared/<sink>.rows/             rows of a batch on their way to a sink without files of its own
 <state>/ledger/<sink>/<batch>.json      counts of the records of each batch
