@@ -60,6 +60,7 @@ def delete(file: File, user: User) -> None:
 
     _existing(file)
     edit_passwords(file, change)
+    note(f"user '{escape(user)}' was deleted from {file}")
     note(RELOAD)
 
 
@@ -120,6 +121,7 @@ def _put(file: Path, user: str, *, new: bool) -> None:
         return {**old, user: credential}
 
     edit_passwords(file, change)
+    note(f"user '{escape(user)}' was {'added to' if new else 'updated in'} {file}")
     note(RELOAD)
 
 

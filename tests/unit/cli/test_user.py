@@ -37,9 +37,14 @@ def test_a_change_says_when_a_running_node_reads_it(penstock: Command, tmp_path:
     note = (
         "a running node reads the file on SIGHUP: systemctl reload penstock, or kill -HUP $(cat penstock-data/lock)\n"
     )
-    assert penstock("user", "create", file, "ann", stdin=b"secret\n") == (0, "", note)
-    assert penstock("user", "update", file, "ann", stdin=b"other\n") == (0, "", note)
-    assert penstock("user", "delete", file, "ann") == (0, "", note)
+    created = penstock("user", "create", file, "ann", stdin=b"secret\n")
+    assert created == (0, "", f"user 'ann' was added to {file}\n{note}")
+    assert penstock("user", "update", file, "ann", stdin=b"other\n") == (
+        0,
+        "",
+        f"user 'ann' was updated in {file}\n{note}",
+    )
+    assert penstock("user", "delete", file, "ann") == (0, "", f"user 'ann' was deleted from {file}\n{note}")
 
 
 def test_refusals(penstock: Command, tmp_path: Path) -> None:

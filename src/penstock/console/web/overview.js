@@ -79,7 +79,7 @@ function Chart() {
     const axis = { stroke: colour("--pico-muted-color"), grid: { stroke: colour("--pico-muted-border-color"), width: 1 } };
     plot.current = new uPlot({
       width: place.current.clientWidth, height: 220, fmtDate: (format) => uPlot.fmtDate(format),
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) }, { ...axis, size: 60 }],
+      axes: [{ ...axis, incrs: [1, 5, 10, 15, 30, 60, 120], values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) }, { ...axis, size: 60 }],
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
       series: [{ label: "Time", value: (_, at) => (at == null ? "" : new Date(at * 1000).toLocaleTimeString("en-GB")) },
         ...SERIES.map(([, label, name]) => ({ label: `${label}/s`, stroke: colour(name), width: 2, points: { show: false }, value: (_, value) => (value == null ? "" : rate(value)) }))],
