@@ -10,8 +10,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from penstock.pipelines.sinks.one_pass import SHARED, Outcomes, is_supported, outcome, type_of_rows, write_in_one_pass
+from penstock.pipelines.sinks.one_pass import (
+    RECORD,
+    SHARED,
+    Outcomes,
+    PassResult,
+    flattened,
+    is_supported,
+    outcome,
+    structure,
+    type_of_rows,
+    write_in_one_pass,
+)
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
+from penstock.pipelines.steps.expressions import literal
 
 RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COLUMNS = """
@@ -35,24 +47,31 @@ def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp
         sf.when(sf.expr("n % 10 = 3"), sf.lit("filter")).alias("_filtered"),
         sf.struct(sf.col("bytes").alias("value")).alias("_source"),
     )
-    letter = [sf.col("_dead.step").alias("step"), sf.col("_source.value").alias("value")]
-    is_letter = sf.expr("_dead IS NOT NULL AND n < 500")
+    letter = {"step": "_dead.step"}
+    is_letter, is_other = "_dead IS NOT NULL AND n < 500", "_dead IS NOT NULL AND n < 200"
     # Some columns are those of one sink, the others those of all.
-    own = [name for name in data.columns if name not in ("n", "text", "nested")]
-    both = rows.select(
-        *(sf.col(name).alias(SHARED + name) for name in ("n", "text", "nested")),
-        outcome([sf.col(name) for name in own], letter, is_letter).alias("all"),
-        outcome([], letter, is_letter).alias("numbers"),
+    shared = ("n", "text", "nested")
+    own = {name: name for name in data.columns if name not in shared}
+    both = flattened(
+        rows.selectExpr(
+            *(f"{name} AS `{SHARED}{name}`" for name in shared),
+            f"{outcome(own, letter, is_letter)} AS s0",
+            f"{outcome({}, {}, 'false')} AS s1",
+            f"{outcome({}, {'step': literal('other')}, is_other)} AS s2",
+            f"{structure({'value': '_source.value'})} AS {RECORD}",
+        ),
+        3,
     )
     names = tuple(data.columns)
-    assert type_of_rows(both.schema, "all", names) == data.schema
+    assert type_of_rows(both.schema, 0, names) == data.schema
     # Several batches in one row group.
     spark.conf.set(RECORDS, "100")
-    found, numbers = write_in_one_pass(
+    found, numbers, others = write_in_one_pass(
         both,
         [
-            Outcomes("all", names, tmp_path / "rows", tmp_path / "letters"),
-            Outcomes("numbers", ("n",), tmp_path / "numbers", None),
+            Outcomes(0, names, tmp_path / "rows", tmp_path / "letters"),
+            Outcomes(1, ("n",), tmp_path / "numbers", None),
+            Outcomes(2, ("n",), tmp_path / "others", tmp_path / "other letters"),
         ],
     )
     spark.conf.unset(RECORDS)
@@ -62,8 +81,6 @@ def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp
     assert (found.rows.rows, len(found.rows.names)) == (890, 3)
     files = [pq.ParquetFile(tmp_path / "rows" / name) for name in found.rows.names]
     assert [file.metadata.num_row_groups for file in files] == [1, 1, 1]
-    assert found.letters is not None
-    assert found.letters.rows == 5
     written = spark.read.parquet(*(str(tmp_path / "rows" / name) for name in found.rows.names))
     # Spark reads every column as nullable.
     assert written.schema.simpleString() == data.schema.simpleString()
@@ -73,16 +90,25 @@ def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp
     plain = pq.read_schema(tmp_path / "rows" / found.rows.names[0])
     assert {field.name for field in plain} == set(data.columns)
     assert StructType.fromJson(json.loads((plain.metadata or {})[SPARKS_SCHEMA])) == data.schema
-    letters = spark.read.parquet(*(str(tmp_path / "letters" / name) for name in found.letters.names))
-    assert {row["step"] for row in letters.collect()} == {"step"}
+    assert _letters(tmp_path / "letters", found) == [
+        {"step": "step", "value": b"b%d" % n} for n in (107, 207, 307, 407, 7)
+    ]
+    assert _letters(tmp_path / "other letters", others) == [{"step": "other", "value": b"b%d" % n} for n in (107, 7)]
+
+
+def _letters(directory: Path, found: PassResult) -> list[dict[str, object]]:
+    assert found.letters is not None
+    rows = [row for name in found.letters.names for row in pq.ParquetFile(directory / name).read().to_pylist()]
+    assert len(rows) == found.letters.rows
+    return sorted(rows, key=lambda row: str(row["value"]))
 
 
 def test_a_batch_without_rows_writes_no_file(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(0, 10, numPartitions=2).selectExpr(
         "id AS n", "CAST(NULL AS STRUCT<step: STRING>) AS _dead", "'all' AS _filtered"
     )
-    rows = rows.select(outcome([sf.col("n")], [sf.col("n")], sf.lit(False)).alias("o"))
-    (found,) = write_in_one_pass(rows, [Outcomes("o", ("n",), tmp_path / "rows", None)])
+    rows = rows.selectExpr(f"{outcome({'n': 'n'}, {'n': 'n'}, 'false')} AS s0", f"{structure({'n': 'n'})} AS {RECORD}")
+    (found,) = write_in_one_pass(flattened(rows, 1), [Outcomes(0, ("n",), tmp_path / "rows", None)])
     assert (found.out, found.filtered, found.rows.names, found.letters) == (0, 10, (), None)
     assert not (tmp_path / "rows").exists()
 

@@ -257,6 +257,16 @@ def test_a_session_without_the_exact_parser_uses_from_json(
     assert other.conf.get("spark.sql.catalog.penstock_functions") == "com.example.Catalog"
 
 
+@pytest.mark.parametrize(("policy", "is_exact"), [("legacy", False), ("CORRECTED", True)])
+def test_the_exact_parser_is_not_used_with_the_legacy_rules_of_times(
+    spark: SparkSession, policy: str, is_exact: bool
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.timeParserPolicy", policy)
+    found = parsing._exact_json(sf.col("value"), parsing.schema_of("s", "t TIMESTAMP"), session)
+    assert (found is not None) is is_exact
+
+
 def mutated(random: Random, text: bytes, others: list[bytes]) -> bytes:
     """Return ``text`` with one to three characters or pieces of ``others`` inserted, replaced or removed."""
     made = bytearray(text)

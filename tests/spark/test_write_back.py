@@ -7,8 +7,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+from pyspark.sql import SparkSession
 
+from penstock.errors import ConfigError
 from penstock.pipelines.sinks import delivery
+from penstock.pipelines.spec.sinks import Sink
 from penstock.tube.record import Record
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup
@@ -50,3 +53,13 @@ def test_the_last_change_of_each_key_remains(
         assert node.get(f"{name}/last/{place}") == b'{"n":%d}' % last
         # A row for which `when` is not true deletes the key.
         assert node.get(f"{name}/even/{place}") == (None if last % 2 else b'{"n":%d}' % last)
+
+
+def test_an_expression_that_spark_does_not_accept_is_an_error_of_the_sink(spark: SparkSession) -> None:
+    entries = [{"key": "k/{n}", "when": "other > 1", "value": ["n"]}]
+    sink = Sink.model_validate({"name": "places", "statestore": {"entries": entries}})
+    dead = "CAST(NULL AS STRUCT<step: STRING, code: STRING, reason: STRING, again: BOOLEAN>) AS _dead"
+    rows = spark.range(1).selectExpr("id AS n", dead, "CAST(NULL AS STRING) AS _filtered")
+    with pytest.raises(ConfigError, match="sink 'places' cannot be built") as refused:
+        delivery.mark_unwritable(rows, sink)
+    assert "other" in str(refused.value.why)

@@ -41,6 +41,8 @@ from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP,
 from penstock.spark.tube.options import HEADER_PREFIX
 
 __all__ = [
+    "ADDED_ROWS",
+    "ALIVE",
     "INTERNAL",
     "MARKS",
     "added_rows",
@@ -135,9 +137,13 @@ def header(records: DataFrame, name: str) -> Column:
     return sf.try_element_at(found, sf.lit(1))["value"].cast("string")
 
 
+ALIVE = "_dead IS NULL AND _filtered IS NULL"
+"""Condition in SQL: the row is neither dead nor filtered."""
+
+
 def alive() -> Column:
-    """Return a condition: the row is neither dead nor filtered."""
-    return sf.col("_dead").isNull() & sf.col("_filtered").isNull()
+    """Return the condition ``ALIVE``."""
+    return sf.expr(ALIVE)
 
 
 def internal_columns(rows: DataFrame) -> list[str]:
@@ -164,7 +170,7 @@ def mark_dead(
                 sf.lit(step).alias("step"),
                 sf.lit(code).alias("code"),
                 reason.alias("reason"),
-                sf.lit(False).alias("again"),
+                sf.expr("false AS again"),
             ),
         )
         for code, reason in failures
@@ -175,9 +181,13 @@ def mark_dead(
     return rows.withColumn("_dead", sf.when(checked, sf.coalesce(*causes)).otherwise(sf.col("_dead")))
 
 
+ADDED_ROWS = "coalesce(_more, 0)"
+"""In SQL: the number of rows that explode steps added to the record of a row, in one of its rows; 0 in others."""
+
+
 def added_rows(rows: DataFrame) -> Column:
-    """Return the number of rows that explode steps added to the record of a row, in one of its rows; 0 in others."""
-    return sf.coalesce(sf.col("_more"), sf.lit(0)) if "_more" in rows.columns else sf.lit(0)
+    """Return the number ``ADDED_ROWS``, also for ``rows`` without an explode step."""
+    return sf.expr(ADDED_ROWS) if "_more" in rows.columns else sf.lit(0)
 
 
 def too_large(size: Column, most: int) -> Column:

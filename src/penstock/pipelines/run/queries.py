@@ -165,6 +165,15 @@ class SinkBatches:
         self._writer = SinkWriter(plan, checkpoint, context.targets)
         self._entry = partial(ledger_entry, plan, checkpoint, context.targets)
         self._last = context.ledger.last(plan.sink.name)
+        self._names: tuple[str, ...] | None = None
+        """The columns of the table, if its rows are written in one pass."""
+
+    def prepare(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of the query as its batches need them: what is the same for all is planned once."""
+        if self.plan.windowed:
+            return rows
+        prepared, self._names = self._writer.prepare(mark_unwritable(rows, self.plan.sink))
+        return prepared
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Process one batch. All writes are idempotent by batch id."""
@@ -194,9 +203,8 @@ class SinkBatches:
         return self._context.source.count(self.plan.sink.name, start, end)
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
-        rows = mark_unwritable(rows, self.plan.sink)
-        if self._writer.writes_in_one_pass(rows):
-            return self._rows_in_one_pass(rows, batch, start, end)
+        if self._names is not None:
+            return self._rows_in_one_pass(rows, batch, start, end, self._names)
         # Cached: the rows are used three times, but the stateful operators that produce them must run once.
         rows = rows.persist()
         try:
@@ -216,12 +224,14 @@ class SinkBatches:
         assert found is not None
         return _counted(found), checks_of(found)
 
-    def _rows_in_one_pass(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
+    def _rows_in_one_pass(
+        self, rows: DataFrame, batch: int, start: Offsets, end: Offsets, names: tuple[str, ...]
+    ) -> LedgerEntry:
         read = self._read(start, end)
         if is_small(read, self._last) and not self.plan.has_dedupe:
             # One file and one task: more would not make a small batch faster.
             rows = rows.coalesce(1)
-        found = self._writer.write_once(rows, batch)
+        found = self._writer.write_once(rows, batch, names)
         counts = BatchCounts(found.out, found.dead, found.filtered, found.exploded)
         return self._entry(
             batch,
@@ -398,15 +408,19 @@ class BuiltQuery:
     build_rows: Callable[[], DataFrame]
     batches: SinkBatches
     checkpoint: Checkpoint
+    columns: StructType = field(init=False)
+    """The columns of the rows behind the steps."""
     rows: DataFrame = field(init=False)
-    """Analyzed rows; :meth:`rebuild` replaces them."""
+    """Analyzed rows as the batches need them; :meth:`rebuild` replaces them."""
 
     def __post_init__(self) -> None:
         self.rebuild()
 
     def rebuild(self) -> None:
         """Build a new plan of the rows: an object of the old one may be the cause of a failure."""
-        self.rows = self.build_rows()
+        rows = self.build_rows()
+        self.columns = rows.schema
+        self.rows = self.batches.prepare(rows)
 
     @property
     def name(self) -> str:
@@ -495,9 +509,9 @@ def build_query(sink_plan: SinkPlan, checkpoint: Checkpoint, spark: SparkSession
         SinkBatches(sink_plan, checkpoint, context),
         checkpoint,
     )
-    check_target(spark, sink_plan.sink, query.rows.schema)
+    check_target(spark, sink_plan.sink, query.columns)
     if sink_plan.sink.table is not None:
-        check_partition_columns(sink_plan.sink, query.rows.schema)
+        check_partition_columns(sink_plan.sink, query.columns)
     return query
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError, StorageError
@@ -46,11 +46,12 @@ from penstock.pipelines.run.queries import (
     ledger_entry,
     start_query,
 )
-from penstock.pipelines.sinks.delivery import OnePassCounts, SinkWriter, mark_unwritable
+from penstock.pipelines.sinks.delivery import OnePassCounts, SinkWriter, letter_record, mark_unwritable
 from penstock.pipelines.sinks.one_pass import (
     SHARED,
     Outcomes,
     PassResult,
+    flattened,
     is_supported,
     type_of_rows,
     write_in_one_pass,
@@ -148,13 +149,13 @@ def _plain(offsets: Offsets) -> dict[tuple[str, str], int]:
 
 @dataclass(slots=True)
 class _Member:
-    """A sink of a shared query. ``names``: the columns that it writes."""
+    """A sink of a shared query, of which it has the ``number``. ``names``: the columns that it writes."""
 
     plan: SinkPlan
     checkpoint: Checkpoint
     writer: SinkWriter
     position: Position
-    column: str
+    number: int
     names: tuple[str, ...] = ()
 
     @property
@@ -164,10 +165,10 @@ class _Member:
     def mark(self, rows: DataFrame) -> DataFrame:
         return mark_unwritable(rows, self.plan.sink)
 
-    def columns(self, rows: DataFrame) -> dict[str, tuple[Column, str]]:
+    def columns(self, rows: DataFrame) -> dict[str, tuple[str, str]]:
         return self.writer.columns(rows)
 
-    def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
+    def outcome(self, rows: DataFrame, own: Sequence[str]) -> str:
         return self.writer.outcome(rows, own)
 
     def has_finished(self, entry: str) -> bool:
@@ -215,7 +216,7 @@ class SharedBatches:
         self._context = context
         self._last = context.ledger.last(plans[0].sink.name)
         self.members = [
-            _Member(found, own, SinkWriter(found, own, context.targets), own.position(), f"s{n}")
+            _Member(found, own, SinkWriter(found, own, context.targets), own.position(), n)
             for n, (found, own) in enumerate(zip(plans, checkpoints, strict=True))
         ]
 
@@ -274,7 +275,7 @@ class SharedBatches:
         parts: list[tuple[_Member, Outcomes]] = []
         for member in due:
             try:
-                parts.append((member, member.writer.outcomes(numbers[member.name], member.column, member.names)))
+                parts.append((member, member.writer.outcomes(numbers[member.name], member.number, member.names)))
             except PenstockError as error:
                 errors.append(error)
         if not parts:
@@ -374,14 +375,15 @@ class SharedQuery:
         """Build a new plan of the rows."""
         members = self.batches.members
         births = [birth_directory(member.checkpoint.path) for member in members]
-        self.rows, names = fan_out(self._stream(), members, self._with_lookup, SHARED, births)
+        rows, names = fan_out(self._stream(), members, self._with_lookup, SHARED, letter_record, births)
+        self.rows = flattened(rows, len(members))
         for member, mine in zip(members, names, strict=True):
             member.names = mine
 
     def columns(self, n: int) -> StructType:
         """Return the columns that sink ``n`` writes."""
         member = self.batches.members[n]
-        return type_of_rows(self.rows.schema, member.column, member.names)
+        return type_of_rows(self.rows.schema, member.number, member.names)
 
     def start(self, trigger_ms: int, *, available_now: bool) -> StreamingQuery:
         """Start the query where its sinks are; once for each object."""

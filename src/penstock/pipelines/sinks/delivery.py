@@ -24,21 +24,26 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StructType
 
-from penstock.errors import PenstockError, StorageError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
-from penstock.pipelines.rows import added_rows, data_columns, key_column, mark_dead, too_large
+from penstock.pipelines.rows import ADDED_ROWS, data_columns, key_column, mark_dead, too_large
 from penstock.pipelines.sinks.delta import DeltaWriter, discard
 from penstock.pipelines.sinks.one_pass import (
+    RECORD,
     SHARED,
     Outcomes,
     PassResult,
     WrittenFiles,
+    flattened,
     is_supported,
     outcome,
+    outcome_column,
+    structure,
     write_in_one_pass,
 )
 from penstock.pipelines.sinks.partitions import computed_columns, mark_unpartitionable
@@ -52,6 +57,8 @@ from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expectations import CHECKS
 from penstock.pipelines.steps.expressions import (
     add_conditions,
+    analysis_text,
+    literal,
     mark_failed_conditions,
     mark_filtered,
     quoted,
@@ -86,6 +93,7 @@ __all__ = [
     "key_changes",
     "key_rows",
     "last_of_each_key",
+    "letter_record",
     "mark_unwritable",
     "message_failures",
     "record_identity",
@@ -365,47 +373,51 @@ class SinkWriter:
         """
         return DELIVERY[sink.kind].write(self, sink, batch)
 
-    def writes_in_one_pass(self, rows: DataFrame) -> bool:
-        """Return True if :meth:`write_once` can write ``rows``."""
-        return self._committed_table() is not None and is_supported(rows.schema)
+    def prepare(self, rows: DataFrame) -> tuple[DataFrame, tuple[str, ...] | None]:
+        """Return marked ``rows`` as :meth:`write_once` writes them, and the names of their columns.
 
-    def write_once(self, rows: DataFrame, batch: int) -> OnePassCounts:
-        """Write the live rows and the dead letters of ``rows``, with one computation of ``rows``."""
+        Returns ``rows``, and None instead of the names, if :meth:`write_once` cannot write them.
+        """
+        if not self._commits_files or not is_supported(rows.schema):
+            return rows, None
         columns = self.columns(rows)
-        shared = [column.alias(SHARED + name) for name, (column, _) in columns.items()]
-        found = write_in_one_pass(
-            rows.select(*shared, self.outcome(rows, []).alias("outcome")),
-            [self.outcomes(batch, "outcome", tuple(columns))],
-        )
+        shared = [f"{column} AS {quoted(SHARED + name)}" for name, (column, _) in columns.items()]
+        outcome_ = f"{self.outcome(rows, [])} AS {outcome_column(0)}"
+        return flattened(rows.selectExpr(*shared, outcome_, letter_record(rows)), 1), tuple(columns)
+
+    def write_once(self, rows: DataFrame, batch: int, names: tuple[str, ...]) -> OnePassCounts:
+        """Write the live rows and the dead letters of ``rows`` (:meth:`prepare`), with one computation of ``rows``."""
+        found = write_in_one_pass(rows, [self.outcomes(batch, 0, names)])
         return self.deliver(rows.sparkSession, batch, found[0])
 
-    def columns(self, rows: DataFrame) -> dict[str, tuple[Column, str]]:
-        """Return the columns that the sink writes of ``rows``, by name, and the column of ``rows`` that each reads."""
-        found = {name: (quoted_column(name), name) for name in data_columns(rows)}
+    def columns(self, rows: DataFrame) -> dict[str, tuple[str, str]]:
+        """Return the columns that the sink writes of ``rows`` in SQL, by name, and the column of ``rows`` that each
+        reads."""
+        found = {name: (quoted(name), name) for name in data_columns(rows)}
         if self._plan.sink.table is None:
-            return found | {name: (sf.col(name), name) for name in record_identity(rows)}
-        coordinates = {f"_{name}": (sf.col(f"_source.{name}"), "_source") for name in COORDINATES}
-        row_id = {name: (sf.col(name), name) for name in _row_id(rows)}
+            return found | {name: (name, name) for name in record_identity(rows)}
+        coordinates = {f"_{name}": (f"_source.{quoted(name)}", "_source") for name in COORDINATES}
+        row_id = {name: (name, name) for name in _row_id(rows)}
         return {**found, **row_id, **coordinates, **computed_columns(self._plan.sink.table)}
 
-    def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
-        """Return what becomes of each of ``rows`` in the sink, for ``write_in_one_pass``; ``own``: its own columns."""
+    def outcome(self, rows: DataFrame, own: Sequence[str]) -> str:
+        """Return in SQL what becomes of each of ``rows`` in the sink; ``own``: the columns that only it writes."""
         columns = self.columns(rows)
         counted = {}
         if CHECKS in rows.columns:
-            counted["checks"] = sf.col(CHECKS)
+            counted["checks"] = CHECKS
         if "_more" in rows.columns:
-            counted["more"] = added_rows(rows)
-        return outcome(
-            [columns[name][0].alias(name) for name in own], _letter_columns(rows), self._is_letter(), counted
-        )
+            counted["more"] = ADDED_ROWS
+        is_letter = self._is_letter
+        letter = {} if is_letter is None else _LETTER_REASON
+        return outcome({name: columns[name][0] for name in own}, letter, is_letter or "false", counted)
 
-    def outcomes(self, batch: int, column: str, names: tuple[str, ...]) -> Outcomes:
-        """Return the outcomes in ``column`` with new directories for an attempt to write ``batch``."""
+    def outcomes(self, batch: int, number: int, names: tuple[str, ...]) -> Outcomes:
+        """Return the outcomes of the sink ``number`` with new directories for an attempt to write ``batch``."""
         letters = self._letters_table()
         table = self._committed_table()
         rows = self.targets.staged(self._plan.sink.name) if table is None else table.new_attempt(batch)
-        found = Outcomes(column, names, rows, None if letters is None else letters.new_attempt(batch))
+        found = Outcomes(number, names, rows, None if letters is None else letters.new_attempt(batch))
         if table is None or self._plan.sink.table is None:
             return found
         target = self._plan.sink.table
@@ -444,13 +456,19 @@ class SinkWriter:
             return self.write_table(sink, batch, rows, staged.rows)
         return self.write(sink, SinkBatch(batch, rows, staged.rows))
 
+    @property
+    def _commits_files(self) -> bool:
+        """True if files that the executors have written can be committed to the sink's table."""
+        table = self._plan.sink.table
+        return table is not None and table.mode != "merge" and not (table.format == "delta" and table.is_remote)
+
     def _committed_table(self) -> Table | DeltaWriter | None:
         """Return the sink's table, if files that the executors have written can be committed to it."""
-        sink = self._plan.sink
-        if sink.table is None or sink.table.mode == "merge":
+        if not self._commits_files:
             return None
-        table = self.table(sink)
-        return None if isinstance(table, RemoteDeltaTable) else table
+        table = self.table(self._plan.sink)
+        assert not isinstance(table, RemoteDeltaTable)
+        return table
 
     def _letters_table(self) -> Table | None:
         """Return the dead letter table, if this query writes to it."""
@@ -459,12 +477,13 @@ class SinkWriter:
             None if dead is None or not self._plan.dead_letters_of else self._parquet(self._plan.sink.name, str(dead))
         )
 
-    def _is_letter(self) -> Column:
-        """Return a condition: the row is dead, and this query writes its dead letter."""
+    @property
+    def _is_letter(self) -> str | None:
+        """A condition in SQL: the row is dead, and this query writes its dead letter; None if it writes none."""
         if self.targets.dead_letters is None or not self._plan.dead_letters_of:
-            return sf.lit(False)
-        mine = sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again")
-        return sf.coalesce(mine, sf.lit(False))
+            return None
+        steps = ", ".join(map(literal, sorted(self._plan.dead_letters_of)))
+        return f"coalesce(_dead.step IN ({steps}) AND NOT _dead.again, false)"
 
     def write_dead_letters(self, rows: Sequence[DataFrame], batch: int) -> int:
         """Write the dead rows of which this query is the owner to the dead letter table; return their number."""
@@ -475,7 +494,9 @@ class SinkWriter:
         return self._parquet(self._plan.sink.name, str(path)).write(batch, letters, letters.count())
 
     def _dead_letters(self, rows: DataFrame) -> DataFrame:
-        return rows.where(self._is_letter()).select(*_letter_columns(rows))
+        columns = _LETTER_REASON | _record_columns(rows)
+        selected = (f"{column} AS {quoted(name)}" for name, column in columns.items())
+        return rows.where(self._is_letter or "false").selectExpr(*selected)
 
     def identity(self, batch: int) -> WriteIdentity:
         """Return the identity of a write of this query, which brokers compare with earlier writes."""
@@ -523,14 +544,21 @@ class SinkWriter:
         return table
 
 
-def _letter_columns(rows: DataFrame) -> list[Column]:
-    """Return the columns of the dead letter table for dead ``rows``."""
+_LETTER_REASON = {name: f"_dead.{name}" for name in ("step", "code", "reason")}
+"""The first columns of the dead letter table, in SQL, which depend on the sink."""
+
+
+def letter_record(rows: DataFrame) -> str:
+    """Return the column ``RECORD`` for ``flattened`` in SQL."""
+    return f"{structure(_record_columns(rows))} AS {RECORD}"
+
+
+def _record_columns(rows: DataFrame) -> dict[str, str]:
+    """Return the other columns of the dead letter table for ``rows`` in SQL, by name."""
     source = rows.schema["_source"].dataType
     assert isinstance(source, StructType)
-    reported = [sf.col(f"_dead.{name}").alias(name) for name in ("step", "code", "reason")]
-    part = sf.col("_part") if "_part" in rows.columns else sf.lit(None).cast("string")
-    coordinates = (sf.col(f"_source.{name}").alias(name) for name in source.names)
-    return [*reported, sf.col("_id").alias("id"), part.alias("part"), *coordinates]
+    part = "_part" if "_part" in rows.columns else "CAST(NULL AS STRING)"
+    return {"id": "_id", "part": part, **{name: f"_source.{quoted(name)}" for name in source.names}}
 
 
 def _table_columns(rows: DataFrame) -> list[Column]:
@@ -546,7 +574,7 @@ def _row_id(rows: DataFrame) -> list[str]:
 
 def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.table is not None
-    computed = [column.alias(name) for name, (column, _) in computed_columns(sink.table).items()]
+    computed = [sf.expr(column).alias(name) for name, (column, _) in computed_columns(sink.table).items()]
     if batch.windows:
         rows = batch.rows.select("*", *computed)
     else:
@@ -635,9 +663,21 @@ def entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
 
 
 def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Mark ``rows`` that ``sink`` cannot write as dead, and rows that its ``when`` excludes as filtered."""
+    """Mark ``rows`` that ``sink`` cannot write as dead, and rows that its ``when`` excludes as filtered.
+
+    Raises:
+        ConfigError: the sink uses columns that do not exist, or SQL that Spark does not accept.
+    """
     mark = DELIVERY[sink.kind].mark
-    return rows if mark is None else mark(rows, sink)
+    try:
+        return rows if mark is None else mark(rows, sink)
+    except AnalysisException as error:
+        raise ConfigError(
+            f"sink {sink.name!r} cannot be built",
+            option=f"sinks.{sink.name}",
+            why=analysis_text(error),
+            do="correct its columns and expressions",
+        ) from error
 
 
 def _mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:

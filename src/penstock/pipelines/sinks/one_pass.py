@@ -17,8 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -35,21 +34,26 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.pipelines.rows import alive
+from penstock.pipelines.rows import ALIVE
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA, FileTarget, FileWriter
 from penstock.pipelines.sinks.partitions import PartitionFiles
+from penstock.pipelines.steps.expressions import quoted
 from penstock.spark.files.object_storage import StoragePath
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "RECORD",
     "SHARED",
     "Outcomes",
     "PassResult",
     "WrittenFiles",
+    "flattened",
     "is_supported",
     "outcome",
+    "outcome_column",
+    "structure",
     "type_of_rows",
     "write_in_one_pass",
 ]
@@ -98,39 +102,88 @@ def is_supported(kind: DataType) -> bool:
 
 SHARED = "column:"
 """Prefix of the columns of a batch that several sinks write unchanged, before their names."""
+RECORD = "record"
+"""Column with the columns of dead letters that are equal in all sinks, for :func:`flattened`."""
+_ALIVE, _DEAD, _FILTERED = range(3)
+"""States of a row in a sink."""
+_LETTERS, _SINK = "letters", "sink"
+
+
+def outcome_column(n: int) -> str:
+    """Return the name of the column with the outcomes of sink ``n``, for :func:`flattened`."""
+    return f"s{n}"
 
 
 def outcome(
-    own: list[Column], letter: list[Column], is_letter: Column, counted: Mapping[str, Column] = MappingProxyType({})
-) -> Column:
-    """Return what becomes of a row in a sink, as a struct: ``alive``, ``dead``, ``filtered``, ``letters`` and ``row``.
+    own: Mapping[str, str],
+    letter: Mapping[str, str],
+    is_letter: str,
+    counted: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return in SQL what becomes of a row in a sink, as a struct: ``state``, ``letter`` and ``row``.
 
-    ``row`` has the columns ``own`` that only this sink writes, and does not exist if there are none. ``letters`` is an
-    array: of a struct of the columns ``letter`` if ``is_letter``, otherwise empty. ``counted`` are further fields,
-    which only exist if a step makes them: ``checks``, the row's column ``_checks``, and ``more``, the rows that explode
-    steps added.
+    All arguments are in SQL, columns by name. ``row`` has the columns ``own`` that only this sink writes, and does not
+    exist if there are none. ``letter`` has the columns of a dead letter that are not in ``RECORD``, is null if not
+    ``is_letter``, and does not exist if the sink writes no letters (no columns ``letter``). ``counted`` are further
+    fields, which only exist if a step makes them: ``checks``, the row's column ``_checks``, and ``more``, the rows that
+    explode steps added.
     """
-    # Not a struct that is null for most rows: Spark determines the size of the Arrow batch after each row, for which
-    # Arrow visits all nulls at the end of an array, such as the headers in this struct.
-    fields = [
-        alive().alias("alive"),
-        sf.col("_dead").isNotNull().alias("dead"),
-        (sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
-        sf.when(is_letter, sf.array(sf.struct(*letter))).otherwise(sf.array()).alias("letters"),
-    ]
-    fields += [column.alias(name) for name, column in counted.items()]
-    return sf.struct(*fields, *([sf.when(alive(), sf.struct(*own)).alias("row")] if own else []))
+    state = f"CASE WHEN _dead IS NOT NULL THEN {_DEAD} WHEN _filtered IS NOT NULL THEN {_FILTERED} ELSE {_ALIVE} END"
+    fields = {"state": f"CAST({state} AS TINYINT)", **counted}
+    if letter:
+        fields["letter"] = f"CASE WHEN {is_letter} THEN {structure(letter)} END"
+    if own:
+        fields["row"] = f"CASE WHEN {ALIVE} THEN {structure(own)} END"
+    return structure(fields)
+
+
+def structure(fields: Mapping[str, str]) -> str:
+    """Return a struct in SQL with ``fields``, by name."""
+    return f"struct({', '.join(f'{value} AS {quoted(name)}' for name, value in fields.items())})"
+
+
+def flattened(rows: DataFrame, count: int) -> DataFrame:
+    """Return ``rows`` as :func:`write_in_one_pass` reads them, for ``count`` sinks.
+
+    ``rows`` have the shared columns, an outcome for each sink (``outcome_column``), and ``RECORD``. The result has the
+    shared columns, the fields of the outcomes with the number of the sink after their names, except ``letter``, and
+    instead a column with the letters of a row in all sinks: an array of structs with the number of the sink in the
+    first field, null for sinks that write none; it is empty for rows without a letter.
+
+    Not structs of a sink: Spark would fill unused fields too, for each row. Not a column of letters for each
+    sink, and not a struct that is null for most rows: Spark determines the size of the Arrow batch after each row, for
+    which Arrow visits all vectors, and all nulls at the end of those of arrays, such as the headers of a letter.
+    """
+    columns = [quoted(name) for name in rows.columns if name.startswith(SHARED)]
+    letters: dict[str, str] = {}
+    record = rows.schema[RECORD].dataType
+    assert isinstance(record, StructType)
+    for n in range(count):
+        sink = outcome_column(n)
+        found = rows.schema[sink].dataType
+        assert isinstance(found, StructType)
+        columns += [f"{sink}.{name} AS {name}{n}" for name in found.names if name != "letter"]
+        if "letter" in found.names:
+            letter = found["letter"].dataType
+            assert isinstance(letter, StructType)
+            fields = {_SINK: str(n)} | {name: f"{sink}.letter.{quoted(name)}" for name in letter.names}
+            fields |= {name: f"{RECORD}.{quoted(name)}" for name in record.names}
+            letters[f"{sink}.letter IS NOT NULL"] = structure(fields)
+    if letters:
+        each = ", ".join(f"CASE WHEN {exists} THEN {letter} END" for exists, letter in letters.items())
+        columns.append(f"CASE WHEN {' OR '.join(letters)} THEN array({each}) ELSE array() END AS {_LETTERS}")
+    return rows.selectExpr(*columns)
 
 
 class Outcomes(NamedTuple):
-    """A column of outcomes (``outcome``), and the directories for the files of its rows and of its dead letters.
+    """The sink ``number`` of a batch, and the directories for the files of its rows and of its dead letters.
 
     ``names`` are the columns of the files, in order: fields of ``row``, or columns of the batch with the prefix
     ``SHARED``. Both directories are new, on a file system that all executors share, or ``rows`` is a path in a bucket.
     None: dead letters are not written.
     """
 
-    column: str
+    number: int
     names: tuple[str, ...]
     rows: StoragePath
     letters: Path | None
@@ -140,58 +193,54 @@ class Outcomes(NamedTuple):
     """Size at which a task begins another file with rows."""
 
 
-def type_of_rows(batch: StructType, column: str, names: Sequence[str]) -> StructType:
-    """Return the type of the rows that a sink writes; for the arguments see :class:`Outcomes`."""
-    own = _own(batch, column)
+def type_of_rows(batch: StructType, number: int, names: Sequence[str]) -> StructType:
+    """Return the type of the rows that a sink writes of ``batch`` (``flattened``); see :class:`Outcomes`."""
+    own = _own(batch, number)
     found = (own[name] if name in own.names else batch[SHARED + name] for name in names)
     return StructType(
         [StructField(name, field.dataType, field.nullable) for name, field in zip(names, found, strict=True)]
     )
 
 
-def _outcome_fields(batch: StructType, column: str) -> StructType:
-    kind = batch[column].dataType
-    assert isinstance(kind, StructType)
-    return kind
-
-
-def _own(batch: StructType, column: str) -> StructType:
-    kind = _outcome_fields(batch, column)
-    own = kind["row"].dataType if "row" in kind.names else StructType([])
+def _own(batch: StructType, number: int) -> StructType:
+    own = batch[f"row{number}"].dataType if f"row{number}" in batch.names else StructType([])
     assert isinstance(own, StructType)
     return own
 
 
 def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassResult]:
-    """Write the rows and dead letters of columns ``sinks`` of ``batch``; the caller commits or removes the files."""
-    own = [_own(batch.schema, sink.column).names for sink in sinks]
-    used = dict.fromkeys(name for sink, mine in zip(sinks, own, strict=True) for name in sink.names if name not in mine)
-    columns = [sf.col(f"`{(SHARED + name).replace('`', '``')}`") for name in used]
-    for n, sink in enumerate(sinks):
-        # Fields of structs, not columns of a struct, and only those in use: Spark would fill the others for each row.
-        fields = ["alive", "dead", "filtered", *(["row"] if own[n] else []), *(["letters"] if sink.letters else [])]
-        existing = _outcome_fields(batch.schema, sink.column).names
-        fields += [name for name in ("checks", "more") if name in existing]
-        columns += [sf.col(f"{sink.column}.{field}").alias(f"{field}{n}") for field in fields]
-    marked = batch.select(*columns)
-    version = batch.sparkSession.version
+    """Write the rows and dead letters of ``sinks`` in ``batch`` (``flattened``), which may have further sinks.
+
+    The caller commits or removes the files.
+    """
+    schema, version = batch.schema, batch.sparkSession.version
+    own = {sink.number: _own(schema, sink.number).names for sink in sinks}
+    used = {SHARED + name for sink in sinks for name in sink.names if name not in own[sink.number]}
+    used |= {f"{field}{sink.number}" for sink in sinks for field in ("state", "row", "checks", "more")}
+    used |= {_LETTERS for sink in sinks if sink.letters is not None}
+    columns = [name for name in schema.names if name in used]
     targets = [
         _SinkTargets(
-            tuple((name, name in own[n]) for name in sink.names),
-            _target(type_of_rows(batch.schema, sink.column, sink.names), sink.rows, version, sink.file_bytes),
-            None if sink.letters is None else _target(_letter_type(marked.schema, n), sink.letters, version),
+            sink.number,
+            tuple((name, name in own[sink.number]) for name in sink.names),
+            _target(type_of_rows(schema, sink.number, sink.names), sink.rows, version, sink.file_bytes),
+            None if sink.letters is None else _target(_letter_type(schema), sink.letters, version),
             sink.partitions,
         )
-        for n, sink in enumerate(sinks)
+        for sink in sinks
     ]
-    results = marked.mapInArrow(partial(_write_task, targets), _RESULT).collect()
-    return [_result(sink, [row for row in results if row["sink"] == n]) for n, sink in enumerate(sinks)]
+    chosen = batch if columns == schema.names else batch.selectExpr(*map(quoted, columns))
+    results = chosen.mapInArrow(partial(_write_task, targets), _RESULT).collect()
+    return [_result(sink, [row for row in results if row["sink"] == sink.number]) for sink in sinks]
 
 
-def _letter_type(batch: StructType, n: int) -> DataType:
-    kind = batch[f"letters{n}"].dataType
-    assert isinstance(kind, ArrayType)
-    return kind.elementType
+def _letter_type(batch: StructType) -> StructType:
+    """Return the type of the letters in the files of a sink."""
+    letters = batch[_LETTERS].dataType
+    assert isinstance(letters, ArrayType)
+    letter = letters.elementType
+    assert isinstance(letter, StructType)
+    return StructType(letter.fields[1:])
 
 
 def _result(sink: Outcomes, results: list[Row]) -> PassResult:
@@ -218,8 +267,9 @@ def _files(attempt: StoragePath, results: list[Row], file: str, count: str) -> W
 
 
 class _SinkTargets(NamedTuple):
-    """Files of one sink: ``columns`` are names, and whether they are fields of the sink's ``row``."""
+    """Files of the sink ``number``: ``columns`` are names, and whether they are fields of the sink's ``row``."""
 
+    number: int
     columns: tuple[tuple[str, bool], ...]
     rows: FileTarget
     letters: FileTarget | None
@@ -239,16 +289,36 @@ def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]
     written = [_SinkFiles(targets) for targets in sinks]
     try:
         for batch in batches:
-            for n, sink in enumerate(written):
-                sink.write(batch, n)
+            letters = _letters_of(batch)
+            for sink in written:
+                sink.write(batch)
+                if letters is not None:
+                    sink.write_letters(letters)
     finally:
         for sink in written:
             sink.close()
-    results = [{"sink": n, **sink.result()} for n, sink in enumerate(written)]
+    results = [sink.result() for sink in written]
     types = {name: pa.string() if name.endswith(("files", "checks")) else pa.int64() for name in results[0]}
     yield pa.RecordBatch.from_arrays(
         [pa.array([result[name] for result in results], kind) for name, kind in types.items()], names=list(types)
     )
+
+
+def _is(numbers: pa.Array[Any], value: int) -> pa.BooleanArray:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.equal(numbers, pa.scalar(value, numbers.type))
+
+
+def _letters_of(batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    """Return the dead letters of ``batch`` in all sinks, with the number of the sink; None if there are none."""
+    import pyarrow as pa
+
+    if _LETTERS not in batch.schema.names:
+        return None
+    letters = cast("pa.ListArray[Any]", batch.column(_LETTERS)).flatten().drop_null()
+    return pa.RecordBatch.from_struct_array(cast("pa.StructArray", letters)) if len(letters) else None
 
 
 class _SinkFiles:
@@ -257,19 +327,21 @@ class _SinkFiles:
     def __init__(self, targets: _SinkTargets) -> None:
         self._dead = self._filtered = self._exploded = 0
         self._checks: Counter[str] = Counter()
+        self._number = targets.number
         self._columns = targets.columns
         self._rows = (
             PartitionFiles(targets.rows, targets.partitions) if targets.partitions else FileWriter(targets.rows)
         )
         self._letters = None if targets.letters is None else FileWriter(targets.letters)
 
-    def write(self, batch: pa.RecordBatch, n: int) -> None:
-        """Write what ``batch`` has for this sink, which is number ``n``."""
-        import pyarrow as pa
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write the rows that ``batch`` has for this sink."""
         import pyarrow.compute as pc
 
-        self._dead += cast("pa.BooleanArray", batch.column(f"dead{n}")).true_count
-        self._filtered += cast("pa.BooleanArray", batch.column(f"filtered{n}")).true_count
+        n = self._number
+        state = batch.column(f"state{n}")
+        self._dead += _is(state, _DEAD).true_count
+        self._filtered += _is(state, _FILTERED).true_count
         if f"more{n}" in batch.schema.names:
             self._exploded += int(pc.sum(batch.column(f"more{n}")).as_py() or 0)
         if f"checks{n}" in batch.schema.names:
@@ -277,23 +349,27 @@ class _SinkFiles:
             found = pc.value_counts(names)
             for name, count in zip(found.field("values"), found.field("counts"), strict=True):
                 self._checks[str(name.as_py())] += int(count.as_py())
-        is_alive = cast("pa.BooleanArray", batch.column(f"alive{n}"))
+        is_alive = _is(state, _ALIVE)
         if is_alive.true_count:
-            rows = self._rows_of(batch, n)
+            rows = self._rows_of(batch)
             self._rows.write(rows if is_alive.true_count == len(rows) else rows.filter(is_alive))
-        if self._letters is not None:
-            letters = cast("pa.ListArray[Any]", batch.column(f"letters{n}")).flatten()
-            if len(letters):
-                self._letters.write(pa.RecordBatch.from_struct_array(cast("pa.StructArray", letters)))
 
-    def _rows_of(self, batch: pa.RecordBatch, n: int) -> pa.RecordBatch:
+    def write_letters(self, letters: pa.RecordBatch) -> None:
+        """Write those of the ``letters`` of all sinks (``_letters_of``) that belong to this sink."""
+        if self._letters is None:
+            return
+        mine = letters.filter(_is(letters.column(_SINK), self._number))
+        if len(mine):
+            self._letters.write(mine.drop_columns([_SINK]))
+
+    def _rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns of the sink, with rows that are not alive."""
         import pyarrow as pa
 
         arrays, fields = [], []
         for name, is_own in self._columns:
             if is_own:
-                row = cast("pa.StructArray", batch.column(f"row{n}"))
+                row = cast("pa.StructArray", batch.column(f"row{self._number}"))
                 arrays.append(row.field(name))
                 fields.append(row.type.field(name))
             else:
@@ -308,9 +384,10 @@ class _SinkFiles:
             self._letters.close()
 
     def result(self) -> dict[str, int | str | None]:
-        """Return counts and names of files."""
+        """Return the number of the sink, counts and names of files."""
         rows, letters = self._rows, self._letters
         return {
+            "sink": self._number,
             "out": rows.count,
             "dead": self._dead,
             "filtered": self._filtered,

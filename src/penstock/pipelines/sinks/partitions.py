@@ -19,7 +19,7 @@ from penstock.pipelines.spec.values import sink_letter
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 __all__ = [
@@ -170,28 +170,25 @@ def split_file(file: Path, names: Sequence[str]) -> list[str]:
     return files.names
 
 
-def computed_columns(table: TableSink) -> dict[str, tuple[Column, str]]:
-    """Return the columns that are computed for partitions, by name, and the column that each reads.
+def computed_columns(table: TableSink) -> dict[str, tuple[str, str]]:
+    """Return the columns that are computed for partitions in SQL, by name, and the column that each reads.
 
     Days and hours are those of the session's time zone, which is UTC unless it is set.
     """
-    from pyspark.sql import functions as sf
+    from penstock.pipelines.steps.expressions import quoted
 
-    from penstock.pipelines.steps.expressions import quoted_column
-
-    found: dict[str, tuple[Column, str]] = {}
+    found: dict[str, tuple[str, str]] = {}
     for field in table.partitions:
-        if field.is_coordinate:
-            column, read = sf.col("_source.timestamp"), "_source"
-        else:
-            column, read = quoted_column(field.column), field.column
+        column, read = (
+            ("_source.`timestamp`", "_source") if field.is_coordinate else (quoted(field.column), field.column)
+        )
         match field.transform:
             case "day":
-                found[field.name] = column.cast("date"), read
+                found[field.name] = f"CAST({column} AS DATE)", read
             case "hour":
-                found[field.name] = sf.date_format(column, "yyyy-MM-dd-HH"), read
+                found[field.name] = f"date_format({column}, 'yyyy-MM-dd-HH')", read
             case "bucket":
-                found[field.name] = sf.pmod(sf.hash(column), sf.lit(field.buckets)), read
+                found[field.name] = f"pmod(hash({column}), {field.buckets})", read
     return found
 
 
@@ -214,7 +211,7 @@ def mark_unpartitionable(rows: DataFrame, sink: Sink) -> DataFrame:
     for field in table.partitions:
         if field.is_coordinate:
             continue
-        column = computed[field.name][0] if field.name in computed else quoted_column(field.name)
+        column = sf.expr(computed[field.name][0]) if field.name in computed else quoted_column(field.name)
         kind = rows.select(column).schema[0].dataType
         if isinstance(kind, DateType):
             wrong = (sf.year(column) < 1) | (sf.year(column) > 9999)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
@@ -26,7 +27,9 @@ from penstock.pipelines.spec.steps import Map
 __all__ = [
     "FAILED",
     "add_conditions",
+    "analysis_text",
     "filter_step",
+    "literal",
     "map_step",
     "mark_failed_conditions",
     "mark_filtered",
@@ -130,6 +133,16 @@ def value_of(column: str, texts: dict[str, str]) -> Column:
 def quoted(column: str) -> str:
     """Quote the name of a column for SQL."""
     return "`" + column.replace("`", "``") + "`"
+
+
+def analysis_text(error: AnalysisException) -> str:
+    """Return what Spark says about an expression, without the plan, which does not help the author of the file."""
+    return (error.getMessage() or str(error)).split("\n\n")[0].split("\n'")[0].split(" SQLSTATE: ")[0].strip()
+
+
+def literal(text: str) -> str:
+    """Return a literal of SQL for ``text``; what quotes and backslashes in others mean depends on the session."""
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def quoted_column(column: str) -> Column:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType, NumericType
 
@@ -18,7 +18,7 @@ from penstock.pipelines.spec.pipeline import PlanNode, SinkPlan
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.spec.values import sink_letter
 from penstock.pipelines.steps.expectations import expect_step
-from penstock.pipelines.steps.expressions import filter_step, map_step, quoted, quoted_column, sql_step
+from penstock.pipelines.steps.expressions import analysis_text, filter_step, map_step, quoted, sql_step
 from penstock.pipelines.steps.lookups import WithLookup, enrich_step
 from penstock.pipelines.steps.nested import explode_step, flatten_step
 from penstock.pipelines.steps.parsing import parse_step
@@ -56,11 +56,11 @@ class Branch(Protocol):
     def mark(self, rows: DataFrame) -> DataFrame:
         """Mark the ``rows`` that the sink cannot write."""
 
-    def columns(self, rows: DataFrame) -> dict[str, tuple[Column, str]]:
-        """Return the columns that the sink writes, by name, and the column of ``rows`` that each reads."""
+    def columns(self, rows: DataFrame) -> dict[str, tuple[str, str]]:
+        """Return the columns that the sink writes in SQL, by name, and the column of ``rows`` that each reads."""
 
-    def outcome(self, rows: DataFrame, own: Sequence[str]) -> Column:
-        """Return what becomes of each of ``rows`` in the sink, with its columns ``own``."""
+    def outcome(self, rows: DataFrame, own: Sequence[str]) -> str:
+        """Return in SQL what becomes of each of ``rows`` in the sink, with its columns ``own``."""
 
 
 def fan_out(
@@ -68,14 +68,16 @@ def fan_out(
     branches: Sequence[Branch],
     with_lookup: WithLookup,
     shared_prefix: str,
+    common_column: Callable[[DataFrame], str],
     births: Sequence[Path] = (),
 ) -> tuple[DataFrame, list[tuple[str, ...]]]:
     """Build one stream for the sinks of ``branches`` (a group of ``query_groups``), with a column ``s<n>`` for each.
 
     The steps that all sinks have in common are computed once. Where they separate, their columns are packed into a
     struct, to which the steps of each sink return. A column that a sink writes as it was there is no own column of the
-    sink, but one for all, with ``shared_prefix`` before its name. ``births``: see ``build_stream``. Returns also the
-    names of each sink's columns.
+    sink, but one for all, with ``shared_prefix`` before its name. ``common_column`` returns a further column in SQL,
+    which no step after the common ones changes; ``births``: see ``build_stream``. Returns also the names of each sink's
+    columns.
 
     Raises:
         ConfigError: see ``build_stream``.
@@ -88,27 +90,27 @@ def fan_out(
     while all(len(chain) > common and chain[common] == chains[0][common] for chain in chains):
         common += 1
     base = builder.stream(chains[0][common - 1])
-    packed = sf.struct(*map(quoted_column, base.columns)).alias("columns")
-    rows = base.withColumn("_shared", sf.struct(packed))
+    packed = ", ".join(map(quoted, base.columns))
+    rows = base.selectExpr("*", f"struct(struct({packed}) AS columns) AS _shared")
+    unpacked = [f"_shared.columns.{quoted(column)} AS {quoted(column)}" for column in base.columns]
     names: list[tuple[str, ...]] = []
-    shared: dict[str, tuple[Column, str]] = {}
+    shared: dict[str, str] = {}
     for n, (branch, chain) in enumerate(zip(branches, chains, strict=True)):
         made = rows
         for name in chain[common:]:
             made = builder.apply(name, made)
         made = branch.mark(made)
         columns, before, after = branch.columns(made), attributes(rows), attributes(made)
-        unchanged = {name: each for name, each in columns.items() if before.get(each[1]) == after[each[1]]}
+        unchanged = {name: text for name, (text, read) in columns.items() if before.get(read) == after[read]}
         shared |= unchanged
         outcome = branch.outcome(made, [name for name in columns if name not in unchanged])
-        rows = made.select(
-            *(sf.col(f"_shared.columns.{quoted(column)}").alias(column) for column in base.columns),
-            sf.col("_shared").withField(f"s{n}", outcome).alias("_shared"),
-        )
+        earlier = [f"_shared.{name} AS {name}" for name in ("columns", *(f"s{other}" for other in range(n)))]
+        rows = made.selectExpr(*unpacked, f"struct({', '.join(earlier)}, {outcome} AS s{n}) AS _shared")
         names.append(tuple(columns))
-    return rows.select(
-        *(column.alias(f"{shared_prefix}{name}") for name, (column, _) in shared.items()),
-        *(sf.col(f"_shared.s{n}").alias(f"s{n}") for n in range(len(plans))),
+    return rows.selectExpr(
+        *(f"{text} AS {quoted(shared_prefix + name)}" for name, text in shared.items()),
+        common_column(rows),
+        *(f"_shared.s{n}" for n in range(len(plans))),
     ), names
 
 
@@ -180,12 +182,10 @@ class _StreamBuilder:
         try:
             return self._step(node, inputs)
         except AnalysisException as error:
-            # Omit the plan that Spark appends: it does not help the author of the file.
-            said = (error.getMessage() or str(error)).split("\n\n")[0].split("\n'")[0].split(" SQLSTATE: ")[0].strip()
             raise ConfigError(
                 f"step {node.step.name!r} cannot be built",
                 option=node.step.kind,
-                why=said,
+                why=analysis_text(error),
                 do=f"correct its {node.step.kind}; existing columns: {_columns(inputs)}",
             ) from error
 

@@ -32,12 +32,12 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError, shortened
-from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
+from penstock.pipelines.rows import ALIVE, alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Parse
 from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
 from penstock.pipelines.steps.avro import AvroMessages
 from penstock.pipelines.steps.expectations import add_checks
-from penstock.pipelines.steps.expressions import quoted
+from penstock.pipelines.steps.expressions import literal, quoted
 from penstock.pipelines.steps.payload_errors import (
     CODES,
     MISMATCH,
@@ -125,7 +125,10 @@ def _columns(
         *(
             (
                 "schema.null",
-                sf.when(sf.col("_parsed")[f.name].isNull(), sf.lit(f"column {f.name!r} is missing or null")),
+                sf.expr(
+                    f"CASE WHEN _parsed.{quoted(f.name)} IS NULL "
+                    f"THEN {literal(f'column {f.name!r} is missing or null')} END"
+                ),
             )
             for f in schema.fields
             if not f.nullable
@@ -136,8 +139,10 @@ def _columns(
         is_mine = sf.coalesce(sf.col("_dead.step") == name, sf.lit(False))
         changed = [sf.when(_is_changed(parse, each.name), sf.lit(f"{name}.{each.name}")) for each in parse.policies]
         marked = add_checks(marked, alive() | is_mine, name, changed)
-    data = [sf.when(alive(), sf.col("_parsed")[column]).alias(column) for column in schema.names]
-    return marked.select(*internal_columns(marked), *data_columns(rows), *data)
+    kept = map(quoted, [*internal_columns(marked), *data_columns(rows)])
+    return marked.selectExpr(
+        *kept, *(f"CASE WHEN {ALIVE} THEN _parsed.{quoted(column)} END AS {quoted(column)}" for column in schema.names)
+    )
 
 
 def _is_changed(parse: Parse, policy: str) -> Column:
@@ -273,9 +278,9 @@ def _json(
             "schema.mismatch",
             _mismatch(
                 schema,
-                sf.from_json(text, "MAP<STRING, STRING>"),
-                lambda texts: sf.when(texts.isNull(), sf.lit("the payload is not a JSON object")),
-                lambda texts, name: sf.try_element_at(texts, sf.lit(name)),
+                f"from_json({_TEXT}, 'MAP<STRING, STRING>')",
+                f"CASE WHEN {_TEXTS} IS NULL THEN 'the payload is not a JSON object' END",
+                lambda name: f"try_element_at({_TEXTS}, {literal(name)})",
             ),
         ),
         *(
@@ -306,10 +311,12 @@ def _names_of(found: Column) -> Column:
 
 def _exact_json(value: Column, schema: StructType, spark: SparkSession) -> Column | None:
     """Return ``value`` parsed by a function of penstock's jar (``spark/jvm/ExactJson.java``); null for each text that
-    may be invalid. None if the session lacks this function, or the function does not support a type of ``schema``.
+    may be invalid. None if the session lacks this function or parses times by the rules of Spark 2, or the function
+    does not support a type of ``schema``.
     """
     is_supported = all(map(_is_exact, schema.fields)) and len(set(schema.names)) == len(schema.names)
-    if not is_supported or not _has_functions(spark):
+    is_legacy = (spark.conf.get("spark.sql.legacy.timeParserPolicy") or "").upper() == "LEGACY"
+    if not is_supported or is_legacy or not _has_functions(spark):
         return None
     is_utc = spark.conf.get("spark.sql.session.timeZone") == "UTC"
     fields = StructType([*schema.fields, StructField("_corrupt", StringType())])
@@ -355,47 +362,45 @@ def _floats(place: tuple[str, ...], kind: DataType) -> list[tuple[str, ...]]:
 
 
 def _is_infinite(place: tuple[str, ...]) -> Column:
-    column = sf.col("_parsed")
-    for name in place:
-        column = column.getField(name)
     # NaN and Infinity are not JSON, so an infinite number is the result of a number that is too large.
-    return sf.abs(column) == sf.lit(float("inf"))
+    return sf.expr(f"abs(_parsed.{'.'.join(map(quoted, place))}) = double('Infinity')")
 
 
-def _mismatch(
-    schema: StructType,
-    given: Column,
-    whole: Callable[[Column], Column],
-    text_of: Callable[[Column, str], Column],
-) -> Column:
+_TEXT = "CAST(_source.value AS STRING)"
+"""The payload as text, in SQL."""
+_TEXTS = "penstock_texts"
+"""Name of the variable with the columns of a payload as text, in SQL."""
+
+
+def _mismatch(schema: StructType, given: str, whole: str, text_of: Callable[[str], str]) -> Column:
     """Return the reason why a payload does not match the schema. Spark sets a column to null if it cannot parse it.
 
-    ``given`` is the payload with all columns parsed as text; ``whole`` returns a reason that applies to the whole
-    payload, ``text_of`` the text of one column. ``given`` is bound in a lambda, so that it is computed once, and only
-    for invalid rows.
+    All arguments are in SQL. ``given`` is the payload with all columns parsed as text, which the others read as
+    ``_TEXTS``; ``whole`` is a reason that applies to the whole payload, ``text_of`` returns the text of one column.
+    ``given`` is bound in a lambda, so that it is computed once, and only for invalid rows.
     """
-
-    def reason(texts: Column) -> Column:
-        columns = (
-            sf.when(
-                text_of(texts, field.name).isNotNull() & sf.col("_parsed")[field.name].isNull(),
-                sf.lit(f"column {field.name!r} is not {shortened(field.dataType.simpleString().upper())}"),
-            )
-            for field in schema.fields
-        )
-        return sf.coalesce(whole(texts), *columns, sf.lit("the payload does not match the schema"))
-
-    return sf.when(sf.col("_parsed._corrupt").isNotNull(), _bound(given, reason))
+    columns = (
+        f"CASE WHEN {text_of(field.name)} IS NOT NULL AND _parsed.{quoted(field.name)} IS NULL THEN "
+        + literal(f"column {field.name!r} is not {shortened(field.dataType.simpleString().upper())}")
+        + " END"
+        for field in schema.fields
+    )
+    reason = f"coalesce({', '.join((whole, *columns))}, 'the payload does not match the schema')"
+    return sf.expr(
+        f"CASE WHEN _parsed._corrupt IS NOT NULL THEN transform(array({given}), {_TEXTS} -> {reason})[0] END"
+    )
 
 
 def _csv(text: Column, schema: StructType, parse: Parse) -> tuple[Column, list[tuple[str, Column]]]:
-    line = sf.regexp_replace(text, "[\\r\\n]+$", "")
+    end = "[\\r\\n]+$"
+    line = sf.regexp_replace(text, end, "")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "sep": parse.delimiter or ","}
     # A quote inside quotes is doubled, as in other CSV parsers, but not by default in Spark.
     options["escape"] = '"'
     parsed = sf.from_csv(line, sf.lit(f"{parse.ddl}\n, _corrupt STRING"), options)
     texts = ", ".join(f"{quoted(name)} STRING" for name in schema.names)
-    as_text = sf.from_csv(line, sf.lit(f"{texts}, _corrupt STRING"), options)
+    pairs = ", ".join(literal(text) for pair in options.items() for text in pair)
+    line_text = f"regexp_replace({_TEXT}, {literal(end)}, '')"
     # Spark reads the first line and drops the others. A line break between quotes belongs to its column.
     beyond = sf.regexp_replace(line, '"[^"]*"', "").rlike("[\\r\\n]")
     return parsed, [
@@ -404,11 +409,10 @@ def _csv(text: Column, schema: StructType, parse: Parse) -> tuple[Column, list[t
             "schema.mismatch",
             _mismatch(
                 schema,
-                as_text,
-                lambda texts: sf.when(
-                    texts["_corrupt"].isNotNull(), sf.lit(f"the line does not have {len(schema.names)} columns")
-                ),
-                lambda texts, name: texts[name],
+                f"from_csv({line_text}, {literal(f'{texts}, _corrupt STRING')}, map({pairs}))",
+                f"CASE WHEN {_TEXTS}._corrupt IS NOT NULL "
+                f"THEN 'the line does not have {len(schema.names)} columns' END",
+                lambda name: f"{_TEXTS}.{quoted(name)}",
             ),
         ),
     ]
