@@ -136,7 +136,7 @@ def fence_not_loaded(patch: pytest.MonkeyPatch) -> None:
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     head_not_compared: (7, FAULTS),
     lease_not_checked: (4, FAULTS),
-    local_clock: (9, ("clock", "kill", "handover")),
+    local_clock: (10, ("clock", "kill", "handover")),
     acknowledged_early: (7, TAKEOVERS),
     answered_early: (2, TAKEOVERS),
     sent_without_lease: (21, ("pause", "slow", "cut")),

@@ -21,9 +21,12 @@ from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.node.cluster import ClusterMembership
 from penstock.runtime.io import loop as runtime_loop
+from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
+from penstock.statestore.hlc import MAX_DRIFT_MS
 from penstock.statestore.service.preload import PreloadedKeys, PreloadedStorage
 from penstock.statestore.service.service import StateStoreService
+from tests.simulation.cluster.history import HistoryEnded
 from tests.simulation.cluster.loop import ClientLoop, ProcessLoop, VirtualQueue
 from tests.simulation.cluster.mqtt_history import MqttClusterHistory
 from tests.simulation.cluster.node import HOLD_S, Member, Node, Service, SimulatedLog
@@ -77,27 +80,29 @@ class ActiveNode(Service):
         self._ports = 10_000
         self._listener = ListenerState(ListenerSettings(), BrokerLimits())
         member._loop = self.loop
-        self._clock = member.version_clock(HOLD_S)
-        turn_work = SHORT_TURN_WORK if node.name == "one" else BrokerLimits().max_turn_work
-        self.server = MqttServer(limits=BrokerLimits(max_turn_work=turn_work), clock=self._clock)
+        self._clock: SteppedClock
+        self.server: MqttServer
         self.store: StateStoreService
         self.persistence: Persistence
         try:
             self.loop.run_until_complete(self._start())
-        except BaseException:
+        except BaseException:  # also if the process is killed meanwhile
             self.loop.close()
             raise
 
     async def _start(self) -> None:
-        member, node, server = self._member, self._node, self.server
-        self._clock.start()
+        member, node = self._member, self._node
+        clock = self._clock = member.version_clock(HOLD_S)
+        turn_work = SHORT_TURN_WORK if node.name == "one" else BrokerLimits().max_turn_work
+        server = self.server = MqttServer(limits=BrokerLimits(max_turn_work=turn_work), clock=clock)
+        clock.start()
         logs = await asyncio.to_thread(member.logs)
         keys = member.keys
         storage = PreloadedStorage(node.config.data_dir, logs["statestore"], keys)
         environment = SimulatedLog(member._lmdb("statestore"), log=logs["statestore"])
         storage._environment, storage._tables, storage.path = environment, environment.tables, environment.path
         path = environment.path
-        store = self.store = StateStoreService(path, clock=self._clock, steady=member.clock, storage=storage)
+        store = self.store = StateStoreService(path, clock=clock, steady=member.clock, storage=storage)
         store._writer.queue = ThreadedCommitQueue("statestore", store._writer)
         await store.start(server.outlet)
         server.add_service(store)
@@ -107,6 +112,10 @@ class ActiveNode(Service):
         persistence._queue = ThreadedCommitQueue("mqtt", persistence)
         await server.recover(persistence, steady=store.steady)
         member.check_clock()
+        if not member._clock_runs and abs(clock.now() - node.etcd.true_ms()) > MAX_DRIFT_MS:
+            raise HistoryEnded(
+                "as after a reboot, versions follow the system clock, which is wrong: requests are refused"
+            )
         assert store.recovered is not None
         history = cast(MqttClusterHistory, node.history)
         records = {record.key: record.version for record in store.recovered.records}
