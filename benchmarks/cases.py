@@ -13,6 +13,7 @@ from benchmarks.capacity import capacity
 from benchmarks.cluster import cluster
 from benchmarks.connections import connections_possible, memory_of_connections
 from benchmarks.core import core
+from benchmarks.delta_commits import delta_commits
 from benchmarks.durable import durable
 from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.isolation import isolation
@@ -22,7 +23,7 @@ from benchmarks.processes import processes
 from benchmarks.scale import memory, scale
 from benchmarks.spark import spark_source
 from benchmarks.spark_ceiling import spark_ceiling
-from benchmarks.spark_pipeline import spark_pipeline
+from benchmarks.spark_pipeline import spark_pipeline, spark_start
 from benchmarks.statestore import many_keys, state_store
 from benchmarks.takeover import takeover
 from benchmarks.tls import tls
@@ -97,8 +98,10 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "takeover": takeover,
     "tube": tube,
     "tube-floor": tube_floor,
+    "delta-commits": delta_commits,
     "spark": spark_source,
     "spark-ceiling": spark_ceiling,
     "spark-pipeline": spark_pipeline,
+    "spark-start": spark_start,
     "keys": keys,
 }

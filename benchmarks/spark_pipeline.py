@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from unittest import mock
 from benchmarks import servers
 from benchmarks.figures import Figure, Run, Settings, alternate
 from benchmarks.machine import cpu_of_tree
+from benchmarks.spark_job import write_rows
 from penstock.pipelines.run import errors
 from penstock.pipelines.run import run as running
 from penstock.pipelines.spec import loader
@@ -31,9 +34,10 @@ from penstock.tube.record import Record
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_pipeline"]
+__all__ = ["spark_pipeline", "spark_start"]
 
 RECORDS = 200_000
+START_RECORDS = 1_000
 TOPIC = "flights"
 SINKS = (1, 3, 8)
 _TEXTS = ("carrier", "flight", "tailnum", "origin", "dest", "gate", "status")
@@ -44,16 +48,54 @@ SCHEMA = ", ".join(
 )
 
 
+def spark_start(settings: Settings) -> list[Figure]:
+    """Seconds from the start of a command to its first committed batch: of the hand-written job, and of a pipeline."""
+    with servers.penstock("memory", topics=[TOPIC]) as ready:
+        asyncio.run(_fill(ready["tube_master"], START_RECORDS))
+
+        def job(folder: Path) -> tuple[list[str], Path]:
+            arguments = ["benchmarks.spark_job", ready["tube_master"], TOPIC, SCHEMA, str(folder)]
+            return arguments, folder / "state" / "commits" / "0"
+
+        def pipeline(folder: Path) -> tuple[list[str], Path]:
+            file, state = folder / "benchmark.yaml", folder / "state"
+            file.write_text(_file(ready, 1, folder), encoding="utf-8")
+            arguments = ["penstock.cli", "pipeline", "run", str(file), "--once", "--state-dir", str(state)]
+            return arguments, state / "checkpoints" / "sink0" / "commits" / "0"
+
+        runs = {"hand-written": partial(_started, job), "penstock": partial(_started, pipeline)}
+        return alternate(settings, f"start to the first batch, {START_RECORDS:,} records, local[2]", "s", runs)
+
+
+def _started(command: Callable[[Path], tuple[list[str], Path]]) -> Run:
+    """Run a Python module with arguments until the path that it returns exists; the processor time is that to its end.
+
+    Raises:
+        RuntimeError: the command ended without this path.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        arguments, commit = command(Path(name))
+        spent, started = cpu_of_tree(), time.perf_counter()
+        with subprocess.Popen([sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL) as process:
+            while not commit.exists():
+                if process.poll() is not None and not commit.exists():
+                    raise RuntimeError(f"{arguments[0]} ended with status {process.returncode}, without {commit}")
+                time.sleep(0.01)
+            took = time.perf_counter() - started
+            process.wait(timeout=120)
+        return Run(took, (cpu_of_tree() - spent) * 1e6)
+
+
 def spark_pipeline(settings: Settings) -> list[Figure]:
     """Rows a second of a hand-written query and of pipelines with several sinks."""
     from penstock.spark import session
 
     with ExitStack() as stack:
         ready = stack.enter_context(servers.penstock("memory", topics=[TOPIC]))
-        asyncio.run(_fill(ready["tube_master"]))
+        asyncio.run(_fill(ready["tube_master"], RECORDS))
         spark = session("benchmarks", "local[2]")
         stack.callback(spark.stop)
-        runs = {"hand-written": partial(_timed, partial(_query, spark, ready["tube_master"]))}
+        runs = {"hand-written": partial(_timed, partial(write_rows, spark, ready["tube_master"], TOPIC, SCHEMA))}
         for sinks in SINKS:
             name = "penstock" if sinks == 1 else f"{sinks} tables"
             runs[name] = partial(_timed, partial(_pipeline, spark, ready, sinks))
@@ -62,13 +104,13 @@ def spark_pipeline(settings: Settings) -> list[Figure]:
         return alternate(settings, f"{RECORDS:,} JSON records into Parquet, local[2]", "rows/s", runs)
 
 
-async def _fill(master: str) -> None:
+async def _fill(master: str, count: int) -> None:
     async with Producer(master) as producer:
-        await producer.send_all(TOPIC, _records())
+        await producer.send_all(TOPIC, _records(count))
 
 
-def _records() -> Iterator[Record]:
-    for n in range(RECORDS):
+def _records(count: int) -> Iterator[Record]:
+    for n in range(count):
         fields: dict[str, Any] = {name: f"{name[:2]}{n * 7919 % 9973}" for name in _TEXTS}
         fields |= dict.fromkeys(_NUMBERS, n * 31 % 2400)
         fields |= dict.fromkeys(_FRACTIONS, n % 977 / 8)
@@ -82,17 +124,18 @@ def _timed(work: Any) -> Run:
         return Run(RECORDS / (time.perf_counter() - started), (cpu_of_tree() - spent) / RECORDS * 1e6)
 
 
-def _query(spark: SparkSession, master: str, folder: Path) -> None:
-    from pyspark.sql import functions as sf
-
-    options = {"tubemq.master": master, "subscribe": TOPIC, "startingOffsets": "earliest"}
-    rows = spark.readStream.format("tubemq").options(**options).load()
-    rows = rows.select(sf.from_json(sf.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
-    writer = rows.writeStream.option("checkpointLocation", str(folder / "state")).trigger(availableNow=True)
-    writer.format("parquet").option("path", str(folder / "rows")).start().awaitTermination()
-
-
 def _pipeline(spark: SparkSession, ready: dict[str, Any], sinks: int, folder: Path) -> None:
+    with mock.patch.object(errors, "session", return_value=_Shared(spark)):
+        running.run(
+            loader.parse(_file(ready, sinks, folder), name="benchmark.yaml"),
+            state=folder / "state",
+            options=running.RunOptions(available_now=True),
+            emit=lambda _: None,
+            stop=threading.Event(),
+        )
+
+
+def _file(ready: dict[str, Any], sinks: int, folder: Path) -> str:
     text = f"""\
 name: benchmark_{sinks}
 source: {{topics: [{TOPIC}], master: "{ready["tube_master"]}"}}
@@ -103,19 +146,14 @@ steps:
     parse: {{schema: "{SCHEMA}"}}
 """
     text += "".join(f"  - {{name: step{n}, from: flights, filter: month <> {n}}}\n" for n in range(1, sinks))
-    text += "sinks:\n"
-    text += "".join(
-        f'  - {{name: sink{n}, from: {f"step{n}" if n else "flights"}, table: {{path: "{folder}/table{n}"}}}}\n'
-        for n in range(sinks)
-    )
-    with mock.patch.object(errors, "session", return_value=_Shared(spark)):
-        running.run(
-            loader.parse(text, name="benchmark.yaml"),
-            state=folder / "state",
-            options=running.RunOptions(available_now=True),
-            emit=lambda _: None,
-            stop=threading.Event(),
+    return (
+        text
+        + "sinks:\n"
+        + "".join(
+            f'  - {{name: sink{n}, from: {f"step{n}" if n else "flights"}, table: {{path: "{folder}/table{n}"}}}}\n'
+            for n in range(sinks)
         )
+    )
 
 
 class _Shared:
