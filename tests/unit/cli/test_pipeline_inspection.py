@@ -21,8 +21,10 @@ from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.run import lease, write_back
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
-from penstock.pipelines.state_dir.layout import write_json
+from penstock.pipelines.state_dir.layout import write_json, write_text
 from penstock.pipelines.state_dir.replay import plan_replay
+from penstock.spark.files.object_storage import storage_path
+from tests.object_storage import ObjectStorage
 from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
 
@@ -185,8 +187,32 @@ def test_status_of_a_run_that_has_ended(
 
 
 def test_the_state_directory_is_not_a_uri(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "status", str(run.file), "--state-dir", "s3a://bucket/state"]) == 2
+    assert main(["pipeline", "status", str(run.file), "--state-dir", "hdfs://host/state"]) == 2
     assert "is a URI" in capsys.readouterr().err
+
+
+def test_the_state_directory_is_in_a_bucket(
+    run: RecordedRun,
+    object_storage: ObjectStorage,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = storage_path(f"{object_storage.url}/state")
+    for file in run.state.rglob("*.json"):
+        write_text(state / str(file.relative_to(run.state)), file.read_text())
+    local = ["pipeline", "status", str(run.file), "--json", "--state-dir"]
+    shown = []
+    for directory in (str(run.state), str(state)):
+        assert main([*local, directory]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        shown.append([{**row, "time": None} for row in rows])
+    assert shown[0] == shown[1]
+    assert shown[0]
+    # A run and its plan need jars; reading the ledger does not.
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")
+    for command in ("plan", "run"):
+        assert main(["pipeline", command, str(run.file), "--state-dir", str(state)]) == 2
+        assert "the jars for checkpoints in a bucket (s3a) are not set up" in capsys.readouterr().err
 
 
 def test_state_of_another_pipeline_is_not_shown(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,3 +71,47 @@ def test_a_missing_maven_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ConfigError, match=r"Maven \(mvn\) is not installed"):
         jars.resolve(ARTEFACT)
+
+
+COPY = 'for o in "$@"; do case $o in -DoutputDirectory=*) d=${o#*=};; esac; done; mkdir -p $d; '
+
+
+def test_jars_of_s3a_are_compared_with_their_sums(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maven(cache, monkeypatch, COPY + "printf good > $d/a.jar; printf bad > $d/b.jar; touch $d/c.jar")
+    sums = cache / "sums"
+    good = "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c"
+    sums.write_text(f"{good} a.jar\n{good} b.jar\n{good} d.jar\n")
+    monkeypatch.setattr(jars, "_S3A_SUMS", sums)
+    with pytest.raises(UnavailableError, match=r"other jars than expected: b\.jar, c\.jar, d\.jar"):
+        jars.resolve_s3a()
+    assert not jars.is_s3a_set_up()
+    assert jars.main() == 1
+    assert "their sums are not those in sums" in capsys.readouterr().err
+    (cache / "bin" / "mvn").write_text(f"#!/bin/sh\n{COPY} printf good > $d/a.jar\n")
+    sums.write_text(f"{good} a.jar\n")
+    assert [path.name for path in jars.resolve_s3a().iterdir()] == ["a.jar"]
+    assert jars.is_s3a_set_up()
+
+
+def test_options_of_s3a_have_no_credentials(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with pytest.raises(ConfigError, match=r"checkpoints in a bucket \(s3a\) are not set up") as refused:
+        jars.s3a_settings(None, "eu-west-1")
+    assert "make jars" in str(refused.value.do)
+    jars.folder(jars.S3A).mkdir(parents=True)
+    (jars.folder(jars.S3A) / "a.jar").touch()
+    given = {"spark.jars": "mine.jar", "spark.hadoop.fs.s3a.retry.limit": "9"}
+    found = jars.s3a_settings("http://127.0.0.1:9000", "eu-west-1", given)
+    assert found["spark.jars"] == f"mine.jar,{jars.folder(jars.S3A)}/a.jar"
+    assert found["spark.hadoop.fs.s3a.endpoint"] == "http://127.0.0.1:9000"
+    assert "spark.hadoop.fs.s3a.retry.limit" not in found
+    assert not {"key", "secret"} & set(found.values())
+    assert "spark.hadoop.fs.s3a.endpoint" not in jars.s3a_settings(None, "eu-west-1")
+
+
+def test_another_hadoop_has_no_jars_of_s3a() -> None:
+    with pytest.raises(ConfigError, match=r"there are no jars of s3a for Spark 4\.1\.4"):
+        jars.s3a_jars("4.1.4")

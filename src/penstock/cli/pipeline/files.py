@@ -318,8 +318,12 @@ def show_plan(
     """
     from penstock.pipelines.ledger.plan_changes import REFUSED, changes
     from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
+    from penstock.spark.environment.jars import s3a_jars
+    from penstock.spark.files.object_storage import ObjectPath
 
     pipeline, state, _ = run_of(file, state_dir, into)
+    if isinstance(state, ObjectPath):
+        s3a_jars()
     if mermaid:
         sys.stdout.write(as_mermaid(pipeline))
         return

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.run.lease import LeaseHolder, RunRecord
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.pipelines.state_dir.replay import RunLocation
+    from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["app", "reconcile", "status"]
 
@@ -114,7 +115,7 @@ def status(
         raise typer.Exit(2)
 
 
-def _located(file: Path, state_dir: Path | None, into: Path | None, *, is_one_of_several: bool) -> RunLocation:
+def _located(file: Path, state_dir: str | None, into: Path | None, *, is_one_of_several: bool) -> RunLocation:
     """Return the pipeline in ``file`` and its state directory, or those of a replay.
 
     Raises:
@@ -128,11 +129,11 @@ def _located(file: Path, state_dir: Path | None, into: Path | None, *, is_one_of
     if into is not None:
         raise ConfigError("--into needs a single pipeline", option="--into", do="name one file")
     pipeline = load(file)
-    state = state_of(pipeline.name, None if state_dir is None else state_dir / pipeline.name)
+    state = state_of(pipeline.name, state_dir, is_parent=True)
     return RunLocation(pipeline, state, pipeline.name)
 
 
-def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
+def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus:
     from penstock.console.run_status import sinks_of
     from penstock.pipelines.ledger.ledger import Ledger
     from penstock.pipelines.run.lease import lease_holder
@@ -195,7 +196,7 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
         print_table(checked, [*first, "expectation", "rows", "violations"], as_json=False)
 
 
-def _note_run(found: PipelineStatus, state: Path, prefix: str) -> None:
+def _note_run(found: PipelineStatus, state: StoragePath, prefix: str) -> None:
     """Note the run that holds the lease, or the last one."""
     holder, record = found.holder, found.record
     run = None if holder is None else holder.run
@@ -249,7 +250,7 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
         raise typer.Exit(1)
 
 
-def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]:
+def _dead_letters(file: Path, into: Path | None = None) -> tuple[StoragePath, Pipeline]:
     """Return the path of the dead letters of the pipeline, or of its replay ``into``, and the pipeline."""
     pipeline = run_of(file, None, into).pipeline
     if pipeline.dead_letters is None:
@@ -258,7 +259,7 @@ def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]
             option="dead_letters",
             do="add dead_letters: {path: ...} to the file; from then on they are kept",
         )
-    return Path(pipeline.dead_letters.path), pipeline
+    return pipeline.dead_letters.location, pipeline
 
 
 All = Annotated[bool, typer.Option("--all", help="Include redriven, resolved and discarded letters.")]

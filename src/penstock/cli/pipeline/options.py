@@ -14,6 +14,7 @@ from penstock.runtime.extras import needs_extra
 
 if TYPE_CHECKING:
     from penstock.pipelines.state_dir.replay import RunLocation
+    from penstock.spark.files.object_storage import StoragePath
 
 __all__ = [
     "Conf",
@@ -41,9 +42,10 @@ Files = Annotated[
     ),
 ]
 StateDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        help="Directory of checkpoints and ledger, with which a run continues. Default: penstock-pipelines/NAME.",
+        help="Directory of checkpoints and ledger, with which a run continues: local, or s3://BUCKET/KEY. Default: "
+        "penstock-pipelines/NAME.",
         metavar="DIR",
         show_default=False,
     ),
@@ -78,28 +80,35 @@ def needs_spark() -> AbstractContextManager[None]:
     return needs_extra("spark", "Spark is not installed")
 
 
-def state_of(name: str, given: Path | None) -> Path:
-    """Return the state directory of the pipeline ``name``.
+def state_of(name: str, given: str | None, *, is_parent: bool = False) -> StoragePath:
+    """Return the state directory of the pipeline ``name``: ``given``, or if it ``is_parent``, the one below it.
 
     Raises:
-        ConfigError: it belongs to another pipeline, or is a URI.
+        ConfigError: it belongs to another pipeline, or is a URI of another storage than S3.
+        UnavailableError, StorageError: it is in a bucket that cannot be read.
     """
     from penstock.pipelines.spec.values import is_uri
     from penstock.pipelines.state_dir.layout import check_owner
+    from penstock.spark.files.object_storage import is_object_url, storage_path
 
-    if given is not None and is_uri(str(given)):
+    path = given if given is not None else f"penstock-pipelines/{name}"
+    if given is not None and is_parent:
+        path = f"{given.rstrip('/')}/{name}"
+    if is_uri(path) and not is_object_url(path):
         raise ConfigError(
-            f"--state-dir {str(given)!r} is a URI",
+            f"--state-dir {path!r} is a URI",
             option="state-dir",
-            why="checkpoints and the ledger are written with the operations of a local or mounted file system",
-            do="set a directory that all executors share, for example of NFS",
+            why="checkpoints and the ledger need a local or mounted file system, or a storage with the protocol of S3",
+            do="set a directory that all executors share, for example of NFS, or s3://BUCKET/KEY",
         )
-    state = (given if given is not None else Path("penstock-pipelines") / name).resolve()
+    state = storage_path(path)
+    if isinstance(state, Path):
+        state = state.resolve()
     check_owner(state, name)
     return state
 
 
-def run_of(file: Path, state_dir: Path | None, into: Path | None) -> RunLocation:
+def run_of(file: Path, state_dir: str | None, into: Path | None) -> RunLocation:
     """Return the pipeline, its state directory and the name of its lease, or those of its replay ``into``.
 
     Raises:

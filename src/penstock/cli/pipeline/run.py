@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.run.run import RunOptions
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.pipelines.state_dir.replay import Copies, Replay
+    from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["run", "stop"]
 
@@ -175,7 +176,7 @@ def _refuse_for_several(given: Mapping[str, object], spark_master: str) -> None:
 
 def _run_several(
     files: Sequence[Path],
-    state_dir: Path | None,
+    state_dir: str | None,
     options: RunOptions,
     progress: float | None,
     *,
@@ -197,7 +198,7 @@ def _run_several(
                     f"{file}: another file has the name {pipeline.name!r}", option="name", do="give it another name"
                 )
             paths = _tables_of_its_own(file, pipeline, written)
-            state = state_of(pipeline.name, None if state_dir is None else state_dir / pipeline.name)
+            state = state_of(pipeline.name, state_dir, is_parent=True)
             _ask_about_changes(pipeline, state, yes=yes)
             written |= paths
             members[pipeline.name] = Member(pipeline, state)
@@ -247,7 +248,7 @@ def _tables_of_its_own(file: Path, pipeline: Pipeline, written: Mapping[str, str
     return found
 
 
-def _ask_about_changes(pipeline: Pipeline, state: Path, *, yes: bool) -> None:
+def _ask_about_changes(pipeline: Pipeline, state: StoragePath, *, yes: bool) -> None:
     """Ask before a run that writes again what a sink with another name has written.
 
     Raises:
@@ -272,7 +273,7 @@ def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
         return ()
     from penstock.pipelines.ledger.dead_letters import warning_of_copies
 
-    warning = warning_of_copies(Path(pipeline.dead_letters.path), pipeline.inputs, replay.span)
+    warning = warning_of_copies(pipeline.dead_letters.location, pipeline.inputs, replay.span)
     return () if warning is None else (warning,)
 
 
@@ -280,11 +281,11 @@ def _redriven(pipeline: Pipeline) -> Copies:
     """Return the redriven dead letters of ``pipeline`` and their copies."""
     from penstock.pipelines.ledger.dead_letters import redriven_copies
 
-    return {} if pipeline.dead_letters is None else redriven_copies(Path(pipeline.dead_letters.path))
+    return {} if pipeline.dead_letters is None else redriven_copies(pipeline.dead_letters.location)
 
 
 def _replay(
-    pipeline: Pipeline, state_dir: Path | None, into: Path | None, begin: str | None, end: str | None, *, live: bool
+    pipeline: Pipeline, state_dir: str | None, into: Path | None, begin: str | None, end: str | None, *, live: bool
 ) -> Replay | None:
     """Return the requested replay; None to run the pipeline itself."""
     from penstock.pipelines.state_dir.replay import plan_replay

@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline
+    from penstock.spark.files.object_storage import ObjectPath
 
 __all__ = ["SubmitCommand", "SubmitRequest", "kind_of", "submit", "submit_line"]
 
@@ -58,7 +59,8 @@ class SubmitRequest:
     ``wheel``: penstock's wheel with the extension .zip, for executors that lack it; ``archive``: a packed virtual
     environment with all packages; ``java_home``: Java in YARN's containers; ``driver_python`` and ``java_options``
     apply to a driver on this machine; ``environment``: variables of the pipeline file, for driver and executors;
-    ``files``: names of the files next to the pipeline file that it reads.
+    ``files``: names of the files next to the pipeline file that it reads; ``bucket``: the state directory, if it is in
+    a bucket, for which the jars of s3a are sent.
     """
 
     spark_submit: str
@@ -78,6 +80,7 @@ class SubmitRequest:
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     files: Sequence[str] = ()
+    bucket: ObjectPath | None = None
 
 
 def kind_of(master: str) -> str:
@@ -104,6 +107,7 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
     Raises:
         ConfigError: the options cannot be combined.
     """
+    from penstock.spark.environment.jars import s3a_settings
     from penstock.spark.session import REDACTED
 
     kind = kind_of(request.master)
@@ -143,6 +147,8 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
         if request.java_options is not None:
             conf["spark.driver.extraJavaOptions"] = request.java_options
     conf |= request.conf
+    if request.bucket is not None:
+        conf |= s3a_settings(request.bucket.endpoint, request.bucket.region, conf)
 
     pieces = [[request.spark_submit], ["--master", request.master], ["--deploy-mode", request.deploy_mode]]
     pieces.append(["--name", _name(request, kind)])
@@ -319,6 +325,7 @@ def submit(
             environment=variables,
             arguments=_of_run(state_dir, metrics, traces, once=once, as_json=as_json and not dry_run),
             files=files,
+            bucket=_bucket_of(state_dir),
         )
     )
     if not dry_run:
@@ -330,13 +337,20 @@ def submit(
         sys.stdout.write(line.shell() + "\n")
 
 
-def _of_run(state_dir: Path | None, metrics: str | None, traces: str | None, *, once: bool, as_json: bool) -> list[str]:
+def _of_run(state_dir: str | None, metrics: str | None, traces: str | None, *, once: bool, as_json: bool) -> list[str]:
     """Return the options of `run` for the command line."""
-    options = ["--state-dir", str(state_dir)] if state_dir is not None else []
+    options = ["--state-dir", state_dir] if state_dir is not None else []
     options += ["--once"] if once else []
     options += ["--metrics", metrics] if metrics is not None else []
     options += ["--traces", traces] if traces is not None else []
     return [*options, "--json"] if as_json else options
+
+
+def _bucket_of(state_dir: str | None) -> ObjectPath | None:
+    from penstock.spark.files.object_storage import ObjectPath, storage_path
+
+    path = None if state_dir is None else storage_path(state_dir)
+    return path if isinstance(path, ObjectPath) else None
 
 
 def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
@@ -345,11 +359,11 @@ def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
     return {name.removeprefix(start): "secret" for name in conf if name.startswith(start)}
 
 
-def _refuse_relative_paths(pipeline: Pipeline, state_dir: Path | None) -> None:
+def _refuse_relative_paths(pipeline: Pipeline, state_dir: str | None) -> None:
     """Raise ConfigError for relative paths: the driver on another machine has another directory."""
     from penstock.pipelines.spec.values import is_uri
 
-    paths = {"--state-dir": str(state_dir or "penstock-pipelines")}
+    paths = {"--state-dir": state_dir or "penstock-pipelines"}
     paths |= {f"sink {sink.name!r}": sink.path for sink in pipeline.sinks if sink.path is not None}
     paths |= {f"source {name!r}": source.path for name, source in pipeline.inputs.items() if source.format == "files"}
     paths |= {} if pipeline.dead_letters is None else {"dead_letters": pipeline.dead_letters.path}

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.pipelines.sinks.parquet import read_file
 from penstock.pipelines.sinks.table import delete_rows, files
 from penstock.pipelines.spec.pipeline import Pipeline, steps_after
 from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSource, TubeOptions
@@ -33,6 +34,7 @@ from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_PAR
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import listed, read_json, sync_directory, write_json
 from penstock.pipelines.state_dir.replay import Coordinates, RecordPart, RedrivenCopy, ReplayRange
+from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.arrow import record_of
 from penstock.spark.tube.offsets import OffsetSpec, TimeSpec
 from penstock.spark.tube.options import SourceOptions
@@ -114,17 +116,16 @@ class DeadLetter(NamedTuple):
         return RecordPart(self.coordinates, self.part)
 
 
-def letters(path: Path) -> Iterator[DeadLetter]:
+def letters(path: StoragePath) -> Iterator[DeadLetter]:
     """Yield the dead letters in the table at ``path``, in write order.
 
     Raises:
         StorageError: a committed file is missing.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     for file in files(path):
-        table = pq.ParquetFile(file).read()
+        table = read_file(file)
         # pyarrow imports pandas to convert timestamps, which takes longer than everything else.
         at = table.schema.get_field_index("timestamp")
         times = table.column(at).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
@@ -139,7 +140,7 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
     return DeadLetter(**values | {name: values[name] or "" for name in ("code", "source")})
 
 
-def letter_states(path: Path) -> dict[RecordPart, LetterStatus]:
+def letter_states(path: StoragePath) -> dict[RecordPart, LetterStatus]:
     """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected."""
     notes = [(int(match[0].removesuffix(".json")), _REDRIVEN, match[0]) for match in listed(path / _REDRIVEN, _NOTE)]
     notes += [(int(match[0].removesuffix(".json")), _STATES, match[0]) for match in listed(path / _STATES, _NOTE)]
@@ -157,7 +158,7 @@ def letter_states(path: Path) -> dict[RecordPart, LetterStatus]:
     return {place: status for place, status in found.items() if status.state is not LetterState.OPEN}
 
 
-def set_state(path: Path, chosen: Sequence[DeadLetter], state: LetterState, value: bytes | None = None) -> None:
+def set_state(path: StoragePath, chosen: Sequence[DeadLetter], state: LetterState, value: bytes | None = None) -> None:
     """Store that the letters ``chosen`` have ``state``; ``value`` is the payload of a corrected letter."""
     if not chosen:
         return
@@ -167,17 +168,17 @@ def set_state(path: Path, chosen: Sequence[DeadLetter], state: LetterState, valu
     write_json(path / _STATES / f"{time.time_ns()}.json", note)
 
 
-def redriven(path: Path) -> set[Coordinates]:
+def redriven(path: StoragePath) -> set[Coordinates]:
     """Return the coordinates of the redriven records."""
     return {place.record for place, _, _ in _redrives(path)}
 
 
-def redriven_copies(path: Path) -> dict[RecordPart, RedrivenCopy]:
+def redriven_copies(path: StoragePath) -> dict[RecordPart, RedrivenCopy]:
     """Map redriven records and parts to their newest copies, if their coordinates are known."""
     return {place: copy for place, _, copy in _redrives(path) if copy is not None}
 
 
-def _redrives(path: Path) -> Iterator[tuple[RecordPart, int, RedrivenCopy | None]]:
+def _redrives(path: StoragePath) -> Iterator[tuple[RecordPart, int, RedrivenCopy | None]]:
     """Yield redriven records and parts, the time (ms since 1970) after which the source has a copy, and the copy, in
     the order of the redrives."""
     for name in sorted((match[0] for match in listed(path / _REDRIVEN, _NOTE)), key=lambda name: (len(name), name)):
@@ -201,7 +202,7 @@ def _as_json(place: RecordPart) -> list[Any]:
     return [*place.record, *([] if place.part is None else [place.part])]
 
 
-def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: ReplayRange) -> str | None:
+def warning_of_copies(path: StoragePath, inputs: Mapping[str, Source], span: ReplayRange) -> str | None:
     """Return a warning if a replay of ``span`` reads records together with copies that cannot be recognized; otherwise
     None.
 
@@ -234,7 +235,7 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: ReplayRang
     )
 
 
-def purge(path: Path, chosen: Sequence[DeadLetter]) -> int:
+def purge(path: StoragePath, chosen: Sequence[DeadLetter]) -> int:
     """Delete the letters ``chosen`` from the table at ``path``; return their number.
 
     The coordinates of redriven letters are not deleted, because replays need them. A run may write to the table at the
@@ -256,7 +257,7 @@ def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
     return offset is not None and offset >= 0 and letter.offset < offset
 
 
-async def redrive(path: Path, chosen: Sequence[DeadLetter], pipeline: Pipeline, state: Path) -> int:
+async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pipeline, state: StoragePath) -> int:
     """Send ``chosen`` to their sources again, with unchanged ids; return the number of acknowledged and listed letters.
 
     Raises:
@@ -284,6 +285,8 @@ async def redrive(path: Path, chosen: Sequence[DeadLetter], pipeline: Pipeline, 
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
                 copies |= await _into_topics(source, mine)
         else:
+            # A pipeline that reads files has a local state directory.
+            assert isinstance(state, Path)
             _into_inbox(layout.inbox(state, name), mine)
     note = {
         "places": [_as_json(letter.place) for letter in chosen],

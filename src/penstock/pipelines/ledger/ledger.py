@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import StorageError
 from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import listed, read_json, write_json
+from penstock.pipelines.state_dir.layout import listed, read_json, update_json
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.statestore import hlc
 
 __all__ = ["Counts", "Ledger", "LedgerEntry", "QueryCounts"]
 
@@ -111,16 +113,37 @@ class QueryCounts(Counts):
 class Ledger:
     """The ledger under a pipeline's state directory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StoragePath) -> None:
         self.path = path
 
     def write(self, entry: LedgerEntry) -> None:
-        """Write ``entry``; an entry of the same batch is replaced."""
-        write_json(self._path(entry.sink, entry.batch), asdict(entry))
+        """Write ``entry``; an entry of the same batch is replaced, unless a later run has written it.
+
+        Raises:
+            StorageError: the entry has a newer fencing token: this run was paused and has lost its lease.
+        """
+        path = self._path(entry.sink, entry.batch)
+
+        def changed(before: dict[str, Any] | None) -> dict[str, Any]:
+            if before is not None and _is_newer(before.get("fencing_token"), entry.fencing_token):
+                raise StorageError(
+                    f"batch {entry.batch} of {entry.sink!r} is in the ledger already",
+                    path=str(path),
+                    why=f"a later run has written it, with the fencing token {before['fencing_token']}: this run "
+                    f"({entry.fencing_token}) has lost its lease",
+                    do="check which run holds the lease (penstock pipeline status)",
+                )
+            return asdict(entry)
+
+        update_json(path, changed)
 
     def entries(self, sink: str) -> list[LedgerEntry]:
         """Return the entries of ``sink`` in order; empty if it has not run."""
-        return [_entry(self._path(sink, batch)) for batch in sorted(self._batches(sink))]
+        paths = [self._path(sink, batch) for batch in sorted(self._batches(sink))]
+        if not isinstance(self.path, ObjectPath):
+            return [_entry(path) for path in paths]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return list(pool.map(_entry, paths))
 
     def last(self, sink: str) -> LedgerEntry | None:
         """Return the newest entry of ``sink``; None if it has not run."""
@@ -137,16 +160,24 @@ class Ledger:
     def _batches(self, sink: str) -> list[int]:
         return [int(match["batch"]) for match in listed(self.path / sink, _BATCH)]
 
-    def _path(self, sink: str, batch: int) -> Path:
+    def _path(self, sink: str, batch: int) -> StoragePath:
         return self.path / sink / f"{batch}.json"
 
 
+def _is_newer(token: object, other: str) -> bool:
+    """Return True if ``token`` is a fencing token, and newer than ``other``."""
+    found, mine = hlc.parse(str(token)), hlc.parse(other)
+    return found is not None and mine is not None and found > mine
+
+
+_REQUESTS = 16
+"""Maximum number of requests to a bucket at a time."""
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(each.name for each in fields(LedgerEntry))
 _NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded"})
 
 
-def _entry(path: Path) -> LedgerEntry:
+def _entry(path: StoragePath) -> LedgerEntry:
     value: dict[str, Any] = read_json(path)
     try:
         checked = {name: ExpectationCounts(**found) for name, found in value.get("expectations", {}).items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
@@ -20,6 +19,7 @@ from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import incompatible_sinks
 from penstock.pipelines.state_dir.layout import read_json, write_json
+from penstock.spark.files.object_storage import StoragePath
 
 __all__ = [
     "ADDED",
@@ -45,12 +45,12 @@ class PlanChange(NamedTuple):
     text: str
 
 
-def remember(pipeline: Pipeline, state: Path) -> None:
+def remember(pipeline: Pipeline, state: StoragePath) -> None:
     """Store the plan of ``pipeline`` before a run."""
     write_json(layout.plan(state), as_data(pipeline))
 
 
-def changes(pipeline: Pipeline, state: Path) -> list[PlanChange] | None:
+def changes(pipeline: Pipeline, state: StoragePath) -> list[PlanChange] | None:
     """Compare ``pipeline`` with the last run in the directory ``state``; None if there was no run.
 
     Raises:
@@ -95,7 +95,9 @@ def _compared(kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_o
             yield PlanChange(CHANGED, f"{kind} {name}", _was_and_is(text_of(were[name]), text_of(are[name])))
 
 
-def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[PlanChange]:
+def _sinks(
+    pipeline: Pipeline, state: StoragePath, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[PlanChange]:
     ledger = Ledger(layout.ledger(state))
     refused = incompatible_sinks(pipeline, state) | _incompatible_tables(pipeline)
     were = {query["sink"]: f"{query['kind']} {query['does']}" for query in before.get("queries", ())}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from penstock.errors import DataLossError, PenstockError
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, QueryCounts
+from penstock.pipelines.sinks.parquet import read_footer
 from penstock.pipelines.sinks.table import commits
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sinks import Sink, stored_format
@@ -20,7 +21,7 @@ from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.spark.files.delta_log import DeltaLog
-from penstock.spark.files.object_storage import StoragePath
+from penstock.spark.files.object_storage import StoragePath, storage_path
 
 __all__ = ["COMPARISONS", "Comparison", "Count", "QueryEntries", "QueryReconciliation", "reconcile", "source_count"]
 
@@ -37,14 +38,14 @@ class QueryReconciliation(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def source_count(pipeline: Pipeline, state: Path) -> Count:
+def source_count(pipeline: Pipeline, state: StoragePath) -> Count:
     """Return a function that counts records at the sources of ``pipeline``: TubeMQ brokers, files."""
     from penstock.pipelines.sources.sources import Sources
 
     return Sources(pipeline, state).count
 
 
-def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[QueryReconciliation]:
+def reconcile(pipeline: Pipeline, state: StoragePath, count: Count) -> list[QueryReconciliation]:
     """Reconcile the query of each sink, in the order of the file.
 
     Raises:
@@ -52,7 +53,7 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[QueryReconc
         StorageError: a file of the ledger or of a table cannot be read.
     """
     ledger = Ledger(layout.ledger(state))
-    dead = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
+    dead = None if pipeline.dead_letters is None else pipeline.dead_letters.location
     results = []
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
@@ -129,7 +130,7 @@ def _whole(entries: list[LedgerEntry]) -> tuple[Offsets, Offsets]:
 class QueryEntries(NamedTuple):
     """Ledger entries of the query ``sink_plan``, whose checkpoint is in the state directory."""
 
-    state: Path
+    state: StoragePath
     sink_plan: SinkPlan
     entries: list[LedgerEntry]
 
@@ -158,7 +159,7 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
     found = Comparison([], [])
     for path, batches in written.items():
         if (stored_format(path) or table.format) == "parquet":
-            found.off.extend(_parquet(path, sink.name, sum(batches.values()), "late" if late else "out"))
+            found.off.extend(_parquet(Path(path), sink.name, sum(batches.values()), "late" if late else "out"))
         elif query.entries:
             checkpoint = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name))
             location = table.location_of(path)
@@ -182,7 +183,9 @@ COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
 """Comparison with the ledger for each kind in ``SINK_KINDS``; None if the target has no rows to count."""
 
 
-def _dead_letters(name: str, entries: list[LedgerEntry], counts: QueryCounts, dead: Path | None) -> Iterator[str]:
+def _dead_letters(
+    name: str, entries: list[LedgerEntry], counts: QueryCounts, dead: StoragePath | None
+) -> Iterator[str]:
     if dead is None or counts.letters is None:
         return
     expected = {str(dead): 0}
@@ -190,7 +193,7 @@ def _dead_letters(name: str, entries: list[LedgerEntry], counts: QueryCounts, de
         path = entry.letters_table or str(dead)
         expected[path] = expected.get(path, 0) + (entry.letters or 0)
     for path, rows in expected.items():
-        yield from _parquet(path, name, rows, "dead letters")
+        yield from _parquet(storage_path(path), name, rows, "dead letters")
 
 
 def _delta(
@@ -230,20 +233,17 @@ def _delta(
     return Comparison(off, unknown)
 
 
-def _parquet(table: str, writer: str, expected: int, what: str) -> Iterator[str]:
+def _parquet(path: StoragePath, writer: str, expected: int, what: str) -> Iterator[str]:
     """Compare the rows that ``writer`` committed to a Parquet table with its commit log, its files and the ledger."""
-    import pyarrow.parquet as pq
-
-    path = Path(table)
     mine = [commit for commit in commits(path) if commit.writer == writer]
-    missing = [name for commit in mine for name in commit.files if not (path / name).is_file()]
+    missing = [name for commit in mine for name in commit.files if not (path / name).exists()]
     for name in missing:
         yield f"{path} lacks its file {name}"
     committed = sum(commit.rows for commit in mine)
     if committed != expected:
         yield f"{path} has {committed} rows committed, the ledger has {expected} {what}"
     if not missing:
-        held = sum(pq.ParquetFile(path / name).metadata.num_rows for commit in mine for name in commit.files)
+        held = sum(read_footer(path / name).num_rows for commit in mine for name in commit.files)
         held += sum(commit.deleted for commit in mine)
         if held != committed:
             yield f"{path} has {held} rows, {committed} were committed"

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import PenstockError
@@ -22,6 +21,7 @@ from penstock.pipelines.run.errors import BROKEN, pipeline_session, suppress_cli
 from penstock.pipelines.run.progress import Read, serve
 from penstock.pipelines.run.run import POLL_S, Event, RunOptions, execute
 from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ class Member(NamedTuple):
     """A pipeline of the application, and its state directory."""
 
     pipeline: Pipeline
-    state: Path
+    state: StoragePath
 
 
 def run_all(
@@ -103,9 +103,13 @@ class _Application:
         options = self._options
         pipelines = [member.pipeline for member in self._members]
         is_remote = any(sink.table is not None and sink.table.is_remote for each in pipelines for sink in each.sinks)
+        # All have the endpoint of the environment.
+        buckets = [member.state for member in self._members if isinstance(member.state, ObjectPath)]
         conf = {"spark.scheduler.mode": "FAIR", **(options.spark_conf or {})}
         try:
-            self._root = pipeline_session("application", options.spark_master, conf, delta=is_remote)
+            self._root = pipeline_session(
+                "application", options.spark_master, conf, delta=is_remote, bucket=next(iter(buckets), None)
+            )
             self._spark.set_result(self._root)
         except Exception as error:  # noqa: BLE001 - each run raises it
             self._spark.set_exception(error)

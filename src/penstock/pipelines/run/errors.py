@@ -15,7 +15,8 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.errors import UnavailableError
 from penstock.spark import session
-from penstock.spark.environment.jars import delta_settings
+from penstock.spark.environment.jars import delta_settings, s3a_settings
+from penstock.spark.files.object_storage import ObjectPath
 from penstock.spark.session import SUBMITTED
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ __all__ = [
 _BUSY = re.compile(r"Python worker failed to connect back|\[CANNOT_OPEN_SOCKET\]")
 """Spark waits ten seconds for a Python process to start, and has no option for it."""
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_BUCKET = re.compile(
+    r"AWSClientIOException|AWSStatus500Exception|AWSServiceThrottledException|SdkClientException|"
+    r"ApiCall(Attempt)?TimeoutException|ConnectTimeoutException"
+)
+"""Failures of `s3a` in which the storage of a checkpoint did not answer, or was busy."""
+_NO_CREDENTIALS = re.compile(r"Unable to load credentials|NoAuthWithAWSException|NoAwsCredentialsException")
 _OTHER_STATE = re.compile(r"\[STATE_STORE_\w*(SCHEMA|FORMAT)\w*\]")
 
 
@@ -72,6 +79,8 @@ def retry_policy(kind: str, words: str, text: str) -> RetryPolicy | None:
         return UNAVAILABLE
     if _FULL.search(text) is not None:
         return FULL
+    if not kind and _BUCKET.search(text) is not None and _NO_CREDENTIALS.search(text) is None:
+        return UNAVAILABLE
     return BUSY if not kind and _BUSY.search(words) is not None else None
 
 
@@ -117,11 +126,15 @@ def shield_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def pipeline_session(name: str, master: str, conf: Mapping[str, str] | None, *, delta: bool) -> SparkSession:
+def pipeline_session(
+    name: str, master: str, conf: Mapping[str, str] | None, *, delta: bool, bucket: ObjectPath | None = None
+) -> SparkSession:
     """Return the session of the pipeline ``name``. ``conf`` overrides these settings; ``delta`` adds Delta's jars.
 
+    ``bucket``: the state directory, if it is in a bucket, for which the jars of ``s3a`` are added.
+
     Raises:
-        ConfigError: no Java, no pyspark, no Delta jars, or an option that cannot work.
+        ConfigError: no Java, no pyspark, no jars, or an option that cannot work.
     """
     settings = {
         "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
@@ -136,6 +149,9 @@ def pipeline_session(name: str, master: str, conf: Mapping[str, str] | None, *, 
     }
     if delta:
         settings |= delta_settings(settings)
+    # spark-submit has started Spark with them.
+    if bucket is not None and master != SUBMITTED:
+        settings |= s3a_settings(bucket.endpoint, bucket.region, settings)
     if master != SUBMITTED:
         settings[_JAVA_OPTIONS] = f"{settings.get(_JAVA_OPTIONS, '')} -Xrs".strip()
     with shield_signals():

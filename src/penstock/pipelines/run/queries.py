@@ -45,6 +45,7 @@ from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import WithLookup
 from penstock.pipelines.steps.windows import late_from_ms
 from penstock.runtime.backoff import Backoff
+from penstock.spark.files.object_storage import spark_path
 
 __all__ = [
     "BatchBarrier",
@@ -489,7 +490,7 @@ def start_query(query: Query, trigger_ms: int, *, available_now: bool) -> Stream
         query.rows.writeStream.queryName(query.name)
         # Update mode emits windows whenever they change, also the last one; append mode only closed windows.
         .outputMode("update" if query.plan.changes_windows else "append")
-        .option("checkpointLocation", str(query.checkpoint.path))
+        .option("checkpointLocation", spark_path(query.checkpoint.path))
         .foreachBatch(query.batches)
     )
     if available_now:

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import permutations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -52,12 +51,14 @@ from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Offsets, check_shapes
-from penstock.pipelines.state_dir.layout import claim, ready_directory
+from penstock.pipelines.state_dir.layout import claim, ready_directory, write_text
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.spark.environment.jars import s3a_jars
 from penstock.spark.error_causes import error_text, full_text, innermost_cause, is_spark_condition, java_stacks
-from penstock.spark.session import check_master, refuse_connect
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.session import SUBMITTED, check_master, refuse_connect
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
@@ -122,7 +123,12 @@ class _PipelineRun:
     """One run. It owns the queries in one thread; batches report through a queue."""
 
     def __init__(
-        self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, options: RunOptions, state: Path
+        self,
+        pipeline: Pipeline,
+        emit: Callable[[Event], None],
+        stop: threading.Event,
+        options: RunOptions,
+        state: StoragePath,
     ) -> None:
         self._pipeline = pipeline
         self._emit = emit
@@ -201,6 +207,7 @@ class _PipelineRun:
             options.spark_master,
             options.spark_conf,
             delta=any(sink.table is not None and sink.table.is_remote for sink in self._pipeline.sinks),
+            bucket=self._state if isinstance(self._state, ObjectPath) else None,
         )
 
     def _start_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
@@ -249,7 +256,7 @@ class _PipelineRun:
         pipeline, store = self._pipeline, self._store
         wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
         fenced = store.fence(wanted)
-        dead_letters = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
+        dead_letters = None if pipeline.dead_letters is None else pipeline.dead_letters.location
         context = RunContext(
             source=self._source,
             ledger=self._ledger,
@@ -313,8 +320,10 @@ class _PipelineRun:
             self._drain()
             maintenance.close(DRAIN_S)
             for name in [name for running in self._queries for name in running.built.sinks]:
-                if (last := self._ledger.last(name)) is not None:
-                    self._source.publish(name, last.end)
+                # A bucket that does not answer at the end hides no other error.
+                with suppress(StorageError, UnavailableError):
+                    if (last := self._ledger.last(name)) is not None:
+                        self._source.publish(name, last.end)
             self._source.close()
             store.publish_last(self._watch.close(self._running_queries(), state, why))
 
@@ -392,7 +401,7 @@ class _PipelineRun:
                 started = self._separated(running)
             elif running.rebuild:
                 running.built.rebuild()
-        except (PySparkException, StorageError) as error:
+        except (PySparkException, StorageError, UnavailableError) as error:
             self._failed_to_start(running, error)
             return
         for each in started:
@@ -402,7 +411,7 @@ class _PipelineRun:
                 each.query = each.built.start(
                     duration_ms(self._pipeline.trigger), available_now=self._options.available_now
                 )
-            except StorageError as error:
+            except (StorageError, UnavailableError) as error:
                 self._failed_to_start(each, error)
 
     def _failed_to_start(self, running: RunningQuery, error: Exception) -> None:
@@ -450,7 +459,7 @@ class _PipelineRun:
         self._next_join = time.monotonic() + JOIN_AGAIN_S
         try:
             joined = self._builder.regroup([name for running in stopped for name in running.built.sinks])
-        except (PySparkException, StorageError) as error:
+        except (PySparkException, StorageError, UnavailableError) as error:
             for running in stopped:
                 running.stopping = running.stopped = False
                 self._failed_to_start(running, error)
@@ -462,9 +471,8 @@ class _PipelineRun:
         sink = running.built.unfinished[0]
         path, text = layout.failure(self._state, sink), java_stacks(error)
         # The failure is reported even if the disk is full.
-        with suppress(OSError):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(f"{now_text()} run {self._run}\n{text}\n", encoding="utf-8")
+        with suppress(StorageError, UnavailableError):
+            write_text(path, f"{now_text()} run {self._run}\n{text}\n")
         if self._options.debug:
             self._emit({"event": "stack", "sink": sink, "text": text})
 
@@ -564,13 +572,19 @@ class _PipelineRun:
     def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
         """Return True if Spark has committed the last finished batch, or cannot any more."""
         last = running.built.batches.last_finished
-        return last is None or running.built.checkpoint.is_committed(last) or not query.isActive
+        if last is None or not query.isActive:
+            return True
+        try:
+            return running.built.checkpoint.is_committed(last)
+        except UnavailableError:
+            # The caller asks again.
+            return False
 
 
 def run(
     pipeline: Pipeline,
     *,
-    state: Path,
+    state: StoragePath,
     options: RunOptions | None = None,
     emit: Callable[[Event], None],
     stop: threading.Event,
@@ -591,8 +605,9 @@ def run(
     stored under ``state``; a run with the same directory continues where the last one ended.
 
     Raises:
-        ConfigError: the state directory belongs to another pipeline, the checkpoints do not support a change of the
-            file, a step cannot be built, metrics cannot be served at the address, or Spark Connect is selected.
+        ConfigError: the state directory belongs to another pipeline, or is in a bucket and the jars of s3a are not set
+            up, the checkpoints do not support a change of the file, a step cannot be built, metrics cannot be served at
+            the address, or Spark Connect is selected.
         StorageError: the state directory, or that of a table, is not writable.
         UnavailableError: the node or TubeMQ remained unavailable, or another run holds the lease.
         DataLossError: a dedupe by arrival dropped records, see its message.
@@ -603,10 +618,12 @@ def run(
 
 
 def execute(
-    pipeline: Pipeline, *, state: Path, options: RunOptions, emit: Callable[[Event], None], stop: threading.Event
+    pipeline: Pipeline, *, state: StoragePath, options: RunOptions, emit: Callable[[Event], None], stop: threading.Event
 ) -> None:
     """Like :func:`run`, without suppressing log lines of clients; may be called in any thread."""
     refuse_connect(options.spark_conf or {})
+    if isinstance(state, ObjectPath) and options.spark_master != SUBMITTED:
+        s3a_jars()
     ready_directory(state)
     claim(state, pipeline.name)
     _PipelineRun(pipeline, emit, stop, options, state).execute()

@@ -15,13 +15,11 @@ batch is this one, and those that have finished it leave it out.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -60,7 +58,9 @@ from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, query_g
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets, Position, offsets_of, prepare_shared
+from penstock.pipelines.state_dir.layout import remove_tree
 from penstock.pipelines.steps.graph import fan_out
+from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.offsets import MARK
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class SharedQuery:
         plans: Sequence[SinkPlan],
         checkpoints: Sequence[Checkpoint],
         group: SinkGroup,
-        path: Path,
+        path: StoragePath,
         stream: Callable[[], Callable[[str], DataFrame]],
         context: RunContext,
     ) -> None:
@@ -398,7 +398,7 @@ class QueryBuilder:
     batch is then begun only when it runs, so that it can be stopped at any offset to join the others.
     """
 
-    def __init__(self, pipeline: Pipeline, spark: SparkSession, state: Path, context: RunContext) -> None:
+    def __init__(self, pipeline: Pipeline, spark: SparkSession, state: StoragePath, context: RunContext) -> None:
         self._spark = spark
         self._state = state
         self._context = context
@@ -409,10 +409,10 @@ class QueryBuilder:
             name: Checkpoint(layout.checkpoint(state, name), labels(found.inputs))
             for name, found in self._plans.items()
         }
-        self._made: dict[str, Path] = {}
+        self._made: dict[str, StoragePath] = {}
         """Checkpoints of the shared queries, by their first sink."""
         # What an earlier run left.
-        shutil.rmtree(layout.shared(state), ignore_errors=True)
+        remove_tree(layout.shared(state))
 
     def queries(self) -> list[RunningQuery]:
         """Return the queries of all sinks.
@@ -473,7 +473,7 @@ class QueryBuilder:
         path = layout.shared(self._state) / f"{group.sinks[0]}-{uuid.uuid4().hex[:12]}"
         for name in group.sinks:
             if (ended := self._made.pop(name, None)) is not None:
-                shutil.rmtree(ended, ignore_errors=True)
+                remove_tree(ended)
         self._made[group.sinks[0]] = path
         stream = partial(self._context.source.streams, self._spark, group.lead)
         query = SharedQuery(plans, checkpoints, group, path, stream, self._context)

@@ -64,7 +64,7 @@ from penstock.pipelines.steps.expressions import (
     quoted,
     quoted_column,
 )
-from penstock.spark.files.object_storage import ObjectPath
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
 from penstock.spark.tube.options import SinkOptions
@@ -323,13 +323,14 @@ class Targets:
 
     pipeline: Pipeline
     store: FencedStore
-    dead_letters: Path | None
+    dead_letters: StoragePath | None
     show: Callable[[str, int, list[str]], None]
-    state: Path
+    state: StoragePath
 
-    def staged(self, sink: str) -> Path:
+    def staged(self, sink: str) -> StoragePath:
         """Return a new directory for rows of one attempt on their way to ``sink``."""
-        return (layout.staged(self.state, sink) / uuid.uuid4().hex).absolute()
+        found = layout.staged(self.state, sink) / uuid.uuid4().hex
+        return found if isinstance(found, ObjectPath) else found.absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +437,7 @@ class SinkWriter:
         except PenstockError:
             for files in (found.rows, found.letters):
                 if files is not None:
-                    discard(files.attempt)
+                    _discard_files(files)
             raise
         if table is not None:
             out = table.commit(batch, *found.rows)
@@ -444,14 +445,14 @@ class SinkWriter:
             try:
                 out = self._write_staged(spark, sink, batch, found.rows)
             finally:
-                discard(found.rows.attempt)
+                layout.remove_tree(found.rows.attempt)
         written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
         return OnePassCounts(found.out, found.dead, found.filtered, out, written, found.checks, found.exploded)
 
     def _write_staged(self, spark: SparkSession, sink: Sink, batch: int, staged: WrittenFiles) -> int:
         if not staged.rows:
             return 0
-        rows = spark.read.parquet(*(str(staged.attempt / name) for name in staged.names))
+        rows = spark.read.parquet(*(spark_path(staged.attempt / name) for name in staged.names))
         if sink.table is not None:
             return self.write_table(sink, batch, rows, staged.rows)
         return self.write(sink, SinkBatch(batch, rows, staged.rows))
@@ -473,9 +474,7 @@ class SinkWriter:
     def _letters_table(self) -> Table | None:
         """Return the dead letter table, if this query writes to it."""
         dead = self.targets.dead_letters
-        return (
-            None if dead is None or not self._plan.dead_letters_of else self._parquet(self._plan.sink.name, str(dead))
-        )
+        return None if dead is None or not self._plan.dead_letters_of else self._parquet(self._plan.sink.name, dead)
 
     @property
     def _is_letter(self) -> str | None:
@@ -491,7 +490,7 @@ class SinkWriter:
         if path is None or not rows or not self._plan.dead_letters_of:
             return 0
         letters = reduce(DataFrame.unionByName, map(self._dead_letters, rows))
-        return self._parquet(self._plan.sink.name, str(path)).write(batch, letters, letters.count())
+        return self._parquet(self._plan.sink.name, path).write(batch, letters, letters.count())
 
     def _dead_letters(self, rows: DataFrame) -> DataFrame:
         columns = _LETTER_REASON | _record_columns(rows)
@@ -517,7 +516,7 @@ class SinkWriter:
         """Return the table of ``sink``."""
         assert sink.table is not None
         if sink.table.format == "parquet":
-            return self._parquet(sink.name, sink.table.path)
+            return self._parquet(sink.name, Path(sink.table.path))
         query = self._checkpoint.query_id()
         if sink.table.is_remote:
             return RemoteDeltaTable(sink.table, sink.name, query)
@@ -535,13 +534,24 @@ class SinkWriter:
         assert isinstance(table, DeltaWriter)
         return table
 
-    def _parquet(self, writer: str, path: str) -> Table:
-        key = (writer, path)
+    def _parquet(self, writer: str, path: StoragePath) -> Table:
+        key = (writer, str(path))
         if key not in self._tables:
-            self._tables[key] = Table(Path(path), writer, self._checkpoint.query_id())
+            self._tables[key] = Table(path, writer, self._checkpoint.query_id(), partial(self.targets.staged, writer))
         table = self._tables[key]
         assert isinstance(table, Table)
         return table
+
+
+def _discard_files(files: WrittenFiles) -> None:
+    """Remove files that are not committed. In a bucket the other objects of the directory stay."""
+    if not isinstance(files.attempt, ObjectPath):
+        discard(files.attempt)
+        return
+    # They are harmless: what cannot be removed is left.
+    with suppress(StorageError, UnavailableError):
+        for name in files.names:
+            (files.attempt / name).unlink(missing_ok=True)
 
 
 _LETTER_REASON = {name: f"_dead.{name}" for name in ("step", "code", "reason")}
@@ -716,7 +726,7 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
         PenstockError: a broker rejects the sink: the topic does not exist, or the pipeline may not write to it.
     """
     if pipeline.dead_letters is not None:
-        _check_directory("dead_letters", Path(pipeline.dead_letters.path))
+        _check_location("dead_letters", pipeline.dead_letters.location)
     warnings = []
     for sink in pipeline.sinks:
         check = DELIVERY[sink.kind].check
@@ -737,11 +747,14 @@ def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
     assert sink.table is not None
     if sink.table.is_remote:
         return
-    path = sink.table.location
+    _check_location(f"sink {sink.name!r}", sink.table.location)
+
+
+def _check_location(whose: str, path: StoragePath) -> None:
     if isinstance(path, ObjectPath):
-        path.check_writable(f"sink {sink.name!r}")
+        path.check_writable(whose)
     else:
-        _check_directory(f"sink {sink.name!r}", path)
+        _check_directory(whose, path)
 
 
 _CHECKING = threading.Lock()

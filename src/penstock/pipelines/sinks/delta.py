@@ -36,7 +36,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.pipelines.sinks.parquet import new_attempt, read_footer, spark_schema, statistics, write_attempt
+from penstock.pipelines.sinks.parquet import (
+    new_attempt,
+    read_footer,
+    spark_schema,
+    statistics,
+    write_attempt,
+    write_staged,
+)
 from penstock.pipelines.sinks.partitions import partition_values, split_file
 from penstock.pipelines.spec.sinks import PartitionField
 from penstock.pipelines.spec.values import transaction_id
@@ -169,7 +176,7 @@ class DeltaWriter:
         query: str,
         keys: Sequence[str] = (),
         partitions: Sequence[PartitionField] = (),
-        staging: Callable[[], Path] | None = None,
+        staging: Callable[[], StoragePath] | None = None,
     ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
         self.path = path = path if isinstance(path, ObjectPath) else path.absolute()
@@ -207,18 +214,18 @@ class DeltaWriter:
         """
         if not count or (self._table is not None and self._is_committed(self._refresh(), batch)):
             return count
-        attempt = self._attempt_of_spark(batch)
-        names = write_attempt(rows, attempt)
+        attempt, names = self._written_by_spark(batch, rows)
         if self._partitions and not self._keys:
             # A merge writes other files.
             names = [part for name in names for part in split_file(attempt / name, self._partition_columns)]
         return self.commit(batch, attempt, names, count)
 
-    def _attempt_of_spark(self, batch: int) -> Path:
+    def _written_by_spark(self, batch: int, rows: DataFrame) -> tuple[Path, list[str]]:
         if isinstance(self.path, ObjectPath):
             assert self._staging is not None
-            return self._staging()
-        return new_attempt(self.path, self.writer, batch)
+            return write_staged(rows, self._staging())
+        attempt = new_attempt(self.path, self.writer, batch)
+        return attempt, write_attempt(rows, attempt)
 
     @property
     def _partition_columns(self) -> list[str]:

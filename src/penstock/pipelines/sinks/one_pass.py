@@ -13,7 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -179,14 +178,14 @@ class Outcomes(NamedTuple):
     """The sink ``number`` of a batch, and the directories for the files of its rows and of its dead letters.
 
     ``names`` are the columns of the files, in order: fields of ``row``, or columns of the batch with the prefix
-    ``SHARED``. Both directories are new, on a file system that all executors share, or ``rows`` is a path in a bucket.
+    ``SHARED``. Both directories are new, on a file system that all executors share, or paths in a bucket.
     None: dead letters are not written.
     """
 
     number: int
     names: tuple[str, ...]
     rows: StoragePath
-    letters: Path | None
+    letters: StoragePath | None
     partitions: tuple[str, ...] = ()
     """Columns in ``names``: a file has the rows of one value of each, and lacks these columns."""
     file_bytes: int | None = None

@@ -5,6 +5,8 @@ readers of Delta tables skip files, both from its footer.
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +14,13 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.pipelines.state_dir.layout import sync_file
-from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors
+from penstock.pipelines.state_dir.layout import remove_tree, sync_directory, sync_file
+from penstock.spark.files.object_storage import (
+    ObjectPath,
+    StoragePath,
+    object_storage_errors,
+    spark_path,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,10 +33,13 @@ __all__ = [
     "FileTarget",
     "FileWriter",
     "new_attempt",
+    "read_file",
     "read_footer",
     "spark_schema",
     "statistics",
     "write_attempt",
+    "write_file",
+    "write_staged",
 ]
 
 SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
@@ -58,6 +68,33 @@ def read_footer(file: StoragePath) -> pq.FileMetaData:
         return pq.read_metadata(source)
 
 
+def read_file(file: StoragePath) -> pa.Table:
+    """Return the rows of ``file``.
+
+    Raises:
+        StorageError, UnavailableError: the file is in a bucket and cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    if not isinstance(file, ObjectPath):
+        return pq.ParquetFile(file).read()
+    with object_storage_errors(file), file.open_input() as source:
+        return pq.ParquetFile(source).read()
+
+
+def write_file(rows: pa.Table, file: StoragePath) -> None:
+    """Write ``rows`` to the new ``file``, durably; raises as :func:`read_file`."""
+    import pyarrow.parquet as pq
+
+    if isinstance(file, ObjectPath):
+        with object_storage_errors(file), file.open_output() as target:
+            pq.write_table(rows, target)
+        return
+    pq.write_table(rows, file)
+    sync_file(file)
+    sync_directory(file.parent)
+
+
 def new_attempt(table: Path, writer: str, batch: int) -> Path:
     """Return a directory, which does not exist, for the files of one attempt of ``writer`` to write ``batch``."""
     return table / "_attempts" / f"{writer}-{batch}-{uuid.uuid4().hex[:12]}"
@@ -70,6 +107,30 @@ def write_attempt(rows: DataFrame, attempt: Path) -> list[str]:
     for name in names:
         sync_file(attempt / name)
     return names
+
+
+def write_staged(rows: DataFrame, staging: StoragePath) -> tuple[Path, list[str]]:
+    """Write ``rows`` as one file with Spark to the new directory ``staging``, and return a local directory with it.
+
+    From a bucket the file is copied to a temporary directory, and ``staging`` is removed.
+
+    Raises:
+        StorageError, UnavailableError: the file in the bucket cannot be read.
+    """
+    if not isinstance(staging, ObjectPath):
+        return staging, write_attempt(rows, staging)
+    rows.coalesce(1).write.parquet(spark_path(staging))
+    local = Path(tempfile.mkdtemp(prefix="penstock-"))
+    try:
+        names = [name for name in staging.names() if name.endswith(".parquet")]
+        for name in names:
+            (staging / name).download(local / name)
+    except BaseException:
+        shutil.rmtree(local, ignore_errors=True)
+        raise
+    finally:
+        remove_tree(staging)
+    return local, names
 
 
 ROW_GROUP_BYTES = 32 << 20

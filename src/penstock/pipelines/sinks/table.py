@@ -4,9 +4,10 @@
     <table>/_commits/<sink>-<n>.json                  written after the rows: committed files and number of rows
 
 A batch that is repeated after a crash finds its commit and does nothing, or writes its rows again and commits them: the
-first commit is valid, later ones are ignored. Files without a commit are left over from failed attempts. Readers that
-list the files of the log (``files``, ``read``) therefore see each batch exactly once; a reader that lists directories
-may see unfinished batches and files of failed attempts.
+first commit is valid, later ones are ignored. Files without a commit are left over from failed attempts; in a bucket,
+executors write objects at their final path, under names that are never used again. Readers that list the files of the
+log (``files``, ``read``) therefore see each batch exactly once; a reader that lists directories may see unfinished
+batches and files of failed attempts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from penstock.errors import PenstockError, StorageError
 from penstock.pipelines.sinks.delta import (
@@ -30,10 +31,17 @@ from penstock.pipelines.sinks.delta import (
     is_delta_table,
     other_type,
 )
-from penstock.pipelines.sinks.parquet import new_attempt, spark_schema, write_attempt
-from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file, write_json
+from penstock.pipelines.sinks.parquet import (
+    new_attempt,
+    read_file,
+    spark_schema,
+    write_attempt,
+    write_file,
+    write_staged,
+)
+from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, write_json
 from penstock.spark.files.delta_log import DeltaLog
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath, object_storage_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,11 +83,16 @@ class Table:
     Batch numbers are valid only together with their checkpoint, so a writer rejects a table in which its name committed
     batches of another checkpoint. Checking the newest commit is sufficient. The check lists all commits, so create one
     object for a run, not one for each batch.
+
+    ``staging`` returns a new directory for files that Spark writes, if the table is in a bucket.
     """
 
-    def __init__(self, path: Path, writer: str, query: str) -> None:
+    def __init__(
+        self, path: StoragePath, writer: str, query: str, staging: Callable[[], StoragePath] | None = None
+    ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
-        self.path = path = path.absolute()
+        self.path = path = path if isinstance(path, ObjectPath) else path.absolute()
+        self._staging = staging
         self.writer = writer
         self.query = query
         commit = _newest(path, writer)
@@ -101,12 +114,21 @@ class Table:
             return _commit(commit_path).rows
         if count == 0:
             return 0
-        attempt = self.new_attempt(batch)
+        if isinstance(self.path, ObjectPath):
+            assert self._staging is not None
+            local, names = write_staged(rows, self._staging())
+            return self.commit(batch, local, names, count)
+        attempt = new_attempt(self.path, self.writer, batch)
         return self.commit(batch, attempt, write_attempt(rows, attempt), count)
 
-    def new_attempt(self, batch: int) -> Path:
-        """Return a directory, which does not exist, for the files of one attempt to write ``batch``."""
+    def new_attempt(self, batch: int) -> StoragePath:
+        """Return the directory for the files of one attempt to write ``batch``: a new one, or their final path."""
+        if isinstance(self.path, ObjectPath):
+            return self._directory(batch)
         return new_attempt(self.path, self.writer, batch)
+
+    def _directory(self, batch: int) -> StoragePath:
+        return self.path / f"writer={self.writer}" / f"batch={batch}"
 
     def commit(self, batch: int, attempt: StoragePath, names: Sequence[str], count: int) -> int:
         """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return the rows of the batch.
@@ -116,18 +138,12 @@ class Table:
         An attempt moves its own files only. Overwriting the directory of the batch would be simpler, but a run that
         resumes here after a pause would remove files that a later run has committed.
         """
-        assert isinstance(attempt, Path)
         commit_path = _commit_path(self.path, self.writer, batch)
         if commit_path.exists() or not count:
-            shutil.rmtree(attempt, ignore_errors=True)
+            self._remove(attempt, names)
             return _commit(commit_path).rows if commit_path.exists() else 0
-        directory = self.path / f"writer={self.writer}" / f"batch={batch}"
-        directory.mkdir(parents=True, exist_ok=True)
         # The names of files are unique, so other attempts use other names.
-        written = [(attempt / name).rename(directory / name) for name in names]
-        shutil.rmtree(attempt, ignore_errors=True)
-        for parent in (directory, directory.parent, self.path):
-            sync_directory(parent)
+        directory = self._place(batch, attempt, names)
         is_ours = create_json(
             commit_path,
             {
@@ -135,23 +151,49 @@ class Table:
                 "batch": batch,
                 "query": self.query,
                 "rows": count,
-                "files": [str(path.relative_to(self.path)) for path in written],
+                "files": [f"writer={self.writer}/batch={batch}/{name}" for name in names],
             },
         )
         if is_ours:
             return count
         # A later run has committed the batch: this run was paused and has lost its lease.
-        for path in written:
-            path.unlink()
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
         return _commit(commit_path).rows
 
+    @staticmethod
+    def _remove(attempt: StoragePath, names: Sequence[str]) -> None:
+        if isinstance(attempt, ObjectPath):
+            for name in names:
+                (attempt / name).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(attempt, ignore_errors=True)
 
-def commits(path: Path) -> list[Commit]:
+    def _place(self, batch: int, attempt: StoragePath, names: Sequence[str]) -> StoragePath:
+        """Move the files of ``attempt`` to the directory of the batch, and return it."""
+        directory = self._directory(batch)
+        if isinstance(attempt, ObjectPath):
+            return directory
+        if isinstance(directory, ObjectPath):
+            with object_storage_errors(directory):
+                for name in names:
+                    (directory / name).upload(attempt / name)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                (attempt / name).rename(directory / name)
+            for parent in (directory, directory.parent, directory.parent.parent):
+                sync_directory(parent)
+        shutil.rmtree(attempt, ignore_errors=True)
+        return directory
+
+
+def commits(path: StoragePath) -> list[Commit]:
     """Return the committed batches of the table at ``path``, by writer and batch; empty if there is no table."""
     return [_commit(_commit_path(path, writer, batch)) for writer, batch in sorted(_named(path))]
 
 
-def _named(path: Path) -> Iterator[tuple[str, int]]:
+def _named(path: StoragePath) -> Iterator[tuple[str, int]]:
     """Yield writer and batch of each commit of the table at ``path``, from the file names only."""
     for match in listed(path / "_commits", _COMMIT_NAME):
         yield match["writer"], int(match["batch"])
@@ -220,7 +262,7 @@ def _newest_schema(path: StoragePath, writer: str) -> dict[str, Any] | None:
     if isinstance(path, ObjectPath):
         return None
     commit = _newest(path, writer)
-    if commit is None or not commit.files or not (file := path / commit.files[0]).is_file():
+    if commit is None or not commit.files or not (file := path / commit.files[0]).exists():
         return None
     return spark_schema(file)
 
@@ -237,20 +279,18 @@ def writers(path: StoragePath) -> dict[str, int]:
     return dict(Counter(writer for writer, _ in _named(path)))
 
 
-def delete_rows(path: Path, is_gone: Callable[[dict[str, Any]], bool]) -> int:
+def delete_rows(path: StoragePath, is_gone: Callable[[dict[str, Any]], bool]) -> int:
     """Delete the rows for which ``is_gone`` is true from the table at ``path``; return their number.
 
     The files of a batch are written again, then its commit is replaced, then the old files are removed. A reader in
     between has listed the old files: it fails, and finds the new ones in its next attempt.
     """
-    import pyarrow.parquet as pq
-
     total = 0
     for commit in commits(path):
         kept, removed = [], []
         gone = 0
         for name in commit.files:
-            rows = pq.ParquetFile(path / name).read()
+            rows = read_file(path / name)
             keeps = [not is_gone(row) for row in rows.to_pylist()]
             if all(keeps):
                 kept.append(name)
@@ -258,21 +298,18 @@ def delete_rows(path: Path, is_gone: Callable[[dict[str, Any]], bool]) -> int:
             gone += keeps.count(False)
             removed.append(path / name)
             if any(keeps):
-                new = (path / name).with_name(f"part-{uuid.uuid4().hex}.parquet")
-                pq.write_table(rows.filter(keeps), new)
-                sync_file(new)
-                sync_directory(new.parent)
-                kept.append(str(new.relative_to(path)))
+                kept.append(f"{name.rpartition('/')[0]}/part-{uuid.uuid4().hex}.parquet")
+                write_file(rows.filter(keeps), path / kept[-1])
         if removed:
             changed = commit._replace(files=tuple(kept), deleted=commit.deleted + gone)
             write_json(_commit_path(path, commit.writer, commit.batch), changed._asdict())
             for old in removed:
-                old.unlink()
+                old.unlink(missing_ok=True)
         total += gone
     return total
 
 
-def files(path: Path) -> list[Path]:
+def files(path: AnyPath) -> list[AnyPath]:
     """Return the committed Parquet files of a Parquet or Delta table, for any Parquet reader.
 
     They lack the partition columns of a Delta table, whose values are in the names of their directories.
@@ -280,7 +317,9 @@ def files(path: Path) -> list[Path]:
     Raises:
         StorageError: a committed file is missing.
     """
-    return delta_files(path) if is_delta_table(path) else list(_files(path))
+    if isinstance(path, Path) and is_delta_table(path):
+        return cast("list[AnyPath]", delta_files(path))
+    return list(_files(path))
 
 
 def read(spark: SparkSession, path: Path | str) -> DataFrame:
@@ -323,30 +362,30 @@ def _with_partitions(spark: SparkSession, path: Path) -> DataFrame:
     return reduce(DataFrame.union, parts)
 
 
-def _newest(path: Path, writer: str) -> Commit | None:
+def _newest(path: StoragePath, writer: str) -> Commit | None:
     newest = max((batch for of, batch in _named(path) if of == writer), default=None)
     return None if newest is None else _commit(_commit_path(path, writer, newest))
 
 
-def _commit_path(path: Path, writer: str, batch: int) -> Path:
+def _commit_path(path: StoragePath, writer: str, batch: int) -> StoragePath:
     return path / "_commits" / f"{writer}-{batch}.json"
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: AnyPath) -> Iterator[AnyPath]:
     for commit in commits(path):
         for name in commit.files:
             file = path / name
-            if not file.is_file():
+            if not file.exists():
                 raise StorageError(
                     f"table {str(path)!r}: batch {commit.batch} of {commit.writer!r} lacks its file {name!r}",
                     path=str(file),
                     why="the file was removed after the batch was committed",
                     do="restore the file, or replay the batch from TubeMQ into a new table",
                 )
-            yield file
+            yield cast("AnyPath", file)
 
 
-def _commit(path: Path) -> Commit:
+def _commit(path: StoragePath) -> Commit:
     value = read_json(path)
     try:
         return Commit(

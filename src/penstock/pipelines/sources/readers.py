@@ -33,6 +33,7 @@ from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
 from penstock.spark.files.delta_log import DeltaLog
+from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.files.source import FileLog, check_unchanged, count_records
 from penstock.spark.tube.offsets import (
     Bounds,
@@ -80,7 +81,7 @@ class QueryInput(NamedTuple):
 
     query: str
     name: str
-    directory: Path
+    directory: StoragePath
 
 
 class SourceMeter(Protocol):
@@ -273,7 +274,7 @@ class TubeSourceReader:
         self,
         name: str,
         source: TubeOptions,
-        starts: Path,
+        starts: StoragePath,
         span: ReplayRange | None = None,
         *,
         group: str = "",
@@ -652,6 +653,7 @@ def _clock(input_: QueryInput) -> int:
 
 
 def _log_of(input_: QueryInput) -> Path:
+    assert isinstance(input_.directory, Path)
     return layout.file_log(input_.directory, input_.query, input_.name)
 
 

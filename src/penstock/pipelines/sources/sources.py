@@ -9,11 +9,11 @@ the name of its source, with ``#2``, ``#3`` for further inputs from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.errors import ConfigError
 from penstock.pipelines.sources.readers import (
     FilesSourceReader,
     Lag,
@@ -30,6 +30,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 __all__ = ["Sources", "reader_of"]
 
@@ -37,7 +38,7 @@ __all__ = ["Sources", "reader_of"]
 def reader_of(
     name: str,
     source: Source,
-    state: Path,
+    state: StoragePath,
     span: ReplayRange | None = None,
     *,
     group: str = "",
@@ -50,6 +51,13 @@ def reader_of(
     see ``Sources``.
     """
     if isinstance(source, FilesSource):
+        if isinstance(state, ObjectPath):
+            raise ConfigError(
+                f"the source {name!r} reads files, and the state directory {str(state)!r} is in a bucket",
+                option="state-dir",
+                why="the list of the files that were read is appended to, which objects do not support",
+                do="use a state directory in a local or mounted file system",
+            )
         return FilesSourceReader(name, source, state, span)
     if isinstance(source, RateSource):
         return RateSourceReader(name, source, span)
@@ -67,7 +75,7 @@ class Sources:
     def __init__(
         self,
         pipeline: Pipeline,
-        state: Path,
+        state: StoragePath,
         span: ReplayRange | None = None,
         redriven: Copies = MappingProxyType({}),
     ) -> None:
@@ -129,7 +137,7 @@ class Sources:
         for query in new:
             write_json(self._start_file(query), self.start(new[0]))
 
-    def _start_file(self, query: str) -> Path:
+    def _start_file(self, query: str) -> StoragePath:
         return layout.starts(self._state) / f"{query}.json"
 
     def streams(self, spark: SparkSession, query: str) -> Callable[[str], DataFrame]:

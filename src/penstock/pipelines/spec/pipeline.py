@@ -11,10 +11,12 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
+from penstock.errors import ConfigError
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
 from penstock.pipelines.spec.steps import Expectation, Step, Window
-from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, late_of, local_path, sink_letter
+from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, is_uri, late_of, sink_letter
+from penstock.spark.files.object_storage import StoragePath, is_object_url, storage_path
 
 __all__ = [
     "MAKES_DEAD_LETTERS",
@@ -44,12 +46,32 @@ class StateStore(Part):
     )
 
 
+def _local_or_bucket_path(path: str) -> str:
+    if is_object_url(path):
+        try:
+            storage_path(path)
+        except ConfigError as error:
+            raise ValueError(f"{error.what}; {error.do}") from None
+    elif is_uri(path):
+        raise ValueError("expected a local path, that of a mounted file system, or s3://bucket/key")
+    return path
+
+
 class DeadLetters(Part):
     """The Parquet table of records that could not be processed: reason, coordinates, headers, original bytes."""
 
-    path: Annotated[str, AfterValidator(local_path)] = Field(
-        min_length=1, description="local directory of the table, not a URI"
+    path: Annotated[str, AfterValidator(_local_or_bucket_path)] = Field(
+        min_length=1, description="directory of the table: local, or `s3://bucket/key`"
     )
+
+    @property
+    def location(self) -> StoragePath:
+        """The path of the table.
+
+        Raises:
+            ConfigError: it is in a bucket, and AWS_ENDPOINT_URL is not a URL.
+        """
+        return storage_path(self.path)
 
 
 class Pipeline(Part):

@@ -20,12 +20,12 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from penstock.errors import StorageError
 from penstock.pipelines.state_dir.layout import create_text, listed
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 __all__ = ["Birth", "BirthLog", "MetricDefinition", "birth_directory"]
 
@@ -35,12 +35,13 @@ _MOST_FILES = 64
 """Files of a partition that may be replaced by a snapshot; more are."""
 
 
-def birth_directory(checkpoint: Path) -> Path:
+def birth_directory(checkpoint: StoragePath) -> StoragePath:
     """Return the directory of the births that the sink with ``checkpoint`` has read.
 
     It is absolute, because workers may have another working directory.
     """
-    return (checkpoint / "births").absolute()
+    found = checkpoint / "births"
+    return found if isinstance(found, ObjectPath) else found.absolute()
 
 
 class MetricDefinition(NamedTuple):
@@ -102,12 +103,12 @@ class BirthLog:
     is read now, since one may have a query of its own later.
     """
 
-    def __init__(self, directories: Sequence[Path]) -> None:
+    def __init__(self, directories: Sequence[StoragePath]) -> None:
         self._directories = {directory: _Directory(directory) for directory in directories}
         self._nodes: dict[tuple[str, str], _Devices] = {}
 
     @classmethod
-    def of_partition(cls, births: Iterable[Path], partition: str) -> BirthLog:
+    def of_partition(cls, births: Iterable[StoragePath], partition: str) -> BirthLog:
         """Return the log of ``partition``, any text that names it, in the directories ``births``."""
         name = quote(partition, safe="").replace(".", "%2E")
         return cls([directory / name for directory in births])
@@ -184,7 +185,7 @@ class BirthLog:
 class _Directory:
     """The files of one directory; ``offsets`` are those of the births in the files that were read or written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StoragePath) -> None:
         self._path = path
         self._files: set[str] = set()
         self.offsets: set[int] = set()
@@ -202,7 +203,7 @@ class _Directory:
         """
         names = {match[0] for match in listed(self._path, _FILE)}
         if not self._files <= names:
-            raise FileNotFoundError(self._path)
+            raise FileNotFoundError(str(self._path))
         for name in sorted(names - self._files):
             births = self._read(name)
             self._files.add(name)

@@ -15,14 +15,14 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.spec.steps import Window
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.layout import create_text, listed, read_json, write_json, write_text
+from penstock.pipelines.state_dir.layout import create_text, listed, read_bytes, read_json, write_json, write_text
+from penstock.spark.files.object_storage import StoragePath
 
 __all__ = [
     "START_OVER",
@@ -107,7 +107,7 @@ class Position(NamedTuple):
 class Checkpoint:
     """The checkpoint of one query. ``labels``: see ``parse_offsets``."""
 
-    def __init__(self, path: Path, labels: Sequence[str] = (ONLY,)) -> None:
+    def __init__(self, path: StoragePath, labels: Sequence[str] = (ONLY,)) -> None:
         self.path = path
         self._labels = tuple(labels)
 
@@ -123,8 +123,8 @@ class Checkpoint:
         """
         path = self.path / "offsets" / str(batch)
         try:
-            return parse_offsets(path.read_text(encoding="utf-8"), self._labels)
-        except (OSError, ValueError, KeyError) as error:
+            return parse_offsets(self.entry(batch), self._labels)
+        except (ValueError, KeyError) as error:
             raise StorageError(f"cannot read the plan of batch {batch}: {error}", path=str(path)) from error
 
     def range(self, batch: int) -> tuple[Offsets | None, Offsets]:
@@ -157,8 +157,8 @@ class Checkpoint:
         """
         path = self.path / "offsets" / str(batch)
         try:
-            return path.read_text(encoding="utf-8")
-        except OSError as error:
+            return read_bytes(path).decode()
+        except FileNotFoundError as error:
             raise StorageError(f"cannot read the plan of batch {batch}: {error}", path=str(path)) from error
 
     def position(self) -> Position:
@@ -177,7 +177,7 @@ class Checkpoint:
     def create(self) -> None:
         """Create the checkpoint, with a new id, if it does not exist."""
         if not self.exists():
-            write_text(self.path / "metadata", json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")))
+            create_text(self.path / "metadata", json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")))
 
     def begin(self, batch: int, entry: str) -> None:
         """Store durably that ``batch`` ends at the offsets of ``entry``, before anything of it is written.
@@ -203,7 +203,7 @@ class Checkpoint:
                 (self.path / log / name).unlink(missing_ok=True)
 
 
-def prepare_shared(path: Path, finished: str | None, begun: str | None) -> None:
+def prepare_shared(path: StoragePath, finished: str | None, begun: str | None) -> None:
     """Create the checkpoint ``path`` of a query that starts after ``finished`` and runs the batch ``begun`` first."""
     checkpoint = Checkpoint(path)
     checkpoint.create()
@@ -238,7 +238,7 @@ def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
     }
 
 
-def check_shapes(pipeline: Pipeline, state: Path) -> None:
+def check_shapes(pipeline: Pipeline, state: StoragePath) -> None:
     """Compare each query with the properties of its checkpoint, and store the properties of new queries.
 
     Raises:
@@ -252,7 +252,7 @@ def check_shapes(pipeline: Pipeline, state: Path) -> None:
             write_json(layout.shape(state, name), shape_of(pipeline, sink_plan))
 
 
-def incompatible_sinks(pipeline: Pipeline, state: Path) -> dict[str, ConfigError]:
+def incompatible_sinks(pipeline: Pipeline, state: StoragePath) -> dict[str, ConfigError]:
     """Return an error for each sink whose checkpoint does not support a change of its query."""
     found = {}
     for sink_plan in plan(pipeline):
@@ -269,12 +269,12 @@ def incompatible_sinks(pipeline: Pipeline, state: Path) -> dict[str, ConfigError
     return found
 
 
-def _before(state: Path, sink: str) -> dict[str, Any] | None:
+def _before(state: StoragePath, sink: str) -> dict[str, Any] | None:
     """Return the properties of the checkpoint of ``sink`` at its creation; None if they are unknown."""
     return _remembered(layout.shape(state, sink)) if layout.checkpoint(state, sink).exists() else None
 
 
-def _remembered(path: Path) -> dict[str, Any] | None:
+def _remembered(path: StoragePath) -> dict[str, Any] | None:
     try:
         return dict(read_json(path))
     except FileNotFoundError:

@@ -1,5 +1,7 @@
 """The state directory of a pipeline: its paths, the pipeline that owns it, and files that survive a crash.
 
+The directory is local or mounted, or a path in a bucket (``ObjectPath``).
+
 <state>/checkpoints/<sink>/             the sink's checkpoint, in Spark's format
 <state>/checkpoints/<sink>/births/      births of Sparkplug that the sink has read (``births``)
 <state>/shared/<sink>-<id>/             Spark's checkpoint of a query of several sinks, another one at each start
@@ -15,7 +17,8 @@
 <state>/plan.json                       description of the last run's plan
 <state>/replay.json                     range of a replay as requested
 
-JSON files are written atomically: after a crash a file has either its old or its new content.
+JSON files are written atomically: after a crash a file has either its old or its new content. An object in a bucket is
+replaced as a whole, and created or replaced under a condition that the storage checks: ``If-None-Match``, ``If-Match``.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ import errno
 import json
 import os
 import re
+import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from penstock.errors import ConfigError, StorageError
+from penstock.errors import ConfigError, StorageError, UnavailableError
+from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath
 
 __all__ = [
     "check_owner",
@@ -46,8 +51,10 @@ __all__ = [
     "listed",
     "owner",
     "plan",
+    "read_bytes",
     "read_json",
     "ready_directory",
+    "remove_tree",
     "replay",
     "shape",
     "shared",
@@ -55,77 +62,85 @@ __all__ = [
     "starts",
     "sync_directory",
     "sync_file",
+    "update_json",
     "write_json",
     "write_text",
 ]
 
 
-def checkpoint(state: Path, sink: str) -> Path:
+def _below(path: AnyPath, *names: str) -> AnyPath:
+    found: StoragePath = path
+    for name in names:
+        found = found / name
+    return cast("AnyPath", found)
+
+
+def checkpoint(state: AnyPath, sink: str) -> AnyPath:
     """Return the directory of the checkpoint of ``sink``."""
-    return state / "checkpoints" / sink
+    return _below(state, "checkpoints", sink)
 
 
-def shared(state: Path) -> Path:
+def shared(state: AnyPath) -> AnyPath:
     """Return the directory of files that the shared queries of a run need while they run."""
-    return state / "shared"
+    return _below(state, "shared")
 
 
-def staged(state: Path, sink: str) -> Path:
+def staged(state: AnyPath, sink: str) -> AnyPath:
     """Return the directory of rows of a batch on their way to ``sink``."""
-    return shared(state) / f"{sink}.rows"
+    return _below(shared(state), f"{sink}.rows")
 
 
-def ledger(state: Path) -> Path:
+def ledger(state: AnyPath) -> AnyPath:
     """Return the directory of the ledger."""
-    return state / "ledger"
+    return _below(state, "ledger")
 
 
-def starts(state: Path) -> Path:
+def starts(state: AnyPath) -> AnyPath:
     """Return the directory of the start offsets of each query."""
-    return state / "starts"
+    return _below(state, "starts")
 
 
-def file_log(state: Path, query: str, source: str) -> Path:
+def file_log(state: AnyPath, query: str, source: str) -> AnyPath:
     """Return the list of files of ``source`` that ``query`` has found."""
-    return state / "files" / f"{query}-{source}.jsonl"
+    return _below(state, "files", f"{query}-{source}.jsonl")
 
 
-def clock(state: Path, query: str, source: str) -> Path:
+def clock(state: AnyPath, query: str, source: str) -> AnyPath:
     """Return the file with the time since which ``source`` generates records for ``query``."""
-    return state / "clocks" / f"{query}-{source}.json"
+    return _below(state, "clocks", f"{query}-{source}.json")
 
 
-def inbox(state: Path, source: str) -> Path:
+def inbox(state: AnyPath, source: str) -> AnyPath:
     """Return the directory of dead letters from the files of ``source`` that are to be read again."""
-    return state / "inbox" / source
+    return _below(state, "inbox", source)
 
 
-def shape(state: Path, sink: str) -> Path:
+def shape(state: AnyPath, sink: str) -> AnyPath:
     """Return the file with the properties on which the checkpoint of ``sink`` depends."""
-    return state / "shapes" / f"{sink}.json"
+    return _below(state, "shapes", f"{sink}.json")
 
 
-def failure(state: Path, sink: str) -> Path:
+def failure(state: AnyPath, sink: str) -> AnyPath:
     """Return the file with the last error of the query of ``sink``, with its Java stacks."""
-    return state / "failures" / f"{sink}.txt"
+    return _below(state, "failures", f"{sink}.txt")
 
 
-def owner(state: Path) -> Path:
+def owner(state: AnyPath) -> AnyPath:
     """Return the file with the name of the pipeline that owns the directory."""
-    return state / "pipeline.json"
+    return _below(state, "pipeline.json")
 
 
-def plan(state: Path) -> Path:
+def plan(state: AnyPath) -> AnyPath:
     """Return the file with the description of the last run's plan."""
-    return state / "plan.json"
+    return _below(state, "plan.json")
 
 
-def replay(state: Path) -> Path:
+def replay(state: AnyPath) -> AnyPath:
     """Return the file with the options of a replay."""
-    return state / "replay.json"
+    return _below(state, "replay.json")
 
 
-def claim(state: Path, pipeline: str) -> None:
+def claim(state: StoragePath, pipeline: str) -> None:
     """Claim the directory ``state`` for ``pipeline`` unless it has an owner.
 
     Raises:
@@ -135,7 +150,7 @@ def claim(state: Path, pipeline: str) -> None:
     check_owner(state, pipeline)
 
 
-def check_owner(state: Path, pipeline: str) -> None:
+def check_owner(state: StoragePath, pipeline: str) -> None:
     """Check that no other pipeline owns the directory ``state``.
 
     Raises:
@@ -164,12 +179,15 @@ _REMEDIES = {
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-def ready_directory(path: Path) -> None:
+def ready_directory(path: StoragePath) -> None:
     """Create the directory ``path`` if it does not exist, and check that it is writable.
 
     Raises:
         StorageError: it cannot be created or is not writable.
     """
+    if isinstance(path, ObjectPath):
+        path.check_writable("state directory", replaces=True)
+        return
     probe = path / f".{uuid.uuid4().hex[:12]}.tmp"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -185,7 +203,7 @@ def ready_directory(path: Path) -> None:
         ) from error
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: StoragePath, value: Mapping[str, Any]) -> None:
     """Replace ``path`` atomically by ``value``: write a temporary file, sync it, rename it, sync the directory.
 
     Raises:
@@ -194,8 +212,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, _as_json(value))
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: StoragePath, text: str) -> None:
     """Like :func:`write_json`, for ``text``."""
+    if isinstance(path, ObjectPath):
+        path.write_bytes(text.encode())
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,13 +227,18 @@ def write_text(path: Path, text: str) -> None:
         raise _failed(path, "written", error) from error
 
 
-def create_json(path: Path, value: Mapping[str, Any]) -> bool:
-    """Like :func:`write_json`, but do not replace an existing file; return True if this call created the file."""
+def create_json(path: StoragePath, value: Mapping[str, Any]) -> bool:
+    """Like :func:`write_json`, but do not replace an existing file; return True if this call created the file.
+
+    In a bucket also if the file has the same content: see :meth:`ObjectPath.create`.
+    """
     return create_text(path, _as_json(value))
 
 
-def create_text(path: Path, text: str) -> bool:
+def create_text(path: StoragePath, text: str) -> bool:
     """Like :func:`create_json`, for ``text``."""
+    if isinstance(path, ObjectPath):
+        return path.create(text.encode())
     # A unique name, since another process may be creating the same file.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -224,6 +250,33 @@ def create_text(path: Path, text: str) -> bool:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def update_json(path: StoragePath, change: Callable[[dict[str, Any] | None], Mapping[str, Any]]) -> None:
+    """Replace the JSON object in ``path`` by ``change(object)``; the argument is None if the file does not exist.
+
+    In a bucket no other process changes it in between: ``change`` is called again if one did. On a file system one may,
+    in the moment between reading and renaming.
+
+    Raises:
+        StorageError: see :func:`read_json` and :func:`write_json`; and what ``change`` raises.
+    """
+    if not isinstance(path, ObjectPath):
+        try:
+            before: dict[str, Any] | None = read_json(path)
+        except FileNotFoundError:
+            before = None
+        write_json(path, change(before))
+        return
+    while True:
+        try:
+            found = path.stored()
+        except FileNotFoundError:
+            if path.create(_as_json(change(None)).encode()):
+                return
+        else:
+            if path.replace(_as_json(change(_parsed(path, found.data))).encode(), found.etag):
+                return
 
 
 def _linked(temporary: Path, path: Path) -> bool:
@@ -255,19 +308,34 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: StoragePath) -> dict[str, Any]:
     """Read the JSON object in ``path``.
 
     Raises:
         FileNotFoundError: the file does not exist.
         StorageError: it is not a JSON object, or cannot be read.
     """
+    return _parsed(path, read_bytes(path))
+
+
+def read_bytes(path: StoragePath) -> bytes:
+    """Return the contents of the file ``path``.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        StorageError: it cannot be read.
+    """
     try:
-        value = json.loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise _failed(path, "read", error) from error
+
+
+def _parsed(path: StoragePath, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
     except ValueError as error:
         raise StorageError(f"{path} is not JSON: {error}", path=str(path)) from error
     if not isinstance(value, dict):
@@ -275,23 +343,37 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def listed(directory: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+def listed(directory: StoragePath, pattern: re.Pattern[str]) -> list[re.Match[str]]:
     """Return the names in ``directory`` that match ``pattern``; empty if the directory does not exist.
+
+    In a bucket these are objects only, not directories.
 
     Raises:
         StorageError: the directory is not readable; an empty result would be mistaken for an empty directory.
     """
-    try:
-        with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise _failed(directory, "read", error) from error
+    if isinstance(directory, ObjectPath):
+        names = directory.names()
+    else:
+        try:
+            with os.scandir(directory) as entries:
+                names = [entry.name for entry in entries]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _failed(directory, "read", error) from error
     return [match for name in names if (match := pattern.fullmatch(name)) is not None]
 
 
-def _failed(path: Path, what: str, error: OSError) -> StorageError:
+def remove_tree(directory: StoragePath) -> None:
+    """Remove ``directory`` with everything in it, which nothing needs any more; what cannot be removed stays."""
+    if not isinstance(directory, ObjectPath):
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    with suppress(StorageError, UnavailableError):
+        directory.remove_tree()
+
+
+def _failed(path: StoragePath, what: str, error: OSError) -> StorageError:
     return StorageError(
         f"{str(path)!r} cannot be {what}: {error.strerror}",
         path=str(path),

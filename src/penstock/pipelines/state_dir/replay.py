@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import read_json, write_json
+from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.offsets import OffsetSpec, TimeSpec, parse_offset_spec
 
 __all__ = [
@@ -82,7 +83,7 @@ class RunLocation(NamedTuple):
     """A pipeline, its state directory, and the name of its lease: of a run, or of a replay with other targets."""
 
     pipeline: Pipeline
-    state: Path
+    state: StoragePath
     lease: str
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from pyspark.errors import AnalysisException
@@ -24,6 +23,7 @@ from penstock.pipelines.steps.nested import explode_step, flatten_step
 from penstock.pipelines.steps.parsing import parse_step
 from penstock.pipelines.steps.python_functions import python_step
 from penstock.pipelines.steps.windows import dedupe_step, mark_invalid_records, window_step
+from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["Branch", "build_stream", "fan_out", "window_input"]
 
@@ -35,7 +35,7 @@ def build_stream(
     with_lookup: WithLookup,
     *,
     sink: str | None = None,
-    births: Sequence[Path] = (),
+    births: Sequence[StoragePath] = (),
 ) -> DataFrame:
     """Build the stream ``reads`` from the sources with the steps ``nodes``.
 
@@ -69,7 +69,7 @@ def fan_out(
     with_lookup: WithLookup,
     shared_prefix: str,
     common_column: Callable[[DataFrame], str],
-    births: Sequence[Path] = (),
+    births: Sequence[StoragePath] = (),
 ) -> tuple[DataFrame, list[tuple[str, ...]]]:
     """Build one stream for the sinks of ``branches`` (a group of ``query_groups``), with a column ``s<n>`` for each.
 
@@ -118,7 +118,7 @@ def window_input(
     stream_of: Callable[[str], DataFrame],
     nodes: Sequence[PlanNode],
     with_lookup: WithLookup,
-    births: Sequence[Path] = (),
+    births: Sequence[StoragePath] = (),
 ) -> DataFrame:
     """Return the input of the window step among ``nodes``, with dead and filtered records marked.
 
@@ -144,7 +144,7 @@ class _StreamBuilder:
         nodes: Sequence[PlanNode],
         with_lookup: WithLookup,
         sink: str | None,
-        births: Sequence[Path],
+        births: Sequence[StoragePath],
     ) -> None:
         self._made: dict[str, DataFrame] = {}
         self._stream_of = stream_of

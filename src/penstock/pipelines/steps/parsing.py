@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
@@ -52,6 +51,7 @@ from penstock.pipelines.steps.payload_errors import (
 from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, Messages, PayloadDecoder
 from penstock.pipelines.steps.protobuf import ProtobufMessages
 from penstock.pipelines.steps.sparkplug import SparkplugDecoder
+from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["from_json", "is_one_value_without_jar", "parse_step", "schema_of"]
 
@@ -73,7 +73,7 @@ _END = secrets.token_hex(8)
 """See ``is_one_value_without_jar``."""
 
 
-def parse_step(rows: DataFrame, name: str, parse: Parse, births: Sequence[Path] = ()) -> DataFrame:
+def parse_step(rows: DataFrame, name: str, parse: Parse, births: Sequence[StoragePath] = ()) -> DataFrame:
     """Add the columns of the payload to ``rows``. ``births``: see ``graph.build_stream``."""
     schema = schema_of(name, parse.ddl)
     taken = sorted(set(schema.names) & set(data_columns(rows)))
@@ -195,10 +195,10 @@ def _result_of(columns: StructType) -> StructType:
     )
 
 
-def _sparkplug(schema: StructType, births: Sequence[Path]) -> Column:
+def _sparkplug(schema: StructType, births: Sequence[StoragePath]) -> Column:
     """Like ``_decoded``, for messages of Sparkplug, which need the offset of their record."""
     assert births, "a stream with Sparkplug messages has a directory for births"
-    decoder = SparkplugDecoder(tuple(map(str, births)), arrow_schema(_nullable(schema)))
+    decoder = SparkplugDecoder(tuple(births), arrow_schema(_nullable(schema)))
 
     def decode(payloads: Any, topics: Any, partitions: Any, offsets: Any, redriven: Any) -> Any:
         return decoder(payloads, topics, partitions, offsets, redriven)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.mqtt.sparkplug import (
@@ -26,6 +25,7 @@ from penstock.mqtt.sparkplug import (
 from penstock.pipelines.state_dir.births import Birth, BirthLog, MetricDefinition
 from penstock.pipelines.steps import payload_errors as errors
 from penstock.pipelines.steps.payload_errors import PayloadError
+from penstock.spark.files.object_storage import StoragePath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -300,7 +300,7 @@ def _stale(message: _Message) -> Iterator[dict[str, object]]:
 
 
 _MOST_LOGS = 256
-_logs: dict[tuple[tuple[str, ...], str], BirthLog] = {}
+_logs: dict[tuple[tuple[StoragePath, ...], str], BirthLog] = {}
 """Births of this process by directories and partition."""
 _starts: dict[str, int] = {}
 """First offset of each partition in the task ``_task`` of this process."""
@@ -314,7 +314,7 @@ class SparkplugDecoder:
     ``schema`` has the columns.
     """
 
-    directories: tuple[str, ...]
+    directories: tuple[StoragePath, ...]
     schema: pa.Schema
 
     def __call__(
@@ -372,12 +372,12 @@ class SparkplugDecoder:
         )
 
 
-def _log(directories: tuple[str, ...], partition: str) -> BirthLog:
+def _log(directories: tuple[StoragePath, ...], partition: str) -> BirthLog:
     """Return the births of ``partition`` in ``directories``, with those of other processes."""
     key = (directories, partition)
     if len(_logs) >= _MOST_LOGS and key not in _logs:
         _logs.clear()
-    found = _logs.setdefault(key, BirthLog.of_partition(map(Path, directories), partition))
+    found = _logs.setdefault(key, BirthLog.of_partition(directories, partition))
     found.refresh()
     return found
 

@@ -1,6 +1,7 @@
 """Paths in a bucket of S3 or of storage with the same protocol, such as ``s3://bucket/lake/readings``.
 
-pyarrow reads and writes objects, ``deltalake`` the log of a Delta table, both with the same endpoint and region.
+pyarrow reads and writes objects, ``deltalake`` the log of a Delta table, and ``obstore`` the small objects of a state
+directory and of a commit log, which are created or replaced under a condition: all with the same endpoint and region.
 Credentials are those of the process: the environment (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
 ``AWS_SESSION_TOKEN``, ``AWS_PROFILE``), the files of the AWS command line, or the role of the machine. A path is sent
 to Spark's executors; it contains no credentials.
@@ -14,38 +15,53 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from obstore.auth.boto3 import Boto3CredentialProvider
+    from obstore.store import BackoffConfig, S3Store
     from pyarrow.fs import S3FileSystem
 
 __all__ = [
+    "AnyPath",
     "ObjectPath",
     "StoragePath",
+    "StoredObject",
     "endpoint_url",
     "is_object_url",
     "object_storage_error",
     "object_storage_errors",
+    "spark_path",
     "storage_path",
 ]
 
 _URL = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9._-]+)/+(?P<key>[^?#%]*[^/?#%])/*")
 _ENDPOINT_URL = re.compile(r"https?://[^/?#@]+/?")
 _RETRY_S = 30
-"""Seconds after which ``deltalake`` gives up a request; by default it repeats it for three minutes."""
+"""Seconds after which ``deltalake`` and ``obstore`` give up a request; by default they repeat it for three minutes."""
+
+
+class StoredObject(NamedTuple):
+    """The contents of an object, and the identity of this version of it."""
+
+    data: bytes
+    etag: str
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPath:
     """An object, or the objects whose keys begin with ``key`` and a slash, in ``bucket``.
 
-    ``endpoint`` is a URL; None is AWS. The functions raise OSError, see :func:`object_storage_errors`.
+    ``endpoint`` is a URL; None is AWS. Functions on files (``open_input``, ``open_output``, ``iterdir``, ``upload``)
+    raise OSError, see :func:`object_storage_errors`. Functions on whole objects (``read_bytes`` and those after it)
+    raise StorageError or UnavailableError.
     """
 
     bucket: str
@@ -104,8 +120,112 @@ class ObjectPath:
             while block := source.read(_BLOCK_BYTES):
                 target.write(block)
 
-    def check_writable(self, whose: str) -> None:
-        """Check that objects can be created and deleted here, and leave none.
+    def download(self, file: Path) -> None:
+        """Write the contents to the local ``file``; raises as :meth:`stored`."""
+        with object_storage_errors(self), self.open_input() as source, file.open("wb") as target:
+            while block := source.read(_BLOCK_BYTES):
+                target.write(block)
+
+    def stored(self) -> StoredObject:
+        """Return the contents and the version of the object.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        import obstore
+
+        with _object_errors(self):
+            found = obstore.get(self._store, self.key)
+            return StoredObject(bytes(found.bytes()), found.meta["e_tag"] or "")
+
+    def read_bytes(self) -> bytes:
+        """Return the contents of the object; raises as :meth:`stored`."""
+        return self.stored().data
+
+    def exists(self) -> bool:
+        """Return True if the object exists, or an object below it."""
+        import obstore
+
+        with _object_errors(self):
+            try:
+                obstore.head(self._store, self.key)
+            except FileNotFoundError:
+                return next(iter(obstore.list(self._store, self.key, chunk_size=1)), None) is not None
+            return True
+
+    def names(self) -> list[str]:
+        """Return the names of the objects below this path, without those of deeper paths."""
+        import obstore
+
+        with _object_errors(self):
+            found = obstore.list_with_delimiter(self._store, self.key)["objects"]
+        return [each["path"].rpartition("/")[2] for each in found]
+
+    def write_bytes(self, data: bytes) -> None:
+        """Create the object, or replace it."""
+        import obstore
+
+        with _object_errors(self):
+            obstore.put(self._store, self.key, data, use_multipart=False)
+
+    def create(self, data: bytes) -> bool:
+        """Create the object unless it exists; return True if it has the contents ``data`` because of this call.
+
+        The client repeats a request whose response was lost. If the first one was performed, the second one fails
+        because the object exists. An object with the same contents is therefore considered created by this call, so
+        callers that compete must write different contents, or not mind.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with _object_errors(self):
+            try:
+                obstore.put(self._store, self.key, data, mode="create")
+            except AlreadyExistsError:
+                return self._has(data)
+        return True
+
+    def replace(self, data: bytes, etag: str) -> bool:
+        """Replace the version ``etag`` of the object; return False if it has another one, or was removed.
+
+        Repeated requests are treated as in :meth:`create`.
+        """
+        import obstore
+        from obstore.exceptions import PreconditionError
+
+        with _object_errors(self):
+            try:
+                obstore.put(self._store, self.key, data, mode={"e_tag": etag})
+            except (PreconditionError, FileNotFoundError):
+                return self._has(data)
+        return True
+
+    def _has(self, data: bytes) -> bool:
+        try:
+            return self.read_bytes() == data
+        except FileNotFoundError:
+            return False
+
+    def unlink(self, *, missing_ok: bool = False) -> None:
+        """Remove the object. One that does not exist is no error (``missing_ok``, as of S3)."""
+        import obstore
+
+        assert missing_ok
+        with _object_errors(self):
+            obstore.delete(self._store, self.key)
+
+    def remove_tree(self) -> None:
+        """Remove all objects below this path."""
+        import obstore
+
+        with _object_errors(self):
+            for found in obstore.list(self._store, self.key):
+                obstore.delete(self._store, [each["path"] for each in found])
+
+    def check_writable(self, whose: str, *, replaces: bool = False) -> None:
+        """Check that objects can be created, only once, and deleted here, and leave none.
+
+        ``replaces``: also that an object is replaced only if it has not changed.
 
         Raises:
             StorageError: they cannot; UnavailableError: the storage does not answer.
@@ -117,13 +237,37 @@ class ObjectPath:
             files = _file_system(self.endpoint, self.region, attempts=2)
             with files.open_output_stream(f"{self._place}/{probe}") as file:
                 file.write(b"penstock")
-            # pyarrow would leave an empty object as the directory, and deltalake must have access, too.
-            DeltaStorageHandler(str(self), self.options()).delete_file(probe)
+            try:
+                ignored = self._ignored_condition(self / probe, replaces=replaces)
+            finally:
+                # pyarrow would leave an empty object as the directory, and deltalake must have access, too.
+                DeltaStorageHandler(str(self), self.options()).delete_file(probe)
         except OSError as error:
             found = object_storage_error(self, error)
             raise StorageError(
                 f"{whose}: cannot write to {str(self)!r}", path=str(self), why=found.why, do=found.do
             ) from error
+        if ignored:
+            raise StorageError(
+                f"{whose}: {str(self)!r} is on a storage that does not support {ignored}",
+                path=str(self),
+                why=f"it accepted a request with {ignored} that it must refuse: two runs would overwrite each other",
+                do="use a storage with conditional writes, as AWS, MinIO, Ceph and versitygw have",
+            )
+
+    @staticmethod
+    def _ignored_condition(probe: ObjectPath, *, replaces: bool) -> str:
+        """Return the header of a condition that the storage ignores for the object ``probe``; empty if there is none.
+
+        Both requests must be refused, since the object exists, with other contents and another version.
+        """
+        if probe.create(b"If-None-Match"):
+            return "If-None-Match"
+        return "If-Match" if replaces and probe.replace(b"If-Match", '"0"') else ""
+
+    @property
+    def _store(self) -> S3Store:
+        return _object_store(self.bucket, self.endpoint, self.region, os.environ.get("AWS_ACCESS_KEY_ID"))
 
     @property
     def _place(self) -> str:
@@ -132,7 +276,14 @@ class ObjectPath:
 
 StoragePath = Path | ObjectPath
 """A path in a local or mounted file system, or in a bucket."""
+AnyPath = TypeVar("AnyPath", bound=StoragePath)
+"""One kind of path."""
 _BLOCK_BYTES = 8 << 20
+
+
+def spark_path(path: StoragePath) -> str:
+    """Return ``path`` as Spark reads and writes it; in a bucket with the jars of ``s3a``."""
+    return f"s3a://{path.bucket}/{path.key}" if isinstance(path, ObjectPath) else str(path)
 
 
 def is_object_url(path: str) -> bool:
@@ -207,10 +358,86 @@ def _file_system(endpoint: str | None, region: str, attempts: int = 3) -> S3File
     )
 
 
+@lru_cache(maxsize=16)
+def _object_store(bucket: str, endpoint: str | None, region: str, _access_key: str | None) -> S3Store:
+    """Return a client; ``_access_key`` is its access key, with which it is cached."""
+    from obstore.store import S3Store
+
+    config = {"region": region}
+    if endpoint is not None:
+        # The variable AWS_ENDPOINT_URL_S3 would override the first one.
+        config |= {"endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
+    return S3Store(
+        bucket,
+        config=config,  # type: ignore[arg-type]  # a dictionary that is built in steps
+        client_options={
+            "allow_http": endpoint is not None and endpoint.startswith("http://"),
+            "connect_timeout": timedelta(seconds=_CONNECT_S),
+            "timeout": timedelta(seconds=_REQUEST_S),
+        },
+        # By default ten, which take two seconds if no server listens.
+        retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S), "backoff": _BACKOFF},
+        credential_provider=_profile(),
+    )
+
+
+_RETRIES = 100
+_BACKOFF: BackoffConfig = {
+    "init_backoff": timedelta(milliseconds=100),
+    "max_backoff": timedelta(seconds=2),
+    "base": 2,
+}
+_OF_OBSTORE = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+"""Variables with credentials that ``obstore`` knows by itself."""
+
+
+def _profile() -> Boto3CredentialProvider | None:
+    """Return the credentials of the files of the AWS command line, if there are any and the environment has none.
+
+    Raises:
+        ConfigError: boto3, which reads them, is not installed.
+    """
+    if any(os.environ.get(name) for name in _OF_OBSTORE):
+        return None
+    files = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
+    if not os.environ.get("AWS_PROFILE") and not Path(files).expanduser().is_file():
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        raise ConfigError(
+            f"the profile of AWS cannot be read: {error}",
+            why="a state directory or dead letters in a bucket need boto3 for AWS_PROFILE and the file of credentials",
+            do="pip install boto3, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ) from error
+    return Boto3CredentialProvider()
+
+
+@contextmanager
+def _object_errors(path: ObjectPath) -> Iterator[None]:
+    """Translate errors of ``obstore`` inside the block, but FileNotFoundError of an object."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        raise object_storage_error(path, error) from error
+    except FileNotFoundError as error:
+        if _NO_BUCKET not in str(error):
+            raise
+        raise object_storage_error(path, error) from error
+
+
+_NO_BUCKET = "NoSuchBucket"
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, for the driver and the executors"
 _REFUSED = (
     (
-        ("NO_SUCH_BUCKET", "NoSuchBucket"),
+        ("NO_SUCH_BUCKET", _NO_BUCKET),
         "the bucket does not exist",
         "create the bucket, or correct the path and the endpoint",
     ),
@@ -246,7 +473,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 
 def object_storage_error(path: ObjectPath, error: Exception) -> PenstockError:
-    """Return the error of penstock for an ``error`` of pyarrow or ``deltalake`` about ``path``.
+    """Return the error of penstock for an ``error`` of pyarrow, ``deltalake`` or ``obstore`` about ``path``.
 
     UnavailableError if it may be temporary, for which a run repeats the batch; otherwise StorageError.
     """
@@ -260,9 +487,12 @@ def object_storage_error(path: ObjectPath, error: Exception) -> PenstockError:
     if isinstance(error, FileNotFoundError):
         return UnavailableError(what, why="the object does not exist any more", do=_REMOVED)
     where = path.endpoint or f"AWS, region {path.region}"
-    return UnavailableError(what, why=f"{where}: {text[:_LONGEST]}", do=_ENDPOINT)
+    shown = text.partition(_DEBUG)[0][:_LONGEST]
+    return UnavailableError(what, why=f"{where}: {shown}", do=_ENDPOINT)
 
 
+_DEBUG = " Debug source:"
+"""Begin of what ``obstore`` adds for its developers."""
 _LONGEST = 400
 """Maximum length of a cause: errors of ``deltalake`` contain the page of the storage."""
 

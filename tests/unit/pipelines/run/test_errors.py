@@ -88,6 +88,18 @@ def test_start_timeouts_of_a_busy_machine_are_recognized() -> None:
     assert retry_policy("", words, words) is BUSY
     assert retry_policy("", COLUMN, COLUMN) is None
     assert retry_policy("UnavailableError", "the node is away", "the node is away") is UNAVAILABLE
+    # A storage of checkpoints that does not answer, and one that refuses.
+    for text, policy in (
+        ("AWSClientIOException: getFileStatus on s3a://b/k: SdkClientException: Connection refused", UNAVAILABLE),
+        (
+            "AWSStatus500Exception: PUT 0-byte object  on state: (Service: S3, 503)",
+            UNAVAILABLE,
+        ),
+        ("java.nio.file.AccessDeniedException: state: getFileStatus on state: (Service: S3, Status Code: 403)", None),
+        ("org.apache.hadoop.fs.s3a.UnknownStoreException: `s3a://b/': Bucket does not exist", None),
+        ("NoAuthWithAWSException: SdkClientException: Unable to load credentials from any of the providers", None),
+    ):
+        assert retry_policy("", text, text) is policy
 
 
 def test_the_cause_of_a_failed_call_is_reported() -> None:

@@ -60,22 +60,22 @@ def test_each_batch_is_in_the_table_once(object_storage: ObjectStorage) -> None:
     assert not is_delta_table(path)
     assert writers(path) == {}
     writer = DeltaWriter(path, "rows", "q")
-    for batch in (0, 0, 1, 2, 2, 1, 0, 3):
+    for batch in (0, 0, 1, 0):
         assert commit(writer, batch) == 1
     again = DeltaWriter(path, "rows", "q")
-    for batch in (3, 4):
+    for batch in (1, 2):
         commit(again, batch)
-    assert numbers(path) == [0, 1, 2, 3, 4]
-    assert delta_writers(path) == {"rows": {"q": 4}}
-    assert writers(path) == {"rows": 5}
-    found = _delta(path, "append", "penstock/rows/q", dict.fromkeys(range(6), 1), {})
-    assert found.off == [f"{path} lacks batch 5, which has 1 rows in the ledger"]
+    assert numbers(path) == [0, 1, 2]
+    assert delta_writers(path) == {"rows": {"q": 2}}
+    assert writers(path) == {"rows": 3}
+    found = _delta(path, "append", "penstock/rows/q", dict.fromkeys(range(4), 1), {})
+    assert found.off == [f"{path} lacks batch 3, which has 1 rows in the ledger"]
     with pytest.raises(PenstockError, match="wrote with another checkpoint"):
         DeltaWriter(path, "rows", "q2")
     with pytest.raises(ConfigError, match="column 'n' is STRING now"):
         check_types(path, "rows", {"n": "STRING"})
     # Any reader with these options reads it.
-    assert pl.read_delta(str(path), storage_options=path.options())["n"].sort().to_list() == [0, 1, 2, 3, 4]
+    assert pl.read_delta(str(path), storage_options=path.options())["n"].sort().to_list() == [0, 1, 2]
 
 
 def test_columns_are_added_and_partitions_are_kept(object_storage: ObjectStorage) -> None:
@@ -118,10 +118,10 @@ def test_files_that_spark_wrote_are_uploaded(
 @pytest.mark.parametrize(
     ("kind", "part"),
     [
-        ("busy", "_delta_log"),
-        ("cut", "_delta_log"),
         ("lost", "_delta_log"),
         ("cut", "/data/"),
+        pytest.param("busy", "_delta_log", marks=pytest.mark.nightly),
+        pytest.param("cut", "_delta_log", marks=pytest.mark.nightly),
         pytest.param("busy", "/data/", marks=pytest.mark.nightly),
         pytest.param("lost", "/data/", marks=pytest.mark.nightly),
     ],

@@ -259,7 +259,7 @@ def decoded(directory: Path, *records: Record, others: tuple[Path, ...] = ()) ->
     """Return results of records (payload, message type, partition, offset) as another worker process computes them."""
     sparkplug._logs.clear()
     sparkplug._starts.clear()
-    decoder = SparkplugDecoder(tuple(map(str, (directory, *others))), SCHEMA)
+    decoder = SparkplugDecoder((directory, *others), SCHEMA)
     columns: list[Any] = [
         pa.array([record[0] for record in records], pa.binary()),
         pa.array([f"spBv1.0/plant/{record[1]}/press".encode() for record in records], pa.binary()),
