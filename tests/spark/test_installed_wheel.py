@@ -1,4 +1,4 @@
-"""The wheel without a checkout, on one machine and on a cluster: a script does not import penstock."""
+"""The wheel without a checkout, locally, on a cluster and over Spark Connect: a script does not import penstock."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ SCRIPT = """
 import json, sys
 from pyspark.sql import SparkSession
 
-spark_master, master, broker, topic, folder = sys.argv[1:]
-spark = SparkSession.builder.master(spark_master).config("spark.ui.enabled", "false").getOrCreate()
+url, master, broker, topic, folder = sys.argv[1:]
+builder = SparkSession.builder.config("spark.ui.enabled", "false")
+connect = url.removeprefix("connect ")
+spark = (builder.master(url) if connect == url else builder.remote(connect)).getOrCreate()
 rows = spark.range(10).selectExpr("cast(id AS string) AS value")
 rows.write.format("tubemq").mode("append").option("tubemq.master", master).option("topic", topic).save()
 read = spark.read.format("tubemq").option("tubemq.master", master).option("subscribe", topic).load()
@@ -54,6 +56,7 @@ print(json.dumps({
     "keys": [[bytes(row.key).decode(), bytes(row.value).decode()] for row in store.collect()],
     "streamed": spark.read.parquet(folder + "/out").count(),
     "imported": "penstock" in sys.modules,
+    "session": type(spark).__module__,
 }))
 spark.stop()
 """
@@ -82,9 +85,11 @@ def installed(tmp_path: Path) -> Path:
     return python
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("on", ["local", "cluster"])
+@pytest.mark.parametrize(
+    "on",
+    [pytest.param("local", marks=pytest.mark.nightly), pytest.param("cluster", marks=pytest.mark.nightly), "connect"],
+)
 def test_a_script_that_knows_only_the_formats(
     installed: Path, node: Node, new_topic: Callable[..., str], tmp_path: Path, on: str
 ) -> None:
@@ -102,13 +107,13 @@ def test_a_script_that_knows_only_the_formats(
     )  # fmt: skip
     assert Path(where.stdout.strip()).is_relative_to(tmp_path)
     with contextlib.ExitStack() as stack:
-        spark_master = "local[2]"
+        url = "connect local[2]" if on == "connect" else "local[2]"
         if on == "cluster":
             hidden = [name for name in HIDDEN if name != "PYSPARK_PYTHON"]
             cluster = stack.enter_context(Cluster(tmp_path, python=str(installed), hidden=hidden))
-            spark_master = cluster.url
+            url = cluster.url
         done = subprocess.run(
-            [str(installed), str(job), spark_master, node.master, node.mqtt, topic, str(tmp_path)],
+            [str(installed), str(job), url, node.master, node.mqtt, topic, str(tmp_path)],
             cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -117,6 +122,7 @@ def test_a_script_that_knows_only_the_formats(
         "keys": [["installed/a", "1"]],
         "streamed": 10,
         "imported": False,
+        "session": f"pyspark.sql{'.connect' if on == 'connect' else ''}.session",
     }
     (message,) = node.retained("installed/b", 1)
     assert message.payload == b"2"
