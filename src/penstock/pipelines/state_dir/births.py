@@ -1,7 +1,7 @@
 """Births of Sparkplug edge nodes and devices that a sink has read: what aliases in later messages mean.
 
 <checkpoint>/births/<partition of the log>/<last offset>-<digest>.json     births and deaths of a part of a batch
-<checkpoint>/births/<partition of the log>/<offset>-<digest>.snapshot.json the last ones before an offset
+<checkpoint>/births/<partition of the log>/<offset>-<digest>.snapshot.json births that apply at an offset
 
 A birth is a fact about the log: it has an offset, and a DATA message is read with the last birth before its own offset.
 So a repeated batch finds the births that it found before, whatever a later batch has written, and writing a birth again
@@ -10,6 +10,9 @@ exactly the offsets that the checkpoint says the sink has read.
 
 Workers write the files while they read the partition, before the batch is finished. One task reads a partition at a
 time, in order.
+
+A snapshot replaces the files before its offset, including those that a worker has not deleted because it ended:
+otherwise a birth would apply again if the file with its death was deleted first.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ __all__ = ["Birth", "BirthLog", "MetricDefinition", "birth_directory"]
 
 _DIGITS = 20
 _FILE = re.compile(rf"\d{{{_DIGITS}}}-[0-9a-f]{{16}}(\.snapshot)?\.json")
+_SNAPSHOT = ".snapshot"
 _MOST_FILES = 64
 """Files of a partition that may be replaced by a snapshot; more are."""
 
@@ -183,11 +187,15 @@ class BirthLog:
 
 
 class _Directory:
-    """The files of one directory; ``offsets`` are those of the births in the files that were read or written."""
+    """The files of one directory; ``offsets`` are those of the births in the files that were read or written.
+
+    ``_replaced``: files that the newest snapshot replaces, which are to be deleted.
+    """
 
     def __init__(self, path: StoragePath) -> None:
         self._path = path
         self._files: set[str] = set()
+        self._replaced: set[str] = set()
         self.offsets: set[int] = set()
 
     def forget(self) -> None:
@@ -195,7 +203,7 @@ class _Directory:
         self._files, self.offsets = set(), set()
 
     def new_births(self) -> Iterator[Birth]:
-        """Yield the births in files that were not read before.
+        """Yield the births in files that were not read before, and that no snapshot has replaced.
 
         Raises:
             FileNotFoundError: a file that was read does not exist any more.
@@ -204,7 +212,9 @@ class _Directory:
         names = {match[0] for match in listed(self._path, _FILE)}
         if not self._files <= names:
             raise FileNotFoundError(str(self._path))
-        for name in sorted(names - self._files):
+        newest = max((_offset(name) for name in names if _SNAPSHOT in name), default=0)
+        self._replaced = {name for name in names if _offset(name) < newest}
+        for name in sorted(names - self._replaced - self._files):
             births = self._read(name)
             self._files.add(name)
             self.offsets.update(birth.offset for birth in births)
@@ -225,7 +235,7 @@ class _Directory:
 
     def before(self, offset: int) -> list[str]:
         """Return the files with births before ``offset`` only."""
-        return [name for name in self._files if int(name[:_DIGITS]) < offset]
+        return [name for name in self._files if _offset(name) < offset]
 
     def write(self, births: list[Birth]) -> None:
         """Write a file with ``births``, which are in order; none without births."""
@@ -234,8 +244,8 @@ class _Directory:
 
     def replace(self, offset: int, births: list[Birth]) -> None:
         """Write a file with ``births``, those that apply at ``offset``, and delete the files before it."""
-        old = self.before(offset)
-        self._create(offset, births, ".snapshot")
+        old = self._replaced.union(self.before(offset))
+        self._create(offset, births, _SNAPSHOT)
         for name in old:
             (self._path / name).unlink(missing_ok=True)
 
@@ -245,6 +255,11 @@ class _Directory:
         create_text(self._path / name, text)
         self._files.add(name)
         self.offsets.update(birth.offset for birth in births)
+
+
+def _offset(name: str) -> int:
+    """Return the offset in the name of a file."""
+    return int(name[:_DIGITS])
 
 
 def _before(births: Sequence[Birth], offset: int) -> Birth | None:

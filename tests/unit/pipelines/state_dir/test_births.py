@@ -31,11 +31,11 @@ def log(*directories: Path) -> BirthLog:
     return made
 
 
-def written(path: Path, *found: Birth) -> BirthLog:
+def written(path: Path, *found: Birth, batch_start: int = 0) -> BirthLog:
     made = log(path)
     for each in found:
         made.add(each)
-    made.write(found, 0)
+    made.write(found, batch_start)
     return made
 
 
@@ -126,6 +126,24 @@ def test_a_snapshot_replaces_many_files(tmp_path: Path, monkeypatch: pytest.Monk
         assert [each.offset for node in range(10, 60, 10) for each in process.alive("plant", f"other-{node}", 99)] == [
             *(12, 22, 32, 42, 52)
         ]
+
+
+def test_a_crash_while_a_snapshot_replaces_files_brings_no_dead_device_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(births, "_MOST_FILES", 3)
+    for each in (birth(10), birth(20, "pump"), birth(30, "pump", None)):
+        written(tmp_path, each)
+    (born,) = (tmp_path / "source%2Fplant%2F1%2F0").glob("*20-*")
+    text = born.read_text()
+    written(tmp_path, birth(40, "valve"), batch_start=40)
+    # The worker ended after it had deleted the file with the death, and before it deleted that with the birth.
+    born.write_text(text)
+    assert [last(log(tmp_path), 99, device) for device in (None, "pump", "valve")] == [10, None, 40]
+    for offset in (50, 60, 70):
+        written(tmp_path, birth(offset, "valve"), batch_start=offset)
+    assert [last(log(tmp_path), 99, device) for device in (None, "pump", "valve")] == [10, None, 70]
+    assert not born.exists()
 
 
 def test_files_that_are_deleted_with_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
