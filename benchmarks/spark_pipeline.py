@@ -38,6 +38,7 @@ __all__ = ["spark_pipeline", "spark_start"]
 
 RECORDS = 200_000
 START_RECORDS = 1_000
+START_LIMIT_S = 120
 TOPIC = "flights"
 SINKS = (1, 3, 8)
 _TEXTS = ("carrier", "flight", "tailnum", "origin", "dest", "gate", "status")
@@ -71,18 +72,24 @@ def _started(command: Callable[[Path], tuple[list[str], Path]]) -> Run:
     """Run a Python module with arguments until the path that it returns exists; the processor time is that to its end.
 
     Raises:
-        RuntimeError: the command ended without this path.
+        RuntimeError: the command ended without this path, or took longer than ``START_LIMIT_S``.
     """
     with tempfile.TemporaryDirectory() as name:
         arguments, commit = command(Path(name))
         spent, started = cpu_of_tree(), time.perf_counter()
         with subprocess.Popen([sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL) as process:
-            while not commit.exists():
-                if process.poll() is not None and not commit.exists():
-                    raise RuntimeError(f"{arguments[0]} ended with status {process.returncode}, without {commit}")
-                time.sleep(0.01)
-            took = time.perf_counter() - started
-            process.wait(timeout=120)
+            try:
+                while not commit.exists():
+                    took = time.perf_counter() - started
+                    if took > START_LIMIT_S or (process.poll() is not None and not commit.exists()):
+                        raise RuntimeError(
+                            f"{arguments[0]} has not written {commit} after {took:.0f} s: status {process.returncode}"
+                        )
+                    time.sleep(0.01)
+                took = time.perf_counter() - started
+                process.wait(timeout=START_LIMIT_S)
+            finally:
+                process.kill()
         return Run(took, (cpu_of_tree() - spent) * 1e6)
 
 

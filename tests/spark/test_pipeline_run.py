@@ -25,7 +25,7 @@ from penstock.pipelines.run.write_back import WriteBack
 from penstock.pipelines.sinks.table import files, read
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key, run_key
 from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
 from penstock.spark.statestore.writes import write_rows
 from penstock.tube.record import Record
@@ -115,6 +115,9 @@ def test_every_record_ends_in_one_place_and_late_ones_are_counted(setup: Setup) 
     # The second copy of m20 is as late as the reading that was held up: the watermark passed both.
     windows = setup.ledger.counts("alarms")
     assert (windows.read, windows.dead, windows.filtered, windows.late) == (67, 1, 1, 2)
+    status = json.loads(setup.node.get(run_key(setup.topic)) or b"")
+    kinds = {name: sorted(sink["state_by_kind"]) for name, sink in status["progress"]["sinks"].items()}
+    assert kinds == {"rows": ["dedupe"], "alarms": ["dedupe", "window"]}
 
 
 def test_alarms_are_set_fenced_and_deleted_when_a_window_is_normal_again(setup: Setup) -> None:
