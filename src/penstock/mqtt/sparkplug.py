@@ -113,7 +113,7 @@ def parse_topic(topic: str) -> SparkplugTopic:
     found = SparkplugTopic(levels[1], levels[2], levels[3], levels[4] if len(levels) == 5 else None)
     if (found.device is None) != found.message_type.startswith("N"):
         has = "no device" if found.device is None else "a device"
-        raise SparkplugError(f"the MQTT topic {topic!r} has {has}, unlike a {found.message_type} message")
+        raise SparkplugError(f"the MQTT topic {topic!r} has {has}, unlike {found.message_type} messages")
     return found
 
 

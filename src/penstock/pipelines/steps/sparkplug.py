@@ -86,6 +86,11 @@ class _Message:
         """The last birth of the edge node or device."""
         return self.births.last(self.topic.group, self.topic.edge_node, self.topic.device, self.record.offset)
 
+    def is_before(self, birth: Birth) -> bool:
+        """Return True for a redriven message that was sent before ``birth``, by their timestamps."""
+        sent, born = self.timestamp_ms, birth.timestamp_ms
+        return self.record.is_redriven and sent is not None and born is not None and sent < born
+
     @property
     def node_birth(self) -> Birth | None:
         """The last birth of the edge node."""
@@ -130,8 +135,12 @@ def _columns(message: _Message) -> tuple[dict[str, object], Birth | None]:
         ]
     elif kind == "DEATH":
         metrics = [_metric(message, metric, _definition(metric)) for metric in payload.metrics]
-        # The death of an earlier session, which the broker publishes after the birth of the next one, ends nothing.
-        is_current = topic.device is not None or known is None or _bd_seq(payload) in (None, bd_seq)
+        # The death of an earlier session, which the broker publishes after the birth of the next one, ends nothing. Nor
+        # does that of a device before its birth; the timestamp of an NDEATH is that of the connection.
+        if topic.device is None:
+            is_current = known is None or _bd_seq(payload) in (None, bd_seq)
+        else:
+            is_current = message.birth is None or not message.is_before(message.birth)
         bd_seq = bd_seq if topic.device is not None else _bd_seq(payload)
         if is_current:
             metrics += _stale(message)
@@ -218,8 +227,7 @@ def _known(message: _Message, metric: Metric, kind: str, birth: Birth | None) ->
         raise PayloadError(
             errors.NO_BIRTH, f"no {needed} of {message.what} was read before this message in this partition of the log"
         )
-    sent, born = message.timestamp_ms, birth.timestamp_ms
-    if message.record.is_redriven and sent is not None and born is not None and sent < born:
+    if message.is_before(birth):
         raise PayloadError(errors.NO_BIRTH, f"the last {needed} of {message.what} is newer than this redriven message")
     found = birth.by_alias.get(alias) if name is None and alias is not None else birth.by_name.get(name or "")
     if found is None:

@@ -250,6 +250,11 @@ def test_redriven_messages_use_births_and_change_none(session: Session) -> None:
     assert named(session.read("NDATA", data(double(alias=1)), redriven=True), "name") == [("t",)]
     late = session.refused("NDATA", data(double(alias=1), timestamp=MS - 1), redriven=True)
     assert late == "sparkplug.no_birth: the last NBIRTH of plant/press is newer than this redriven message"
+    session.read("DBIRTH", birth(double("level"), bd_seq=None, timestamp=MS), "pump")
+    # A death before the birth ends nothing.
+    for timestamp, stale in ((MS - 1, []), (MS, [("level", True)])):
+        death = session.read("DDEATH", Payload(timestamp=timestamp), "pump", redriven=True)
+        assert named(death, "name", "is_stale") == stale
 
 
 Record = tuple[bytes, str, str, int | None]
