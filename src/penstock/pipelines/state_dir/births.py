@@ -246,7 +246,7 @@ class _Directory:
         """Write a file with ``births``, those that apply at ``offset``, and delete the files before it."""
         old = self._replaced.union(self.before(offset))
         self._create(offset, births, _SNAPSHOT)
-        for name in old:
+        for name in sorted(old):
             (self._path / name).unlink(missing_ok=True)
 
     def _create(self, offset: int, births: list[Birth], kind: str) -> None:
