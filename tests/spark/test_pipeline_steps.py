@@ -13,12 +13,13 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import key_column, rows_of, windows_as_rows
-from penstock.pipelines.sinks.delivery import key_changes, mark_unwritable
+from penstock.pipelines.sinks.delivery import key_changes, letter_record, mark_unwritable
+from penstock.pipelines.sinks.one_pass import flattened, outcome, outcome_column
 from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.steps import parsing
-from penstock.pipelines.steps.expressions import mark_failed_conditions
+from penstock.pipelines.steps.expressions import literal, mark_failed_conditions, quoted
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import Lookup, WithLookup
 from penstock.pipelines.steps.parsing import is_one_value_without_jar
@@ -443,6 +444,29 @@ def test_names_with_marks_of_sql_are_names(spark: SparkSession) -> None:
     assert found == {"'; drop table x --", "b", "\n`"}
     counted = apply(rows(spark, *values), steps(parse, window), no_lookup).collect()
     assert {row["a;drop"]: row["n"] for row in counted} == {"'; drop table x --": 1, "b": 2, "\n`": 1}
+
+
+@pytest.mark.parametrize("value", ["false", "true"])
+def test_names_and_texts_do_not_depend_on_the_settings_of_the_parser(spark: SparkSession, value: str) -> None:
+    session = spark.newSession()
+    names = ["select", "a.b", "or`der", 'it\'s \\n "x"']
+    parse = {"schema": ", ".join(f"{quoted(name)} DOUBLE NOT NULL" for name in names)}
+    good = dict.fromkeys(names, 1.5)
+    payloads = [good, *(changed for name in names for changed in (good | {name: "x"}, good | {name: None}))]
+    texts = [json.dumps(each) for each in payloads] + [json.dumps(good | {names[3]: 0}).replace("0}", "1e999}")]
+    records = rows(session, *(text.encode() for text in texts))
+    for setting in ("parser.escapedStringLiterals", "ansi.enforceReservedKeywords", "caseSensitive"):
+        session.conf.set(f"spark.sql.{setting}", value)
+    done = apply(records, steps({"name": "p", "parse": parse}), no_lookup)
+    letter = {"step": "_dead.step", "reason": "_dead.reason"}
+    own = {name: quoted(name) for name in names}
+    made = outcome(own, letter, f"coalesce(_dead.step IN ({literal('p')}), false)")
+    found = flattened(done.selectExpr(f"{made} AS {outcome_column(0)}", letter_record(done)), 1).collect()
+    assert [row["row0"] and row["row0"].asDict() for row in found] == [good, *[None] * (len(found) - 1)]
+    letters = [(each["step"], each["reason"], each["id"]) for row in found for each in row["letters"]]
+    reasons = [f"column {name!r} is {what}" for name in names for what in ("not DOUBLE", "missing or null")]
+    reasons.append(f"column {names[3]!r} is too large for its type")
+    assert letters == [("p", reason, f"i{n}") for n, reason in enumerate(reasons, 1)]
 
 
 def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_reported(spark: SparkSession) -> None:
