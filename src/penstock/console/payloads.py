@@ -12,7 +12,7 @@ from typing import Any, Final
 import cbor2
 import msgpack  # type: ignore[import-untyped]
 
-from penstock.mqtt.sparkplug import NAMESPACE, SparkplugError, parse_topic, payload_as_dict
+from penstock.mqtt.sparkplug import NAMESPACE, parse_topic, payload_as_dict
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Payload", "show_payload"]
 
@@ -23,7 +23,9 @@ _MSGPACK_TYPES: Final = ("application/msgpack", "application/vnd.msgpack", "appl
 _decoder: Final = codecs.getincrementaldecoder("utf-8")
 _MAX_DEPTH: Final = 64
 _MAX_ITEMS: Final = 10_000
-"""Limit of a decoded value: with shared references, few bytes of CBOR are a very large value."""
+_MAX_GROWTH: Final = 16
+"""Limit of the text of a decoded value, as a multiple of its payload's: each row of a Sparkplug dataset repeats the
+names of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ def _sparkplug(data: bytes, topic: str) -> str | None:
     """Return a Sparkplug payload as JSON; None if topic or bytes are something else."""
     try:
         parse_topic(topic)
-        return json.dumps(payload_as_dict(data), ensure_ascii=False)
-    except SparkplugError:
+        return _as_json(payload_as_dict(data), data)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -88,10 +90,11 @@ def _cbor(data: bytes, *, any_type: bool) -> str | None:
     """Return one CBOR value as JSON; None if the bytes are something else."""
     stream = BytesIO(data)
     try:
-        found = cbor2.CBORDecoder(stream).decode()
+        # References to shared values: few bytes may be a value without end, or one whose hash takes hours.
+        found = cbor2.CBORDecoder(stream, semantic_decoders=dict.fromkeys((25, 28, 29, 256), _reference)).decode()
         if stream.read(1) or not (any_type or isinstance(found, dict | list)):
             return None
-        return json.dumps(_plain(found, _Budget()), ensure_ascii=False)
+        return _as_json(found, data)
     except (ValueError, TypeError, OverflowError, EOFError, RecursionError, cbor2.CBORDecodeError):
         return None
 
@@ -103,31 +106,48 @@ def _msgpack(data: bytes, *, any_type: bool) -> str | None:
         found = msgpack.unpackb(data, strict_map_key=False, timestamp=3)
         if not (any_type or isinstance(found, dict | list)):
             return None
-        return json.dumps(_plain(found, _Budget()), ensure_ascii=False)
+        return _as_json(found, data)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
         return None
 
 
+def _reference(*_: object) -> object:
+    raise ValueError("the payload has references to shared values or texts")
+
+
+def _as_json(value: Any, data: bytes) -> str:
+    """Return ``value``, which was decoded from ``data``, as JSON. Raises ValueError if it is too large."""
+    budget = _Budget(_MAX_ITEMS, _MAX_GROWTH * max(len(data), MAX_PAYLOAD_BYTES))
+    return json.dumps(_plain(value, budget), ensure_ascii=False)
+
+
+@dataclass(slots=True)
 class _Budget:
-    def __init__(self) -> None:
-        self._left = _MAX_ITEMS
+    """The number of values, and of characters of texts, that may still be shown."""
+
+    items: int
+    characters: int
 
     def spend(self, depth: int) -> None:
-        self._left -= 1
-        if self._left < 0 or depth > _MAX_DEPTH:
+        self.items -= 1
+        if self.items < 0 or depth > _MAX_DEPTH:
             raise ValueError("the value is too large")
+
+    def text(self, text: str) -> str:
+        self.characters -= len(text)
+        if self.characters < 0:
+            raise ValueError("the value is too large")
+        return text
 
 
 def _plain(value: Any, budget: _Budget, depth: int = 0) -> Any:
     budget.spend(depth)
     if isinstance(value, dict):
-        return {
-            key if isinstance(key, str) else str(key): _plain(each, budget, depth + 1) for key, each in value.items()
-        }
+        return {budget.text(str(key)): _plain(each, budget, depth + 1) for key, each in value.items()}
     if isinstance(value, msgpack.ExtType):
-        return f"ext({value.code}) h'{value.data.hex()}'"
+        return budget.text(f"ext({value.code}) h'{value.data.hex()}'")
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(each, budget, depth + 1) for each in value]
     if isinstance(value, bytes):
-        return f"h'{value.hex()}'"
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+        return budget.text(f"h'{value.hex()}'")
+    return value if isinstance(value, int | float) or value is None else budget.text(str(value))

@@ -10,6 +10,8 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
+from penstock.mqtt.proto.sparkplug_pb2 import Payload
+from penstock.mqtt.sparkplug import DataType
 
 
 @pytest.mark.parametrize(
@@ -81,10 +83,39 @@ def test_a_long_payload_is_cut_with_a_sign() -> None:
 
 
 def test_shared_references_cannot_multiply_a_value() -> None:
-    layer: list[object] = ["x"]
+    layer: object = ["x"]
     for _ in range(30):
         layer = [layer, layer]
     data = cbor2.dumps(layer, value_sharing=True)
     assert len(data) < 1000
     assert show_payload(data, "application/cbor").format == "binary"
+    for _ in range(30):
+        layer = cbor2.CBORTag(9999, [layer, layer])
+    assert show_payload(cbor2.dumps(layer, value_sharing=True), "application/cbor").format == "binary"
+    assert show_payload(b"\xa1" + _shared(30, 0) + b"\x01", "application/cbor").format == "binary"
+    texts = cbor2.dumps(["x" * 8000] * 2000, string_referencing=True)
+    assert len(texts) < MAX_PAYLOAD_BYTES
+    assert show_payload(texts, "application/cbor").format == "binary"
     assert json.loads(show_payload(cbor2.dumps([[1], [1]])).value or "") == [[1], [1]]
+
+
+def _shared(levels: int, number: int) -> bytes:
+    """Return an array, for a key of a map, whose two elements are the same, which is shared as ``number``."""
+    if not levels:
+        return cbor2.dumps(["x"])
+    return b"\x82\xd8\x1c" + _shared(levels - 1, number + 1) + b"\xd8\x1d" + cbor2.dumps(number)
+
+
+@pytest.mark.parametrize("rows", [10, 3000])
+def test_names_of_columns_cannot_multiply_a_sparkplug_dataset(rows: int) -> None:
+    payload = Payload()
+    dataset = payload.metrics.add(name="m", datatype=DataType.DataSet).dataset_value
+    dataset.columns.append("c" * 3000)
+    dataset.types.append(DataType.Int32)
+    for _ in range(rows):
+        dataset.rows.add().elements.add()
+    data = payload.SerializeToString()
+    assert len(data) < MAX_PAYLOAD_BYTES
+    found = show_payload(data, topic="spBv1.0/plant/NDATA/press")
+    assert found.format == ("sparkplug" if rows == 10 else "binary")
+    assert len(found.value or "") < 40_000
