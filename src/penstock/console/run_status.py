@@ -12,11 +12,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.console.snapshots import PipelineExpectation, PipelineNode, PipelineSink
 
-__all__ = ["MAX_TEXT", "expectations_of", "field_of", "graph_of", "sinks_of"]
+__all__ = ["MAX_MEASURED", "MAX_TEXT", "expectations_of", "field_of", "graph_of", "sinks_of"]
 
 MAX_TEXT: Final = 10_000
 MAX_PARTS: Final = 1000
 """Sinks, nodes and expectations that are shown."""
+MAX_MEASURED: Final = 150
+"""Nodes of a graph whose nodes have values; the console draws no larger one."""
 
 T = TypeVar("T")
 
@@ -34,37 +36,41 @@ def graph_of(status: Mapping[str, Any]) -> tuple[PipelineNode, ...]:
     nodes = {
         key: PipelineNode(
             **{name: row[name][:MAX_TEXT] for name in texts},
-            reads=tuple(read for read in field_of(row, "reads", list) if isinstance(read, str) and read in rows),
+            reads=tuple(
+                dict.fromkeys(read for read in field_of(row, "reads", list) if isinstance(read, str) and read in rows)
+            ),
             late=field_of(row, "late", bool),
             dead_letters=field_of(row, "dead_letters", bool),
         )
         for key, row in rows.items()
     }
+    if len(nodes) > MAX_MEASURED:
+        return tuple(nodes.values())
+    sinks = dict(_sinks(status))
     queries = [
-        _Query(sink, field_of(found, "state_by_kind", dict), _before(nodes, node))
+        _Query(_sink(node.name, found), field_of(found, "state_by_kind", dict), _before(nodes, node))
         for node in nodes.values()
-        if node.role == "sink" and not node.late
-        for name, found in _sinks(status)
-        if name == node.name
-        for sink in [_sink(name, found)]
+        if node.role == "sink" and not node.late and (found := sinks.get(node.name)) is not None
     ]
-    return tuple(_measured(node, [query for query in queries if node in query.nodes]) for node in nodes.values())
+    return tuple(
+        _measured(key, node, [query for query in queries if key in query.nodes]) for key, node in nodes.items()
+    )
 
 
 class _Query(NamedTuple):
-    """A sink, the state of its query by kind of step, and the nodes before it."""
+    """A sink, the state of its query by kind of step, and the nodes before it by id."""
 
     sink: PipelineSink
     state: Mapping[str, Any]
-    nodes: tuple[PipelineNode, ...]
+    nodes: Mapping[str, PipelineNode]
 
-    def state_of(self, node: PipelineNode) -> Mapping[str, Any]:
+    def state_of(self, key: str, node: PipelineNode) -> Mapping[str, Any]:
         """Return rows and bytes of the state of the step ``node``; empty if another step of this kind has a part."""
-        same = [other for other in self.nodes if (other.role, other.kind) == ("step", node.kind)]
-        return field_of(self.state, node.kind, dict) if same == [node] else {}
+        same = [other for other, step in self.nodes.items() if (step.role, step.kind) == ("step", node.kind)]
+        return field_of(self.state, node.kind, dict) if same == [key] else {}
 
 
-def _before(nodes: Mapping[str, PipelineNode], node: PipelineNode) -> tuple[PipelineNode, ...]:
+def _before(nodes: Mapping[str, PipelineNode], node: PipelineNode) -> Mapping[str, PipelineNode]:
     """Return the nodes that ``node`` reads, and those that they read; a graph of another client may have cycles."""
     found: dict[str, PipelineNode] = {}
     waiting = list(node.reads)
@@ -73,20 +79,20 @@ def _before(nodes: Mapping[str, PipelineNode], node: PipelineNode) -> tuple[Pipe
         if key not in found:
             found[key] = nodes[key]
             waiting += nodes[key].reads
-    return tuple(found.values())
+    return found
 
 
-def _measured(node: PipelineNode, queries: Sequence[_Query]) -> PipelineNode:
+def _measured(key: str, node: PipelineNode, queries: Sequence[_Query]) -> PipelineNode:
     """Return ``node`` with the values of the ``queries`` that contain it."""
     if node.role == "source":
-        sinks = [query.sink for query in queries if [other.role for other in query.nodes].count("source") == 1]
+        sinks = [query.sink for query in queries if [other.role for other in query.nodes.values()].count("source") == 1]
         return replace(
             node,
             rows_per_s=max((sink.rows_per_s for sink in sinks), default=None),
             lag_records=_largest(sink.lag_records for sink in sinks),
             lag_s=_largest(sink.lag_s for sink in sinks),
         )
-    states = [(query.sink, state) for query in queries if node.role == "step" and (state := query.state_of(node))]
+    states = [(query.sink, state) for query in queries if node.role == "step" and (state := query.state_of(key, node))]
     if not states:
         return node
     return replace(

@@ -516,7 +516,8 @@ class PipelineNode:
 
     ``reads``: ids of the nodes that it reads; ``late``: it reads the late records of a window. ``dead_letters``: it can
     reject records. Of a source: the largest ``rows_per_s`` and ``lag_*`` of the sinks that read no other source. Of a
-    step with state: ``state_*``, the sum over the queries with this step, and ``behind_s``, the largest of these.
+    step with state: ``state_*``, the sum over the queries with this step, and ``behind_s``, the largest of these. These
+    values are None in graphs of more than 150 nodes, which the console does not draw.
     """
 
     id: str

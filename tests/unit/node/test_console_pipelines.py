@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.console import pipelines
-from penstock.console.run_status import graph_of
+from penstock.console.run_status import MAX_MEASURED, graph_of
 from penstock.console.snapshots import PipelineSink
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
 from penstock.pipelines.run.progress import SinkProgress
@@ -154,6 +154,18 @@ def test_a_graph_with_a_cycle_of_another_client_is_no_harm() -> None:
     nodes = [node_of("a", "step", "dedupe", "b"), node_of("b", "step", "dedupe", "a"), node_of("s", "sink", "x", "a")]
     found = graph_of({"graph": nodes, "progress": {"sinks": {"s": {"state_by_kind": {"dedupe": [1]}}}}})
     assert [node.state_rows for node in found] == [None, None, None]
+
+
+@pytest.mark.parametrize(("size", "measured"), [(MAX_MEASURED, True), (1000, False)])
+def test_only_graphs_that_are_drawn_have_values(size: int, *, measured: bool) -> None:
+    """Each of so many sinks reads all steps, each of which reads all others: that would take minutes."""
+    steps = [f"step {number}" for number in range(size // 2)]
+    nodes = [node_of(name, "step", name, *steps, *steps) for name in steps]
+    nodes += [node_of(f"sink {number}", "sink", "x", *steps) for number in range(size // 2)]
+    state = {"state_by_kind": {name: {"rows": 1} for name in steps}}
+    found = graph_of({"graph": nodes, "progress": {"sinks": {f"sink {number}": state for number in range(size // 2)}}})
+    assert [node.reads for node in found] == [tuple(steps)] * size
+    assert {node.state_rows for node in found if node.role == "step"} == {size // 2 if measured else None}
 
 
 @pytest.mark.parametrize(
