@@ -48,9 +48,9 @@ def graph_of(status: Mapping[str, Any]) -> tuple[PipelineNode, ...]:
         return tuple(nodes.values())
     sinks = dict(_sinks(status))
     queries = [
-        _Query(_sink(node.name, found), field_of(found, "state_by_kind", dict), _before(nodes, node))
+        _Query(_sink(node.name, sink), field_of(sink, "state_by_kind", dict), _before(nodes, node))
         for node in nodes.values()
-        if node.role == "sink" and not node.late and (found := sinks.get(node.name)) is not None
+        if node.role == "sink" and not node.late and (sink := sinks.get(node.name)) is not None
     ]
     return tuple(
         _measured(key, node, [query for query in queries if key in query.nodes]) for key, node in nodes.items()
