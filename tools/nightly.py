@@ -34,6 +34,7 @@ PARTS = {
     **{part: [path for path in paths if path not in OWN.values()] for part, paths in PYTEST.items()},
     "docs": ["tests/docs"],
     **{part: [path] for part, path in OWN.items()},
+    "simulation": ["tests/simulation/test_simulation.py", "tests/simulation/cluster"],  # one node first
 }
 """Folders and files of the tests of each part, by name; a file of another part below its folders is left out."""
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import TypeVar
 
-__all__ = ["Report", "passed", "report_seeds"]
+from tests.simulation.history import Violation
 
+__all__ = ["Report", "passed", "report_seeds", "results_of"]
+
+R = TypeVar("R")
 Report = Callable[..., bool]
 """``report(seeds, pool, tell=...)``: simulates seeds, tells the result, and returns whether no rule was broken."""
 
@@ -35,3 +39,15 @@ def passed(report: Report, seeds: Sequence[int], pool: Executor) -> str:
     told: list[str] = []
     assert report(seeds, pool, tell=told.append), told
     return told[0]
+
+
+def results_of(simulate: Callable[[int], R], seeds: Sequence[int], pool: Executor) -> list[R]:
+    """Return the results of ``seeds``, none of which breaks a rule."""
+    simulated = [(seed, pool.submit(simulate, seed)) for seed in seeds]
+    results = []
+    for seed, result in simulated:
+        try:
+            results.append(result.result())
+        except Violation as violation:
+            raise AssertionError(f"seed {seed}: {violation}") from None
+    return results

@@ -134,7 +134,7 @@ def fence_not_loaded(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
-    head_not_compared: (7, FAULTS),
+    head_not_compared: (16, FAULTS),
     lease_not_checked: (4, FAULTS),
     local_clock: (10, ("clock", "kill", "handover")),
     acknowledged_early: (7, TAKEOVERS),

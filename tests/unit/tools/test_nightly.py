@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tools import nightly
+from tools.suites import ROOT
 
 TESTS = """\
 import pathlib
@@ -148,6 +149,13 @@ def _rounded(result: dict[str, object]) -> dict[str, object]:
 def test_a_file_that_is_a_part_of_its_own_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(nightly.OWN, "own", "tests/slow/test_slow.py")
     assert nightly.run_part("slow", root / "cursor.json", 60.0, root) == ([], {})
+
+
+def test_the_part_of_simulations_has_all_their_nightly_tests() -> None:
+    tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/simulation").rglob("test_*.py")]
+    marked = [path for path in tests if "pytest.mark.nightly" in (ROOT / path).read_text(encoding="utf-8")]
+    assert len(marked) > 2
+    assert [path for path in marked if not path.startswith(tuple(nightly.PARTS["simulation"]))] == []
 
 
 def test_a_part_continues_at_its_summary_in_another_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
