@@ -109,3 +109,29 @@ async def test_an_address_in_use_leaves_no_socket_open() -> None:
     (first,) = await listen("127.0.0.1", 0)
     with first, pytest.raises(OSError, match="in use"):
         await listen("127.0.0.1", first.getsockname()[1])
+
+
+@pytest.mark.parametrize("families", [(socket.AF_INET6, socket.AF_INET), (socket.AF_INET6,)])
+async def test_addresses_of_families_that_the_kernel_lacks_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, families: tuple[socket.AddressFamily, ...]
+) -> None:
+    class Socket(socket.socket):
+        def __init__(self, family: int = -1, *more: int) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *more)
+
+    where = {socket.AF_INET: ("127.0.0.1", 0), socket.AF_INET6: ("::1", 0, 0, 0)}
+
+    async def getaddrinfo(*_: object, **__: object) -> list[object]:
+        return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where[family]) for family in families]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "socket", Socket)
+    if socket.AF_INET in families:
+        (listening,) = await listen("localhost", 0)
+        with listening:
+            assert listening.family == socket.AF_INET
+    else:
+        with pytest.raises(OSError, match="not supported"):
+            await listen("localhost", 0)

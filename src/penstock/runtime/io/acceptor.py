@@ -23,7 +23,7 @@ ACCEPT_AGAIN_S: Final = 0.1
 
 async def listen(host: str, port: int) -> list[socket.socket]:
     """Return listening sockets for the addresses of ``host``, as asyncio's servers have, all with the same port (0: a
-    free one).
+    free one). Addresses of a family that the kernel lacks, such as IPv6, are left out.
 
     Raises:
         OSError: the host is unknown, or an address cannot be bound; then no socket is open.
@@ -33,8 +33,13 @@ async def listen(host: str, port: int) -> list[socket.socket]:
     )
     with contextlib.ExitStack() as opened:
         listening: list[socket.socket] = []
+        unsupported: OSError | None = None
         for family, kind, protocol, _, where in dict.fromkeys(found):
-            made = opened.enter_context(socket.socket(family, kind, protocol))
+            try:
+                made = opened.enter_context(socket.socket(family, kind, protocol))
+            except OSError as error:
+                unsupported = error
+                continue
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -42,6 +47,8 @@ async def listen(host: str, port: int) -> list[socket.socket]:
             made.listen(BACKLOG)
             made.settimeout(0)
             listening.append(made)
+        if unsupported is not None and not listening:
+            raise unsupported
         opened.pop_all()
     return listening
 
