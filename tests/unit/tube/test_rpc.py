@@ -16,6 +16,7 @@ import trustme
 import uvloop
 
 from penstock.errors import RemoteProtocolError
+from penstock.tube import rpc
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.limits import TubeLimits
@@ -148,6 +149,31 @@ async def test_a_closed_server_has_no_open_connections() -> None:
         await listeners.closed()
         assert await asyncio.gather(*(asyncio.to_thread(closed, each) for each in (silent, late))) == [True, True]
         assert not connections.open
+
+
+async def test_tls_handshakes_in_progress_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "MAX_HANDSHAKES", 1)
+    authority = trustme.CA()
+    server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("localhost").configure_cert(server_tls)
+    authority.configure_trust(client_tls)
+    connections = OpenConnections("test", TubeLimits())
+    listeners = Listeners(lambda: AnsweringProtocol(lambda *_: b"", connections, lambda: 0))
+    await listeners.start("127.0.0.1", 0, tls=server_tls)
+    address, acceptor = listeners.tls_bound, listeners._acceptor
+    assert address is not None
+    assert acceptor is not None
+    with socket.create_connection(address):
+        await until(lambda: len(acceptor.opening) == 1)
+        with socket.create_connection(address, timeout=60) as refused:
+            assert await asyncio.to_thread(refused.recv, 1) == b""
+    await until(lambda: not acceptor.opening)
+    _, writer = await asyncio.open_connection(*address, ssl=client_tls, server_hostname="localhost")
+    writer.transport.abort()
+    await until(lambda: not connections.open)
+    listeners.stop()
+    await connections.close()
+    await listeners.closed()
 
 
 def _descriptors() -> int:
