@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.node_api import data_dir_option
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import print_json
 from penstock.errors import ConfigError, UnavailableError
@@ -40,10 +41,7 @@ app = Commands("Connect applications of Azure IoT Operations to a node.")
     name="env",
 )
 def env(
-    data_dir: Annotated[
-        Path,
-        typer.Option(help="Data directory of the node.", envvar="PENSTOCK_DATA_DIR", metavar="DIR"),
-    ] = Path("penstock-data"),
+    data_dir: Annotated[Path, data_dir_option("Data directory of the node.")] = Path("penstock-data"),
     client_id: Annotated[
         str | None,
         typer.Option(help="MQTT client identifier of the application. Default: a random one.", metavar="ID"),

@@ -30,7 +30,7 @@ from penstock.errors import ConfigError, RefusedError, UnavailableError
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-__all__ = ["DATA_DIR_DEFAULT", "NodeApi", "NodeOptions", "connects_to_node", "data_dir_or_local"]
+__all__ = ["NodeApi", "NodeOptions", "connects_to_node", "data_dir_option"]
 
 DEFAULT_HTTP: Final = "127.0.0.1:8080"
 _DATA_DIR: Final = Path("penstock-data")
@@ -49,13 +49,20 @@ def _unless_a_directory_is_given(ctx: typer.Context, value: str | None) -> str |
     return None if data_dir > http else value
 
 
-def data_dir_or_local(ctx: typer.Context, value: Path) -> Path:
-    """Return the option's value; without one, the data directory of a node that was started here."""
+def data_dir_option(text: str) -> Any:
+    """Return the option --data-dir with the help ``text``; its default is that of a node that was started here."""
+    return typer.Option(
+        help=text,
+        callback=_given_or_local,
+        envvar="PENSTOCK_DATA_DIR",
+        metavar="DIR",
+        show_default="data_dir of penstock.yaml, otherwise penstock-data",
+    )
+
+
+def _given_or_local(ctx: typer.Context, value: Path) -> Path:
     source = ctx.get_parameter_source("data_dir")
     return local_data_dir() if source is None or source.name == "DEFAULT" else value
-
-
-DATA_DIR_DEFAULT: Final = "data_dir of penstock.yaml, otherwise penstock-data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +82,8 @@ class NodeOptions:
     ] = None
     data_dir: Annotated[
         Path,
-        typer.Option(
-            help="Data directory of a node on this machine: it contains the address and the administration token.",
-            callback=data_dir_or_local,
-            envvar="PENSTOCK_DATA_DIR",
-            metavar="DIR",
-            show_default=DATA_DIR_DEFAULT,
+        data_dir_option(
+            "Data directory of a node on this machine: it contains the address and the administration token."
         ),
     ] = _DATA_DIR
     admin_token_file: Annotated[

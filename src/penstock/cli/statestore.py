@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.node_api import data_dir_option
 from penstock.cli.options import Commands, StateStoreOptions, connects_to_store, duration_option
 from penstock.cli.output import escape, print_json, use_colour
 from penstock.statestore.options import OPTIONAL_EXTENSIONS, optional_extension
@@ -185,9 +186,7 @@ async def _serve(
     "penstock statestore repair --data-dir /var/lib/penstock --apply",
 )
 def repair(
-    data_dir: Annotated[
-        Path, typer.Option(help="Data directory of a stopped node.", envvar="PENSTOCK_DATA_DIR", metavar="DIR")
-    ] = Path("penstock-data"),
+    data_dir: Annotated[Path, data_dir_option("Data directory of a stopped node.")] = Path("penstock-data"),
     apply: Annotated[bool, typer.Option("--apply", help="Renumber them. Default: report only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

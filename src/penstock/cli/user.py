@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import Commands, Json
+from penstock.cli.options import Commands, Json, local_data_dir
 from penstock.cli.output import escape, note, print_table
 from penstock.errors import ConfigError, RefusedError
 
@@ -25,7 +26,6 @@ app = Commands("""Manage the users in a password file, for MQTT, TubeMQ and HTTP
 File = Annotated[Path, typer.Argument(help="Password file; created if it does not exist.", metavar="FILE")]
 User = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER")]
 MOST_READ = 4096
-RELOAD = "a running node reads the file on SIGHUP: systemctl reload penstock, or kill -HUP $(cat penstock-data/lock)"
 
 
 @app.add("penstock user create passwords alice")
@@ -61,7 +61,7 @@ def delete(file: File, user: User) -> None:
     _existing(file)
     edit_passwords(file, change)
     note(f"user '{escape(user)}' was deleted from {file}")
-    note(RELOAD)
+    _note_reload()
 
 
 @app.add("penstock user verify passwords alice")
@@ -122,7 +122,12 @@ def _put(file: Path, user: str, *, new: bool) -> None:
 
     edit_passwords(file, change)
     note(f"user '{escape(user)}' was {'added to' if new else 'updated in'} {file}")
-    note(RELOAD)
+    _note_reload()
+
+
+def _note_reload() -> None:
+    lock = shlex.quote(str(local_data_dir() / "lock"))
+    note(f"a running node reads the file on SIGHUP: systemctl reload penstock, or kill -HUP $(cat {lock})")
 
 
 def _existing(file: Path) -> None:

@@ -1,0 +1,43 @@
+"""Commands that need the data directory of a node find the one that `penstock.yaml` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Command
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A working directory with the configuration of a node that has run."""
+    for name in ("PENSTOCK_DATA_DIR", "PENSTOCK_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.yaml").write_text("data_dir: the data\n", encoding="utf-8")
+    (tmp_path / "the data").mkdir()
+
+
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (("aio", "env"), "no node with the profile aio runs in the data directory {}\n"),
+        (("statestore", "repair"), "{} is not a data directory of penstock"),
+    ],
+)
+def test_the_default_is_that_of_the_configuration(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, command: tuple[str, str], text: str
+) -> None:
+    assert text.format("the data") in penstock(*command).err
+    assert text.format("given") in penstock(*command, "--data-dir", "given").err
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", "of the environment")
+    assert text.format("of the environment") in penstock(*command).err
+
+
+@pytest.mark.usefixtures("started")
+def test_the_hint_of_a_changed_user_names_the_lock_of_this_node(penstock: Command) -> None:
+    created = penstock("user", "create", "passwords", "ann", stdin=b"secret\n")
+    assert created.status == 0
+    assert created.err.endswith("or kill -HUP $(cat 'the data/lock')\n")
