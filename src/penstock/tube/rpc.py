@@ -65,7 +65,7 @@ class Listeners:
         if tls is not None:
             try:
                 listening = await listen(host, tls_port)
-            except OSError:
+            except BaseException:  # also if the start is cancelled
                 self.stop()
                 self._server = None
                 raise

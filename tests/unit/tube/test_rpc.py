@@ -21,6 +21,7 @@ from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.rpc import AnsweringProtocol, Listeners, OpenConnections
+from tests.ports import free_port
 from tests.unit.tube.servers import until
 
 TURNS = 30
@@ -149,6 +150,27 @@ async def test_a_closed_server_has_no_open_connections() -> None:
         await listeners.closed()
         assert await asyncio.gather(*(asyncio.to_thread(closed, each) for each in (silent, late))) == [True, True]
         assert not connections.open
+
+
+async def test_a_start_that_is_cancelled_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins = asyncio.Event()
+
+    async def listen(*_: object) -> list[socket.socket]:
+        begins.set()
+        never: asyncio.Future[list[socket.socket]] = asyncio.get_running_loop().create_future()
+        return await never
+
+    monkeypatch.setattr(rpc, "listen", listen)
+    connections = OpenConnections("test", TubeLimits())
+    listeners = Listeners(lambda: AnsweringProtocol(lambda *_: b"", connections, lambda: 0))
+    port = free_port()
+    starting = asyncio.create_task(listeners.start("127.0.0.1", port, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)))
+    await begins.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_tls_handshakes_in_progress_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
