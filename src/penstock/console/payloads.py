@@ -24,8 +24,8 @@ _decoder: Final = codecs.getincrementaldecoder("utf-8")
 _MAX_DEPTH: Final = 64
 _MAX_ITEMS: Final = 10_000
 _MAX_GROWTH: Final = 16
-"""Limit of the text of a decoded value, as a multiple of its payload's: each row of a Sparkplug dataset repeats the
-names of its columns."""
+"""Limit of the characters of a decoded value's texts, as a multiple of :data:`MAX_PAYLOAD_BYTES`, or of a longer
+payload: each row of a Sparkplug dataset repeats the names of its columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,12 @@ _ELEMENTS: Final = {
 """Code of ``struct`` of the elements of each type of arrays, which are little-endian."""
 
 
+MAX_NAMES: Final = 1 << 20
+MAX_NAMES_GROWTH: Final = 64
+"""Limits of the characters of the names of columns in all rows of a dataset, of which the larger one counts: the second
+is a multiple of its bytes. A megabyte with long names and many rows would otherwise be gigabytes of JSON."""
+
+
 def metric_value(metric: Any, datatype: int, what: str) -> object:
     """Return the value of ``metric``, or of a parameter or property, that has ``datatype``; None for null.
 
@@ -244,6 +250,11 @@ def _array(data: bytes, kind: DataType, what: str) -> list[Any]:
 def _rows(found: DataSet, what: str) -> list[dict[str, object]]:
     """Return the rows of a dataset, each as values by the names of columns."""
     columns, types = list(found.columns), list(found.types)
+    repeated = len(found.rows) * sum(map(len, columns))
+    if repeated > max(MAX_NAMES, MAX_NAMES_GROWTH * found.ByteSize()):
+        raise SparkplugError(
+            f"{what} is too large: with its rows its names of columns have {repeated} characters", "type"
+        )
     made = []
     for row in found.rows:
         if not len(columns) == len(types) == len(row.elements):

@@ -106,6 +106,20 @@ def test_integers_in_a_wider_field() -> None:
     assert metric_value(Metric(int_value=5), DataType.UInt64, "m") == 5
 
 
+@pytest.mark.parametrize(("name_length", "too_large"), [(250, False), (20_000, True)])
+def test_names_of_columns_cannot_multiply_a_dataset(name_length: int, *, too_large: bool) -> None:
+    metric = Metric(name="m", datatype=DataType.DataSet)
+    metric.dataset_value.columns.append("c" * name_length)
+    metric.dataset_value.types.append(DataType.Int32)
+    for _ in range(4000):
+        metric.dataset_value.rows.add().elements.add()
+    if too_large:
+        with pytest.raises(SparkplugError, match="m is too large: with its rows its names of columns have 80000000 ch"):
+            metric_value(metric, DataType.DataSet, "m")
+    else:
+        assert metric_value(metric, DataType.DataSet, "m") == 4000 * [{"c" * 250: None}]
+
+
 def test_properties_are_texts() -> None:
     metric = Metric(name="m")
     assert property_texts(metric, "m") == {}
