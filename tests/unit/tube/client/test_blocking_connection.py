@@ -75,9 +75,16 @@ def test_an_answer_that_ends_early() -> None:
         ask(connection)
 
 
-def test_a_peer_with_another_protocol_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "it answered with HTTP: 'HTTP/1.1 400 Bad Request'"),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", "begins with"),
+    ],
+)
+def test_a_peer_with_another_protocol_is_an_error(data: bytes, message: str) -> None:
     with (
-        answering([b"HTTP/1.1 400 Bad Request\r\n"]) as connection,
-        pytest.raises(RemoteProtocolError, match="begins with"),
+        answering([data]) as connection,
+        pytest.raises(RemoteProtocolError, match=message),
     ):
         ask(connection)
