@@ -103,7 +103,8 @@ class PipelineCommands:
         section = self.pipelines[name]
         arguments = ["pipeline", *command, str(section.file.absolute()), "--json", *options]
         if section.state_dir is not None and verb in _NEEDS_STATE_DIR:
-            arguments.append(f"--state-dir={section.state_dir.absolute()}")
+            state = section.state_dir
+            arguments.append(f"--state-dir={state.absolute() if isinstance(state, Path) else state}")
         directory = section.file.parent if section.directory is None else section.directory
         try:
             async with self._one, asyncio.timeout(TIMEOUT_S):

@@ -110,6 +110,19 @@ def paths_of(value: object) -> list[Path]:
     return [value] if isinstance(value, Path) else []
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("s3://lake/state", "s3://lake/state"), ("s3a://lake/state", "s3a://lake/state"), ("state", Path("etc/state"))],
+)
+def test_the_state_directory_of_a_pipeline_may_be_in_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, found: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("etc").mkdir()
+    Path("etc/penstock.yaml").write_text(f"pipelines: {{lake: {{file: lake.yaml, state_dir: {given}}}}}\n")
+    assert load_config(Path("etc/penstock.yaml"), {}, {}).pipelines["lake"].state_dir == found
+
+
 def test_relative_paths_of_the_file_start_at_its_directory(tmp_path: Path) -> None:
     tls = "{certificate: c, key: k, client_ca: a, revoked: r}"
     (tmp_path / "etc").mkdir()

@@ -160,5 +160,18 @@ async def test_a_command_that_hangs_or_prints_too_much_is_stopped(
         await missing.dead_letters("p", "list", [])
 
 
+@pytest.mark.parametrize("given", ["s3://lake/state", Path("/state")])
+async def test_the_state_directory_of_a_command_is_that_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | Path
+) -> None:
+    section = PipelineSection(file=tmp_path / "p.yaml", state_dir=given)
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", program))
+    commands = PipelineCommands({"p": section})
+    found: object = await commands.plan("p")
+    assert found == ["pipeline", "plan", str(section.file), "--json", f"--state-dir={given}"]
+    await commands.close()
+
+
 async def _nothing() -> None:
     pass

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
@@ -365,6 +365,10 @@ class RuleSection(Section):
         return self.name or self.target
 
 
+BucketUrl = Annotated[str, Field(pattern=r"^s3a?://")]
+"""URL of a path in a bucket."""
+
+
 class PipelineSection(Section):
     """Pipeline whose dead letters the web console shows and redrives."""
 
@@ -374,8 +378,10 @@ class PipelineSection(Section):
         description="working directory of its runs, which relative paths in the file refer to; default: that of the "
         "file",
     )
-    state_dir: Path | None = Field(
-        default=None, description="`--state-dir` of its runs; default: `penstock-pipelines/NAME` in `directory`"
+    state_dir: Path | BucketUrl | None = Field(
+        default=None,
+        description="`--state-dir` of its runs: a directory, or `s3://BUCKET/KEY`; default: `penstock-pipelines/NAME` "
+        "in `directory`",
     )
 
 
@@ -660,13 +666,13 @@ def read_settings(path: Path | None, flags: Mapping[str, str | None], environmen
 def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:
     """Resolve relative paths in ``value``, of type ``kind``, against the directory of the file."""
     inner = get_args(kind)
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str) and not value.startswith(("s3://", "s3a://")):
         return str(directory / Path(value).expanduser())
     if get_origin(kind) is list and isinstance(value, list):
         return [_beside_the_file(each, inner[0], directory) for each in value]
     if get_origin(kind) is dict and isinstance(value, dict):
         return {name: _beside_the_file(each, inner[1], directory) for name, each in value.items()}
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (Union, UnionType):
         for one in inner:
             value = _beside_the_file(value, one, directory)
     elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Section):
