@@ -579,6 +579,9 @@ class _PipelineRun:
         except UnavailableError:
             # The caller asks again.
             return False
+        except StorageError:
+            # The credentials have expired: Spark cannot commit either. This hides no other error.
+            return True
 
 
 def run(

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.pipelines.run import run
 from penstock.pipelines.run.errors import BUSY, FULL, UNAVAILABLE
 from penstock.pipelines.run.progress import ProgressMonitor
@@ -175,3 +175,18 @@ def test_a_system_that_is_unavailable_for_long_ends_only_a_run_of_existing_recor
         loop._failed(running, text)
         assert [event["event"] for event in events].count("warning") == 2
     loop._store.close()
+
+
+@pytest.mark.parametrize(("error", "settled"), [(StorageError("expired"), True), (UnavailableError("busy"), False)])
+def test_a_checkpoint_that_cannot_be_read_does_not_hide_why_a_run_ends(error: PenstockError, settled: bool) -> None:
+    """The end of a run waits until Spark has committed the last batch; with expired credentials it never does."""
+
+    def is_committed(_batch: int) -> bool:
+        raise error
+
+    built = SimpleNamespace(
+        batches=SimpleNamespace(last_finished=3), checkpoint=SimpleNamespace(is_committed=is_committed)
+    )
+    running = cast("RunningQuery", SimpleNamespace(built=built))
+    query = cast("StreamingQuery", SimpleNamespace(isActive=True))
+    assert run._PipelineRun._is_settled(running, query) is settled
