@@ -213,6 +213,14 @@ def test_the_state_directory_is_in_a_bucket(
     for command in ("plan", "run"):
         assert main(["pipeline", command, str(run.file), "--state-dir", str(state)]) == 2
         assert "the jars for checkpoints in a bucket (s3a) are not set up" in capsys.readouterr().err
+    # Sources of files are refused before a run.
+    files = run.file.with_name("files.yaml")
+    files.write_text(
+        f"name: {run.pipeline.name}\nsource: {{format: files, path: {run.root}}}\n"
+        f"sinks: [{{name: rows, table: {{path: {run.root}/rows}}}}]\n"
+    )
+    assert main(["pipeline", "plan", str(files), "--state-dir", str(state)]) == 2
+    assert "reads files, and the state directory" in capsys.readouterr().err
 
 
 def test_state_of_another_pipeline_is_not_shown(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:

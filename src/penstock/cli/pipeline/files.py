@@ -318,10 +318,15 @@ def show_plan(
     """
     from penstock.pipelines.ledger.plan_changes import REFUSED, changes
     from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
+    from penstock.pipelines.spec.sources import FilesSource
+    from penstock.pipelines.state_dir.layout import local_directory
     from penstock.spark.environment.jars import s3a_jars
     from penstock.spark.files.object_storage import ObjectPath
 
     pipeline, state, _ = run_of(file, state_dir, into)
+    for name, source in pipeline.inputs.items():
+        if isinstance(source, FilesSource):
+            local_directory(state, name)
     if isinstance(state, ObjectPath):
         s3a_jars()
     if mermaid:

@@ -32,7 +32,7 @@ from penstock.pipelines.spec.pipeline import Pipeline, steps_after
 from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.layout import listed, read_json, sync_directory, write_json
+from penstock.pipelines.state_dir.layout import listed, read_each, read_json, sync_directory, write_json
 from penstock.pipelines.state_dir.replay import Coordinates, RecordPart, RedrivenCopy, ReplayRange
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.arrow import record_of
@@ -146,8 +146,7 @@ def letter_states(path: StoragePath) -> dict[RecordPart, LetterStatus]:
     notes += [(int(match[0].removesuffix(".json")), _STATES, match[0]) for match in listed(path / _STATES, _NOTE)]
     found: dict[RecordPart, LetterStatus] = {}
     # File names are the times of the changes: the last one is valid.
-    for _, directory, name in sorted(notes):
-        note = read_json(path / directory / name)
+    for note in read_each(read_json, [path / directory / name for _, directory, name in sorted(notes)]):
         state = LetterState(note.get("state", LetterState.REDRIVEN))
         value = None if note.get("value") is None else base64.b64decode(note["value"])
         for place in map(_place, note["places"]):
@@ -181,8 +180,8 @@ def redriven_copies(path: StoragePath) -> dict[RecordPart, RedrivenCopy]:
 def _redrives(path: StoragePath) -> Iterator[tuple[RecordPart, int, RedrivenCopy | None]]:
     """Yield redriven records and parts, the time (ms since 1970) after which the source has a copy, and the copy, in
     the order of the redrives."""
-    for name in sorted((match[0] for match in listed(path / _REDRIVEN, _NOTE)), key=lambda name: (len(name), name)):
-        note = read_json(path / _REDRIVEN / name)
+    names = sorted((match[0] for match in listed(path / _REDRIVEN, _NOTE)), key=lambda name: (len(name), name))
+    for name, note in zip(names, read_each(read_json, [path / _REDRIVEN / name for name in names]), strict=True):
         # Notes of older versions lack the time; their file name is the time at which all copies were acknowledged.
         since_ms = int(note.get("since_ms", int(name.removesuffix(".json")) // 1_000_000))
         # They also lack the copies, like redrives of files.
@@ -261,8 +260,8 @@ async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pip
     """Send ``chosen`` to their sources again, with unchanged ids; return the number of acknowledged and listed letters.
 
     Raises:
-        ConfigError: ``pipeline`` no longer has the source or the explode step of a dead letter, or the source is
-            read-only; nothing was sent.
+        ConfigError: ``pipeline`` no longer has the source or the explode step of a dead letter, the source is
+            read-only, or it reads files and ``state`` is in a bucket; nothing was sent.
         PenstockError: a record was not acknowledged; none is listed as redriven, so all of them may be sent again.
     """
     if not chosen:
@@ -273,6 +272,8 @@ async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pip
         by_source.setdefault(letter.source or next(iter(inputs)), []).append(letter)
     for name in by_source:
         _check_writable(name, inputs)
+        if isinstance(inputs[name], FilesSource):
+            layout.local_directory(state, name)
     _check_parts(chosen, pipeline)
     since_ms = time.time_ns() // 1_000_000
     states = letter_states(path)
@@ -285,9 +286,7 @@ async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pip
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
                 copies |= await _into_topics(source, mine)
         else:
-            # A pipeline that reads files has a local state directory.
-            assert isinstance(state, Path)
-            _into_inbox(layout.inbox(state, name), mine)
+            _into_inbox(layout.inbox(layout.local_directory(state, name), name), mine)
     note = {
         "places": [_as_json(letter.place) for letter in chosen],
         "copies": [copies.get(letter.place) for letter in chosen],

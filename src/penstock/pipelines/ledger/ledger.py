@@ -10,16 +10,16 @@ A repeated batch replaces its file, so sums over the files count each batch once
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import reduce
 from typing import Any, Self
 
 from penstock.errors import StorageError
 from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import listed, read_json, update_json
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.pipelines.state_dir.layout import listed, read_each, read_json, update_json
+from penstock.spark.files.object_storage import StoragePath
 from penstock.statestore import hlc
 
 __all__ = ["Counts", "Ledger", "LedgerEntry", "QueryCounts"]
@@ -104,6 +104,11 @@ class QueryCounts(Counts):
 
     letters: int | None = 0
 
+    @classmethod
+    def of(cls, entries: Iterable[LedgerEntry]) -> Self:
+        """Return the counts of ``entries``."""
+        return reduce(cls.plus, entries, cls())
+
     def plus(self, entry: LedgerEntry) -> Self:
         """Return the sums plus one batch."""
         letters = None if self.letters is None or entry.letters is None else self.letters + entry.letters
@@ -139,11 +144,7 @@ class Ledger:
 
     def entries(self, sink: str) -> list[LedgerEntry]:
         """Return the entries of ``sink`` in order; empty if it has not run."""
-        paths = [self._path(sink, batch) for batch in sorted(self._batches(sink))]
-        if not isinstance(self.path, ObjectPath):
-            return [_entry(path) for path in paths]
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            return list(pool.map(_entry, paths))
+        return read_each(_entry, [self._path(sink, batch) for batch in sorted(self._batches(sink))])
 
     def last(self, sink: str) -> LedgerEntry | None:
         """Return the newest entry of ``sink``; None if it has not run."""
@@ -152,10 +153,7 @@ class Ledger:
 
     def counts(self, sink: str) -> QueryCounts:
         """Return the counts of ``sink`` over all its batches."""
-        total = QueryCounts()
-        for entry in self.entries(sink):
-            total = total.plus(entry)
-        return total
+        return QueryCounts.of(self.entries(sink))
 
     def _batches(self, sink: str) -> list[int]:
         return [int(match["batch"]) for match in listed(self.path / sink, _BATCH)]
@@ -170,8 +168,6 @@ def _is_newer(token: object, other: str) -> bool:
     return found is not None and mine is not None and found > mine
 
 
-_REQUESTS = 16
-"""Maximum number of requests to a bucket at a time."""
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(each.name for each in fields(LedgerEntry))
 _NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded"})

@@ -58,7 +58,7 @@ def reconcile(pipeline: Pipeline, state: StoragePath, count: Count) -> list[Quer
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
         entries = ledger.entries(name)
-        counts = ledger.counts(name)
+        counts = QueryCounts.of(entries)
         off = [*_chain(entries), *_balance(sink_plan, entries)]
         unknown: list[str] = []
         for sink in (sink_plan.sink, *sink_plan.late_sinks):

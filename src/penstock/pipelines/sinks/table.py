@@ -39,7 +39,7 @@ from penstock.pipelines.sinks.parquet import (
     write_file,
     write_staged,
 )
-from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, write_json
+from penstock.pipelines.state_dir.layout import create_json, listed, read_each, read_json, sync_directory, write_json
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath, object_storage_errors
 
@@ -190,7 +190,7 @@ class Table:
 
 def commits(path: StoragePath) -> list[Commit]:
     """Return the committed batches of the table at ``path``, by writer and batch; empty if there is no table."""
-    return [_commit(_commit_path(path, writer, batch)) for writer, batch in sorted(_named(path))]
+    return read_each(_commit, [_commit_path(path, writer, batch) for writer, batch in sorted(_named(path))])
 
 
 def _named(path: StoragePath) -> Iterator[tuple[str, int]]:
@@ -372,17 +372,21 @@ def _commit_path(path: StoragePath, writer: str, batch: int) -> StoragePath:
 
 
 def _files(path: AnyPath) -> Iterator[AnyPath]:
-    for commit in commits(path):
-        for name in commit.files:
-            file = path / name
-            if not file.exists():
-                raise StorageError(
-                    f"table {str(path)!r}: batch {commit.batch} of {commit.writer!r} lacks its file {name!r}",
-                    path=str(file),
-                    why="the file was removed after the batch was committed",
-                    do="restore the file, or replay the batch from TubeMQ into a new table",
-                )
-            yield cast("AnyPath", file)
+    named = [(commit, name) for commit in commits(path) for name in commit.files]
+    found = [cast("AnyPath", path / name) for _, name in named]
+    for (commit, name), file, exists in zip(named, found, read_each(_exists, found), strict=True):
+        if not exists:
+            raise StorageError(
+                f"table {str(path)!r}: batch {commit.batch} of {commit.writer!r} lacks its file {name!r}",
+                path=str(file),
+                why="the file was removed after the batch was committed",
+                do="restore the file, or replay the batch from TubeMQ into a new table",
+            )
+        yield file
+
+
+def _exists(path: StoragePath) -> bool:
+    return path.exists()
 
 
 def _commit(path: StoragePath) -> Commit:

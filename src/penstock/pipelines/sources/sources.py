@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ConfigError
 from penstock.pipelines.sources.readers import (
     FilesSourceReader,
     Lag,
@@ -30,7 +29,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["Sources", "reader_of"]
 
@@ -51,14 +50,7 @@ def reader_of(
     see ``Sources``.
     """
     if isinstance(source, FilesSource):
-        if isinstance(state, ObjectPath):
-            raise ConfigError(
-                f"the source {name!r} reads files, and the state directory {str(state)!r} is in a bucket",
-                option="state-dir",
-                why="the list of the files that were read is appended to, which objects do not support",
-                do="use a state directory in a local or mounted file system",
-            )
-        return FilesSourceReader(name, source, state, span)
+        return FilesSourceReader(name, source, layout.local_directory(state, name), span)
     if isinstance(source, RateSource):
         return RateSourceReader(name, source, span)
     assert isinstance(source, TubeOptions)

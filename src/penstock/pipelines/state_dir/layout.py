@@ -29,10 +29,11 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath
@@ -49,9 +50,11 @@ __all__ = [
     "inbox",
     "ledger",
     "listed",
+    "local_directory",
     "owner",
     "plan",
     "read_bytes",
+    "read_each",
     "read_json",
     "ready_directory",
     "remove_tree",
@@ -66,6 +69,9 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+
+_Result = TypeVar("_Result")
 
 
 def _below(path: AnyPath, *names: str) -> AnyPath:
@@ -138,6 +144,22 @@ def plan(state: AnyPath) -> AnyPath:
 def replay(state: AnyPath) -> AnyPath:
     """Return the file with the options of a replay."""
     return _below(state, "replay.json")
+
+
+def local_directory(state: StoragePath, source: str) -> Path:
+    """Return the directory ``state`` for ``source``, which reads files and lists them in a file that it appends to.
+
+    Raises:
+        ConfigError: it is in a bucket.
+    """
+    if isinstance(state, ObjectPath):
+        raise ConfigError(
+            f"the source {source!r} reads files, and the state directory {str(state)!r} is in a bucket",
+            option="state-dir",
+            why="the list of the files that were read is appended to, which objects do not support",
+            do="use a state directory in a local or mounted file system",
+        )
+    return state
 
 
 def claim(state: StoragePath, pipeline: str) -> None:
@@ -331,6 +353,18 @@ def read_bytes(path: StoragePath) -> bytes:
         raise
     except OSError as error:
         raise _failed(path, "read", error) from error
+
+
+def read_each(read: Callable[[AnyPath], _Result], paths: Sequence[AnyPath]) -> list[_Result]:
+    """Return ``read(path)`` for each of ``paths``, in order; with concurrent requests if they are in a bucket."""
+    if not paths or not isinstance(paths[0], ObjectPath):
+        return [read(path) for path in paths]
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return list(pool.map(read, paths))
+
+
+_REQUESTS = 16
+"""Maximum number of requests to a bucket at a time."""
 
 
 def _parsed(path: StoragePath, data: bytes) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from penstock.pipelines.spec.sources import FilesSource, TubeSource
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import RecordPart, RedrivenCopy, ReplayRange, parse_point
+from penstock.spark.files.object_storage import storage_path
 from penstock.tube.record import Record
-from tests.unit.pipelines.files import parse
+from tests.unit.pipelines.files import FILE, parse
 from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
 
@@ -266,6 +267,15 @@ def test_a_part_of_an_unknown_explode_step_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the explode step 'former' of a dead letter is not in the file") as caught:
         asyncio.run(redrive(tmp_path / "dead", [first, former], pipeline, tmp_path))
     assert "it made the part former.2 of the record 'id-7'" in str(caught.value)
+
+
+def test_a_letter_of_a_file_is_not_written_to_an_inbox_in_a_bucket(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    files = parse(FILE.replace("{topics: [water_flow]}", f"{{format: files, path: {tmp_path}/drop}}"))
+    chosen = list(letters(run.root / "dead"))
+    with pytest.raises(ConfigError, match="the source 'source' reads files, and the state directory 's3://lake/s'"):
+        asyncio.run(redrive(tmp_path / "dead", chosen, files, storage_path("s3://lake/s")))
+    assert redriven(tmp_path / "dead") == set()
 
 
 @pytest.mark.parametrize("part", ["0", "12", "2.0"])
