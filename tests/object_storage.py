@@ -30,7 +30,8 @@ class ObjectStorage(NamedTuple):
         """Make ``count`` requests fail whose path contains ``path``, after ``skip`` of them.
 
         ``busy``: answer 503; ``cut``: end the connection; ``lost``: perform the request and end the connection;
-        ``unconditional``: perform it without its conditions, as an old storage does.
+        ``unconditional``: perform it without its conditions, as an old storage does; ``conflict``: answer 409, as AWS
+        does if another request for the object is in progress; ``never``: refuse the condition, answer 412.
         """
         fault = {"kind": kind, "method": method, "path": path, "count": count, "skip": skip}
         self._post("/-/fault", json.dumps(fault))
@@ -90,6 +91,14 @@ def object_storage(object_storage_endpoint: str, monkeypatch: pytest.MonkeyPatch
     found.repair()
 
 
+_ANSWERS = {
+    "busy": ("503 Slow Down", "SlowDown"),
+    "conflict": ("409 Conflict", "ConditionalRequestConflict"),
+    "never": ("412 Precondition Failed", "PreconditionFailed"),
+}
+"""Status and code of the answer to a request that is not performed, by kind of failure."""
+
+
 class _Faults:
     """Fails requests of the application ``moto``."""
 
@@ -104,9 +113,10 @@ class _Faults:
         if path.startswith("/-/"):
             return self._control(path, environ, start_response)
         kind = self._kind(environ["REQUEST_METHOD"], path)
-        if kind == "busy":
-            body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-            start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+        if kind in _ANSWERS:
+            status, code = _ANSWERS[kind]
+            body = f"<Error><Code>{code}</Code><Message>The test has chosen this.</Message></Error>".encode()
+            start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body]
         if kind == "unconditional":
             for name in ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"):

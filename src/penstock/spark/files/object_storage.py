@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,12 +179,27 @@ class ObjectPath:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        with _object_errors(self):
+        deadline = time.monotonic() + _RETRY_S
+        while True:
+            with _object_errors(self):
+                try:
+                    obstore.put(self._store, self.key, data, mode="create")
+                except AlreadyExistsError:
+                    pass
+                else:
+                    return True
             try:
-                obstore.put(self._store, self.key, data, mode="create")
-            except AlreadyExistsError:
-                return self._has(data)
-        return True
+                return self.read_bytes() == data
+            except FileNotFoundError as error:
+                # AWS answers 409 while another request for the object is in progress, which may fail or delete it:
+                # obstore does not distinguish this from an object that exists.
+                if time.monotonic() >= deadline:
+                    raise UnavailableError(
+                        f"{str(self)!r} cannot be created",
+                        why=f"for {_RETRY_S} s the storage answered that it exists, or is being created: it does not",
+                        do="try again; if it fails again, check the storage",
+                    ) from error
+            time.sleep(_CONFLICT_PAUSE_S)
 
     def replace(self, data: bytes, etag: str) -> bool:
         """Replace the version ``etag`` of the object; return False if it has another one, or was removed.
@@ -197,14 +213,11 @@ class ObjectPath:
             try:
                 obstore.put(self._store, self.key, data, mode={"e_tag": etag})
             except (PreconditionError, FileNotFoundError):
-                return self._has(data)
+                try:
+                    return self.read_bytes() == data
+                except FileNotFoundError:
+                    return False
         return True
-
-    def _has(self, data: bytes) -> bool:
-        try:
-            return self.read_bytes() == data
-        except FileNotFoundError:
-            return False
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove the object. One that does not exist is no error (``missing_ok``, as of S3)."""
@@ -238,7 +251,7 @@ class ObjectPath:
             with files.open_output_stream(f"{self._place}/{probe}") as file:
                 file.write(b"penstock")
             try:
-                ignored = self._ignored_condition(self / probe, replaces=replaces)
+                fault = self._fault_of_conditions(self / probe, replaces=replaces)
             finally:
                 # pyarrow would leave an empty object as the directory, and deltalake must have access, too.
                 DeltaStorageHandler(str(self), self.options()).delete_file(probe)
@@ -247,23 +260,31 @@ class ObjectPath:
             raise StorageError(
                 f"{whose}: cannot write to {str(self)!r}", path=str(self), why=found.why, do=found.do
             ) from error
-        if ignored:
+        if fault is not None:
+            header, why = fault
             raise StorageError(
-                f"{whose}: {str(self)!r} is on a storage that does not support {ignored}",
+                f"{whose}: {str(self)!r} is on a storage that does not support {header}",
                 path=str(self),
-                why=f"it accepted a request with {ignored} that it must refuse: two runs would overwrite each other",
-                do="use a storage with conditional writes, as AWS, MinIO, Ceph and versitygw have",
+                why=why,
+                do=_CONDITIONAL_WRITES,
             )
 
     @staticmethod
-    def _ignored_condition(probe: ObjectPath, *, replaces: bool) -> str:
-        """Return the header of a condition that the storage ignores for the object ``probe``; empty if there is none.
+    def _fault_of_conditions(probe: ObjectPath, *, replaces: bool) -> tuple[str, str] | None:
+        """Return the header that the storage does not support for the object ``probe``, and the reason; otherwise None.
 
-        Both requests must be refused, since the object exists, with other contents and another version.
+        The object exists, so ``If-None-Match`` must be refused, and ``If-Match`` accepted with its version only.
         """
+        ignored = "it accepted a request with {} that it must refuse: two runs would overwrite each other"
         if probe.create(b"If-None-Match"):
-            return "If-None-Match"
-        return "If-Match" if replaces and probe.replace(b"If-Match", '"0"') else ""
+            return "If-None-Match", ignored.format("If-None-Match")
+        if not replaces:
+            return None
+        if probe.replace(b"If-Match", '"0"'):
+            return "If-Match", ignored.format("If-Match")
+        if not probe.replace(b"version", probe.stored().etag):
+            return "If-Match", "it refused a request with the version that it had returned: nothing could be replaced"
+        return None
 
     @property
     def _store(self) -> S3Store:
@@ -381,6 +402,7 @@ def _object_store(bucket: str, endpoint: str | None, region: str, _access_key: s
     )
 
 
+_CONFLICT_PAUSE_S = 0.2
 _RETRIES = 100
 _BACKOFF: BackoffConfig = {
     "init_backoff": timedelta(milliseconds=100),
@@ -434,6 +456,7 @@ def _object_errors(path: ObjectPath) -> Iterator[None]:
 
 
 _NO_BUCKET = "NoSuchBucket"
+_CONDITIONAL_WRITES = "use a storage with conditional writes, as AWS, MinIO, Ceph and versitygw have"
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, for the driver and the executors"
 _REFUSED = (
     (
@@ -463,6 +486,11 @@ _REFUSED = (
         ("301 Moved", "PermanentRedirect", "AuthorizationHeaderMalformed"),
         "the bucket is in another region",
         "set AWS_REGION, or the option region of the table",
+    ),
+    (
+        ("NotImplemented", "501 Not Implemented"),
+        "the storage does not support a request, perhaps one with If-None-Match or If-Match",
+        _CONDITIONAL_WRITES,
     ),
 )
 _METADATA = "169.254.169.254"

@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.births import Birth, BirthLog, birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Position
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, storage_path
 from tests.object_storage import ObjectStorage
@@ -174,6 +175,17 @@ def test_a_storage_that_ignores_conditions_is_refused(object_storage: ObjectStor
     assert state.names() == []
 
 
+def test_a_storage_that_refuses_the_version_that_it_returned_is_refused(object_storage: ObjectStorage) -> None:
+    """As one behind a proxy that changes ETags: an update would be repeated forever."""
+    state = state_in(object_storage)
+    object_storage.fail("never", path="/state/", skip=3)
+    with pytest.raises(StorageError, match="does not support If-Match") as refused:
+        layout.ready_directory(state)
+    assert "refused a request with the version that it had returned" in str(refused.value.why)
+    assert object_storage.repair() == 1
+    assert state.names() == []
+
+
 def test_a_storage_that_cannot_be_reached_or_refuses_is_reported(
     object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,3 +215,49 @@ def test_profiles_of_aws_need_boto3(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     monkeypatch.setenv("AWS_PROFILE", "lake")
     assert json.loads(path.read_bytes()) == {"a": 1}
+
+
+def test_an_object_is_created_although_another_request_for_it_is_in_progress(object_storage: ObjectStorage) -> None:
+    """AWS answers 409 then, also if the other request fails, and the object does not exist."""
+    state = state_in(object_storage)
+    object_storage.fail("conflict", path="/state/", count=2)
+    assert layout.create_json(layout.owner(state), {"pipeline": "one"})
+    assert layout.read_json(layout.owner(state)) == {"pipeline": "one"}
+    found = layout.owner(state).stored()
+    object_storage.fail("conflict", path="/state/")
+    assert layout.owner(state).replace(b"{}", found.etag)
+    assert object_storage.repair() == 3
+    assert layout.owner(state).read_bytes() == b"{}"
+
+
+def test_an_object_that_cannot_be_created_and_does_not_exist_is_reported(
+    object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.spark.files.object_storage._RETRY_S", 0)
+    object_storage.fail("conflict", path="/state/")
+    with pytest.raises(UnavailableError, match=r"'s3://.*/state/plan\.json' cannot be created"):
+        layout.create_json(layout.plan(state_in(object_storage)), {})
+
+
+def test_a_state_directory_in_a_bucket_is_refused_for_a_source_of_files(object_storage: ObjectStorage) -> None:
+    with pytest.raises(ConfigError, match="the source 'drop' reads files, and the state directory 's3://"):
+        layout.local_directory(state_in(object_storage), "drop")
+
+
+def test_births_of_sparkplug_are_objects(object_storage: ObjectStorage) -> None:
+    """Two workers write and read the same births; a snapshot replaces those before it."""
+    births = birth_directory(layout.checkpoint(state_in(object_storage), "rows"))
+    one, other = (BirthLog.of_partition([births], "t/1:0") for _ in range(2))
+    for offset in range(70):
+        birth = Birth(offset, "plant", "node", None, None, None, ())
+        one.add(birth)
+        one.write([birth], offset)
+    other.refresh()
+    last = other.last("plant", "node", None, 70)
+    assert last is not None
+    assert last.offset == 69
+    directory = births / "t%2F1%3A0"
+    assert isinstance(directory, ObjectPath)
+    names = directory.names()
+    assert len([name for name in names if name.endswith(".snapshot.json")]) == 1
+    assert len(names) < 10
