@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.values import is_uri
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.spark.files.object_storage import StoragePath
@@ -148,9 +149,10 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
     """Create or continue the replay of ``[begin, end)`` (default: the whole log) into ``into``.
 
     Raises:
-        ConfigError: an invalid ``begin`` or ``end``, ``into`` contains another replay or a target of the pipeline.
+        ConfigError: an invalid ``begin`` or ``end``, ``into`` is a URI, or contains another replay or a target of
+            the pipeline.
     """
-    into = into.resolve()
+    into = _local(into)
     span = ReplayRange(parse_point(begin or "earliest", "--from"), parse_point(end or "latest", "--to"))
     times = [wanted.at for wanted in span if isinstance(wanted, TimeSpec) and isinstance(wanted.at, int)]
     if len(times) == 2 and times[0] >= times[1]:
@@ -178,9 +180,9 @@ def existing_replay(pipeline: Pipeline, into: Path) -> RunLocation:
     """Return the existing replay in ``into``.
 
     Raises:
-        ConfigError: the directory contains no replay.
+        ConfigError: the directory contains no replay, or ``into`` is a URI.
     """
-    into = into.resolve()
+    into = _local(into)
     try:
         asked = read_json(layout.replay(state_of_replay(into)))
     except FileNotFoundError:
@@ -191,6 +193,22 @@ def existing_replay(pipeline: Pipeline, into: Path) -> RunLocation:
     return RunLocation(
         retargeted(pipeline, into, live=live)[0], state_of_replay(into), _lease(pipeline, into, live=live)
     )
+
+
+def _local(into: Path) -> Path:
+    """Return the absolute path of ``into``.
+
+    Raises:
+        ConfigError: it is a URI, which would be a directory below the working directory.
+    """
+    if is_uri(str(into)):
+        raise ConfigError(
+            f"--into {str(into).replace(':/', '://', 1)!r} is a URI",
+            option="--into",
+            why="the tables and the state of a replay need a local or mounted file system",
+            do="set a directory that all executors share",
+        )
+    return into.resolve()
 
 
 def _lease(pipeline: Pipeline, into: Path, *, live: bool) -> str:

@@ -70,6 +70,16 @@ def test_with_live_targets_it_is_the_pipelines_run(tmp_path: Path) -> None:
     assert existing_replay(parse(), replay(tmp_path / "other").state.parent).lease == replay(tmp_path / "other").lease
 
 
+@pytest.mark.parametrize("into", ["s3://lake/replay", "hdfs://host/replay"])
+def test_a_replay_into_a_uri_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"--into '{into}' is a URI"):
+        plan_replay(parse(), Path(into), None, None, live=False)
+    with pytest.raises(ConfigError, match=f"--into '{into}' is a URI"):
+        existing_replay(parse(), Path(into))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_stretch_that_is_empty_is_refused(tmp_path: Path) -> None:
     for begin, end in (("2024-05-02", "2024-05-01"), ("2024-05-01", "2024-05-01T00:00Z")):
         with pytest.raises(ConfigError, match=f"--to '{end}' is not after --from '{begin}'"):
