@@ -196,6 +196,25 @@ def test_errors_are_reported_before_spark_submit_starts(
     assert "is not a Spark installation" in capsys.readouterr().err
 
 
+def test_the_state_directory_is_in_a_bucket_of_the_drivers_endpoint(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's s3a and the driver's own requests use the same endpoint and region."""
+    monkeypatch.setattr("penstock.spark.environment.jars.s3a_jars", lambda *_: [Path("/jars/s3a.jar")])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://here:9000")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    command = ["pipeline", "submit", str(example("pipeline.yaml")), "--spark-master", "spark://h:1", "--dry-run"]
+    command += ["--state-dir", "s3://lake/state"]
+    there = ["--env", "AWS_ENDPOINT_URL=http://there:9000", "--env", "AWS_REGION=eu-west-2"]
+    for more, endpoint, region in [([], "http://here:9000", "eu-west-1"), (there, "http://there:9000", "eu-west-2")]:
+        assert main([*command, *more]) == 0
+        line = capsys.readouterr().out
+        assert f"spark.hadoop.fs.s3a.endpoint={endpoint}" in line
+        assert f"spark.hadoop.fs.s3a.endpoint.region={region}" in line
+    assert main([*command[:-1], "hdfs://host/state"]) == 2
+    assert "is a URI" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["environment", "conf"])
 def test_a_password_is_no_argument(place: str) -> None:
     """Arguments are shown by ps, and options of Spark by its pages."""

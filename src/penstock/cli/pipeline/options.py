@@ -30,6 +30,7 @@ __all__ = [
     "pipeline_files",
     "run_of",
     "state_of",
+    "state_path",
 ]
 
 File = Annotated[Path, typer.Argument(help="Pipeline file (YAML).", metavar="FILE", show_default=False)]
@@ -87,13 +88,27 @@ def state_of(name: str, given: str | None, *, is_parent: bool = False) -> Storag
         ConfigError: it belongs to another pipeline, or is a URI of another storage than S3.
         UnavailableError, StorageError: it is in a bucket that cannot be read.
     """
-    from penstock.pipelines.spec.values import is_uri
     from penstock.pipelines.state_dir.layout import check_owner
-    from penstock.spark.files.object_storage import is_object_url, storage_path
 
     path = given if given is not None else f"penstock-pipelines/{name}"
     if given is not None and is_parent:
         path = f"{given.rstrip('/')}/{name}"
+    state = state_path(path)
+    if isinstance(state, Path):
+        state = state.resolve()
+    check_owner(state, name)
+    return state
+
+
+def state_path(path: str) -> StoragePath:
+    """Return the path that the value of --state-dir names.
+
+    Raises:
+        ConfigError: it is a URI of another storage than S3, or not a path in a bucket.
+    """
+    from penstock.pipelines.spec.values import is_uri
+    from penstock.spark.files.object_storage import is_object_url, storage_path
+
     if is_uri(path) and not is_object_url(path):
         raise ConfigError(
             f"--state-dir {path!r} is a URI",
@@ -101,11 +116,7 @@ def state_of(name: str, given: str | None, *, is_parent: bool = False) -> Storag
             why="checkpoints and the ledger need a local or mounted file system, or a storage with the protocol of S3",
             do="set a directory that all executors share, for example of NFS, or s3://BUCKET/KEY",
         )
-    state = storage_path(path)
-    if isinstance(state, Path):
-        state = state.resolve()
-    check_owner(state, name)
-    return state
+    return storage_path(path)
 
 
 def run_of(file: Path, state_dir: str | None, into: Path | None) -> RunLocation:

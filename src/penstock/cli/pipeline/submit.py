@@ -17,7 +17,7 @@ import typer
 
 from penstock.cli.options import DryRun, Json
 from penstock.cli.output import print_json
-from penstock.cli.pipeline.options import Conf, File, Metrics, Once, StateDir, Traces, options_of_spark
+from penstock.cli.pipeline.options import Conf, File, Metrics, Once, StateDir, Traces, options_of_spark, state_path
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -288,8 +288,8 @@ def submit(
     """Submit a pipeline to a Spark cluster with spark-submit.
 
     The file is checked first. Every machine needs Python with penstock's packages: installed, in the image, or shipped
-    with --archive. State and tables must be on a file system that driver and executors share. --dry-run prints the
-    command line.
+    with --archive. State and tables must be in a bucket, or on a file system that driver and executors share.
+    --dry-run prints the command line.
     """
     from penstock.cli.pipeline import spark_submit_main as submitted
     from penstock.pipelines.spec.loader import load
@@ -325,7 +325,7 @@ def submit(
             environment=variables,
             arguments=_of_run(state_dir, metrics, traces, once=once, as_json=as_json and not dry_run),
             files=files,
-            bucket=_bucket_of(state_dir),
+            bucket=_bucket_of(state_dir, variables),
         )
     )
     if not dry_run:
@@ -346,11 +346,16 @@ def _of_run(state_dir: str | None, metrics: str | None, traces: str | None, *, o
     return [*options, "--json"] if as_json else options
 
 
-def _bucket_of(state_dir: str | None) -> ObjectPath | None:
+def _bucket_of(state_dir: str | None, variables: Mapping[str, str]) -> ObjectPath | None:
+    """Return the state directory if it is in a bucket, with endpoint and region of the driver's ``variables``."""
     from penstock.spark.files.object_storage import ObjectPath, storage_path
 
-    path = None if state_dir is None else storage_path(state_dir)
-    return path if isinstance(path, ObjectPath) else None
+    if state_dir is None or not isinstance(state_path(state_dir), ObjectPath):
+        return None
+    endpoint = variables.get("AWS_ENDPOINT_URL_S3") or variables.get("AWS_ENDPOINT_URL")
+    found = storage_path(state_dir, endpoint, variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION"))
+    assert isinstance(found, ObjectPath)
+    return found
 
 
 def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
