@@ -119,12 +119,12 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
     assert "is not one of the cases" in capsys.readouterr().err
 
 
-def test_build_errors_name_case_and_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sink_that_cannot_be_built_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.yaml").write_text(FILE.replace("when: celsius", "when: no_such_function(celsius)"))
     (tmp_path / "p.test.yaml").write_text(CASES)
     assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 2
     printed = capsys.readouterr().err
-    assert "case 'messages': sink 'hot' fails" in printed
+    assert "sink 'hot' cannot be built" in printed
     assert "no_such_function" in printed
 
 
