@@ -100,6 +100,8 @@ def test_a_script_that_knows_only_the_formats(
         "PATH": f"{installed.parent}:{os.environ['PATH']}",
         "JAVA_HOME": str(find_java().home),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        # A short life: Java's second compiler would cost more time than its code gives back.
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     where = subprocess.run(
         [str(installed), "-c", "import penstock; print(penstock.__file__)"],
