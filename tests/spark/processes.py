@@ -168,6 +168,12 @@ class Cluster:
         parents = {worker.pid for worker in self._workers}
         return [pid for pid, parent, words in _processes() if parent in parents and "CoarseGrainedExecutor" in words]
 
+    def kill_executor(self) -> None:
+        """Kill -9 of one executor, if there is any."""
+        for pid in self.executors()[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _start(self, kind: str, *arguments: str, name: str = "master") -> tuple[subprocess.Popen[bytes], Path]:
         log = self._directory / f"spark-{name}.log"
         home = Path(pyspark.__file__).parent

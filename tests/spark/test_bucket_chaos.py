@@ -5,10 +5,8 @@ State directory, checkpoints, ledger, dead letters and tables are objects; the m
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import signal
 import threading
 import time
 from functools import partial
@@ -38,9 +36,7 @@ def kill(victim: str, driver: Driver, cluster: Cluster, storage: VersityGateway)
             driver.kill()
             driver.start()
         case "executor":
-            for pid in cluster.executors()[:1]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            cluster.kill_executor()
         case _:
             storage.kill()
             threading.Event().wait(DOWN_S)

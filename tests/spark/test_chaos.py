@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -175,9 +174,7 @@ def kill(victim: str, driver: Driver, cluster: Cluster, node: RunningNode, broke
             driver.kill()
             driver.start()
         case "executor":
-            for pid in cluster.executors()[:1]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            cluster.kill_executor()
         case "node":
             node.kill()
             node.start()

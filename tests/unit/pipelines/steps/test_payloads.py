@@ -29,6 +29,15 @@ def _as_messagepack(value: object) -> bytes:
     return bytes(msgpack.packb(value, datetime=True))
 
 
+def check_refused(decode: Callable[[bytes], object], payload: str, code: str, reason: str) -> None:
+    """Check that ``decode`` refuses the ``payload``, in hexadecimal, with ``code`` and a short text with ``reason``."""
+    with pytest.raises(PayloadError) as caught:
+        decode(bytes.fromhex(payload))
+    assert caught.value.code == code
+    assert reason in caught.value.reason
+    assert len(caught.value.reason) <= 200
+
+
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [
@@ -96,11 +105,7 @@ def test_valid_cbor_is_decoded(payload: str, expected: object) -> None:
     ],
 )
 def test_broken_cbor_has_a_code_and_a_reason(payload: str, code: str, reason: str) -> None:
-    with pytest.raises(PayloadError) as caught:
-        decode_cbor(bytes.fromhex(payload))
-    assert caught.value.code == code
-    assert reason in caught.value.reason
-    assert len(caught.value.reason) <= 200
+    check_refused(decode_cbor, payload, code, reason)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +145,7 @@ def test_valid_messagepack_is_decoded(payload: str, expected: object) -> None:
     ],
 )
 def test_broken_messagepack_has_a_code_and_a_reason(payload: str, code: str, reason: str) -> None:
-    with pytest.raises(PayloadError) as caught:
-        decode_messagepack(bytes.fromhex(payload))
-    assert caught.value.code == code
-    assert reason in caught.value.reason
-    assert len(caught.value.reason) <= 200
+    check_refused(decode_messagepack, payload, code, reason)
 
 
 @pytest.mark.parametrize(("form", "encode"), [("cbor", cbor2.dumps), ("messagepack", _as_messagepack)])
