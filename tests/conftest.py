@@ -1,9 +1,12 @@
-"""Settings of all suites: deterministic property tests."""
+"""Settings of all suites: deterministic property tests, and garbage collection without what lives to the end."""
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A job that a shell started in the background ignores SIGINT, and so would every program that tests end with Ctrl-C.
@@ -15,3 +18,19 @@ settings.register_profile(
 settings.load_profile("penstock")
 
 pytest_plugins = ["tests.compiled", "tests.interop.etcd_fixtures", "tests.object_storage"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude modules and collected tests from garbage collection.
+
+    They are millions of objects that live to the end: every full collection would visit them, and a test that counts
+    objects would count them first.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

@@ -59,17 +59,20 @@ class Module:
 
 def read(source: Path = SOURCE) -> dict[str, Module]:
     """Return every hand-written module below ``source`` by its dotted name."""
-    trees: dict[str, tuple[ast.Module, str, bool]] = {}
+    found: dict[str, tuple[Path, bool]] = {}
     for path in sorted(source.rglob("*.py")):
         package = path.name == "__init__.py"
         parts = path.relative_to(source).with_suffix("").parts
         name = ".".join(parts[:-1] if package else parts)
         if not name.startswith(GENERATED):
-            text = path.read_text(encoding="utf-8")
-            trees[name] = ast.parse(text), text, package
+            found[name] = path, package
     modules = {}
-    for name, (tree, text, package) in trees.items():
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    # One tree at a time: the garbage collector visits all nodes that are kept, again and again.
+    for name, (path, package) in found.items():
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        nodes = list(ast.walk(tree))
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
         module = modules[name] = Module(
             name,
             text.count("\n"),
@@ -81,18 +84,22 @@ def read(source: Path = SOURCE) -> dict[str, Module]:
                 if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
             ],
         )
-        typing_only = {id(node) for guard in _type_checking(tree) for node in ast.walk(guard)}
-        for node in ast.walk(tree):
-            found = module.for_types if id(node) in typing_only else module.at_run_time
-            found.update(target for target in _targets(node, name, package, trees) if target != name)
+        typing_only = {id(node) for guard in _type_checking(nodes) for node in ast.walk(guard)}
+        for node in nodes:
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            imports = module.for_types if id(node) in typing_only else module.at_run_time
+            imports.update(target for target in _targets(node, name, package, found) if target != name)
         module.for_types -= module.at_run_time
     return modules
 
 
-def _type_checking(tree: ast.Module) -> Iterator[ast.If]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield node
+def _type_checking(nodes: Iterable[ast.AST]) -> Iterator[ast.If]:
+    for node in nodes:
+        if isinstance(node, ast.If):
+            names = (getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node.test))
+            if "TYPE_CHECKING" in names:
+                yield node
 
 
 def _targets(node: ast.AST, name: str, package: bool, known: Iterable[str]) -> Iterator[str]:  # noqa: FBT001 -- a fact about name

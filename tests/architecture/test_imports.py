@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+from tests.architecture.sources import SOURCE, modules, read
 
 IMPURE = frozenset(
     {
@@ -208,34 +206,12 @@ RULES = [
 ]
 
 
-def modules() -> list[tuple[str, Path]]:
-    found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if ".proto" not in name:
-            found.append((name, path))
-    return found
-
-
 def rule_for(module: str) -> Rule:
     return next(
         rule
         for rule in sorted(RULES, key=lambda rule: -len(rule.package))
         if module == rule.package or module.startswith(rule.package + ".")
     )
-
-
-def imports(path: Path, module: str) -> list[tuple[int, str]]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: relative import"
-            assert node.module is not None
-            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
-    return found
 
 
 def below(name: str, package: str) -> bool:
@@ -246,7 +222,7 @@ def below(name: str, package: str) -> bool:
 def test_module_imports_only_what_its_layer_may(module: str, path: Path) -> None:
     rule = rule_for(module)
     wrong = []
-    for line, name in imports(path, module):
+    for line, name in read(path).imports:
         if name.startswith("penstock."):
             target = name.removeprefix("penstock.")
             if not any(below(target, package) for package in (*OPEN, *rule.own)):
@@ -260,33 +236,16 @@ def test_only_cli_demo_and_testing_import_the_node() -> None:
     wrong = [
         f"{module}:{line}"
         for module, path in modules()
-        for line, name in imports(path, module)
+        for line, name in read(path).imports
         if below(name, "penstock.node") and not module.startswith(("penstock.node", "penstock.cli", "penstock.testing"))
     ]
     assert wrong == []
 
 
-def imported_at_import(nodes: list[ast.stmt]) -> Iterator[str]:
-    """What is imported when the module is: not what only types need, nor what a function imports when it runs."""
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.If):
-            typing_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-            yield from imported_at_import(node.orelse if typing_only else [*node.body, *node.orelse])
-        elif isinstance(node, ast.Try | ast.With | ast.ClassDef):
-            yield from imported_at_import(node.body)
-
-
 def test_no_module_imports_itself_by_way_of_others() -> None:
     names = {module for module, _ in modules()}
     graph = {
-        module: {
-            name if name in names else name.rpartition(".")[0]
-            for name in imported_at_import(ast.parse(path.read_text(encoding="utf-8")).body)
-        }
+        module: {name if name in names else name.rpartition(".")[0] for name in read(path).at_import}
         & (names - {module})
         for module, path in modules()
     }
@@ -299,7 +258,6 @@ def test_spark_internals_are_used_in_one_module() -> None:
     found = {
         path.relative_to(SOURCE / "penstock").as_posix()
         for path in (SOURCE / "penstock").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr in inside
+        if inside & read(path).attributes
     }
     assert found == {"pipelines/catalyst.py"}
