@@ -19,6 +19,7 @@ Names of metadata columns start with ``_``:
     _redrive   struct: number, step (the steps that rejected the record, comma-separated), parts (comma-separated, null
                for a whole record), for a redriven dead letter; null for other rows
     _replaced  only in a replay: array of structs (step, part) of the record's parts whose redriven copies are read, too
+    _delete    only in a table with delete_when, behind its marks: True if the row deletes the row with its keys
     _shared    only in a query of several sinks: the columns at the point where their steps separate, and what became
                of the row in the sinks before (``graph.fan_out``)
 
@@ -65,7 +66,7 @@ __all__ = [
 
 INTERNAL = (
     *("_id", "_source", "_dead", "_filtered", "_checks", "_path"),
-    *("_part", "_more", "_redrive", "_replaced", "_shared"),
+    *("_part", "_more", "_redrive", "_replaced", "_delete", "_shared"),
 )
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""

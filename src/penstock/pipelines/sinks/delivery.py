@@ -32,7 +32,7 @@ from pyspark.sql.types import BinaryType, StructType
 from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import ADDED_ROWS, data_columns, key_column, mark_dead, too_large
-from penstock.pipelines.sinks.delta import DeltaWriter, discard
+from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
 from penstock.pipelines.sinks.one_pass import (
     RECORD,
     SHARED,
@@ -399,7 +399,8 @@ class SinkWriter:
             return found | {name: (name, name) for name in record_identity(rows)}
         coordinates = {f"_{name}": (f"_source.{quoted(name)}", "_source") for name in COORDINATES}
         row_id = {name: (name, name) for name in _row_id(rows)}
-        return {**found, **row_id, **coordinates, **computed_columns(self._plan.sink.table)}
+        deletes = {} if self._plan.sink.table.delete_when is None else {DELETES: (DELETES, DELETES)}
+        return {**found, **row_id, **coordinates, **computed_columns(self._plan.sink.table), **deletes}
 
     def outcome(self, rows: DataFrame, own: Sequence[str]) -> str:
         """Return in SQL what becomes of each of ``rows`` in the sink; ``own``: the columns that only it writes."""
@@ -588,7 +589,8 @@ def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     if batch.windows:
         rows = batch.rows.select("*", *computed)
     else:
-        rows = batch.rows.select(*_table_columns(batch.rows), *computed)
+        deletes = [] if sink.table.delete_when is None else [sf.col(DELETES)]
+        rows = batch.rows.select(*_table_columns(batch.rows), *computed, *deletes)
     return writer.write_table(sink, batch.number, rows, batch.count)
 
 
@@ -706,6 +708,18 @@ def _mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:
         reasons += [("sink.size", too_large(size, target.max_bytes)) for size in sizes]
         rows = add_conditions(rows, whens)
     return mark_failed_conditions(mark_dead(rows, name, reasons).drop(*whens), name, list(whens.values()))
+
+
+def _mark_unwritable_to_table(rows: DataFrame, sink: Sink) -> DataFrame:
+    """Mark rows as dead that a table cannot have, and add the column ``DELETES`` for a table with ``delete_when``."""
+    assert sink.table is not None
+    rows = mark_unpartitionable(rows, sink)
+    when = sink.table.delete_when
+    if when is None:
+        return rows
+    rows = add_conditions(mark_failed_conditions(rows, sink_letter(sink.name), [when]), {DELETES: when})
+    # As in SQL, a condition that is null is not true.
+    return rows.withColumn(DELETES, sf.coalesce(DELETES, sf.lit(False)))
 
 
 def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
@@ -827,7 +841,7 @@ class SinkDelivery(NamedTuple):
 
 
 DELIVERY: Mapping[str, SinkDelivery] = {
-    "table": SinkDelivery(_write_table, mark_unpartitionable, _check_table),
+    "table": SinkDelivery(_write_table, _mark_unwritable_to_table, _check_table),
     # No check: the lease is a key of the same state store, so the run has already connected to it.
     "statestore": SinkDelivery(_write_keys, _mark_rows_without_key),
     "tubemq": SinkDelivery(_write_messages, _mark_unsendable, _check_topic),

@@ -17,7 +17,8 @@ batch and a run that lost its lease therefore change nothing. delta-spark uses t
 were written with Delta's jars continue.
 
 Before the commit the files are complete, on disk or stored, and at their final path: a crash leaves files that no
-version names, which ``vacuum`` removes. After it, the log is synced to disk: ``deltalake`` does not call fsync.
+version names, which ``vacuum`` removes. After it, and before the batch is in the ledger, the log is synced to disk,
+because ``deltalake`` does not call fsync; first the files that a merge wrote, and their directories.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -47,7 +48,7 @@ from penstock.pipelines.sinks.parquet import (
 from penstock.pipelines.sinks.partitions import partition_values, split_file
 from penstock.pipelines.spec.sinks import PartitionField
 from penstock.pipelines.spec.values import transaction_id
-from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file
+from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file, sync_parents
 from penstock.spark.files.delta_log import DeltaLog, lines
 from penstock.spark.files.object_storage import (
     ObjectPath,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
+    "DELETES",
     "DeltaWriter",
     "add_action",
     "check_fields",
@@ -80,6 +82,8 @@ __all__ = [
     "without_bounds_of_floats",
 ]
 
+DELETES = "_delete"
+"""Column of the rows of a merge: True for a row that deletes the row with its keys."""
 _ATTEMPTS = 10
 """Maximum number of commits of one batch: another writer may change the schema or the same rows between them."""
 _SIMPLE = frozenset(
@@ -157,7 +161,8 @@ def check_fields(path: StoragePath, writer: str, fields: Sequence[Mapping[str, A
 class DeltaWriter:
     """The Delta table at ``path``, for one writer. ``query`` is the id in the writer's checkpoint.
 
-    With ``keys``, the rows of a batch replace rows of the table with the same keys. With ``partitions``, a file has the
+    With ``keys``, the rows of a batch replace rows of the table with the same keys; a row whose column ``DELETES``, which
+    the table does not have, is true deletes them. With ``partitions``, a file has the
     rows of one value of each, and its last directories have the values (``partition_directory``).
 
     Create one object for a run: it removes what earlier attempts of the writer left, and keeps the table loaded.
@@ -246,7 +251,8 @@ class DeltaWriter:
                 files = [attempt / name for name in names]
                 schema = spark_schema(files[0])
                 assert schema is not None
-                self._commit(batch, files, nullable(schema)["fields"])
+                fields = [field for field in nullable(schema)["fields"] if field["name"] != DELETES]
+                self._commit(batch, files, fields)
         finally:
             discard(attempt)
         return count
@@ -325,7 +331,7 @@ class DeltaWriter:
         if isinstance(self.path, ObjectPath):
             return [self._upload(self.path, file) for file in files]
         placed: list[StoragePath] = []
-        changed = {self.path}
+        changed: set[Path] = set()
         depth = len(self._partitions)
         for file in files:
             assert isinstance(file, Path)
@@ -333,9 +339,8 @@ class DeltaWriter:
             directory.mkdir(parents=True, exist_ok=True)
             # Spark and deltalake escape other characters than ASCII in paths differently.
             placed.append(file.rename(directory / f"{uuid.uuid4().hex}.parquet"))
-            changed.update(each for each in (directory, *directory.parents) if self.path in each.parents)
-        for each in sorted(changed, key=lambda path: len(path.parts), reverse=True):
-            sync_directory(each)
+            changed.update(_directories(self.path, placed[-1]))
+        _sync_directories(changed)
         return placed
 
     def _upload(self, table: ObjectPath, file: StoragePath) -> StoragePath:
@@ -362,20 +367,25 @@ class DeltaWriter:
         import pyarrow.dataset as ds
 
         equal = " AND ".join(f"(old.{_quoted(key)} IS NOT DISTINCT FROM new.{_quoted(key)})" for key in self._keys)
-        rows = ds.dataset(list(map(str, files)), format="parquet").scanner().to_reader()
-        (
-            table.merge(
-                rows,
-                equal,
-                "new",
-                "old",
-                writer_properties=without_bounds_of_floats(table),
-                commit_properties=self._transaction(batch),
-            )
-            .when_matched_update_all()
-            .when_not_matched_insert_all()
-            .execute()
+        found = ds.dataset(list(map(str, files)), format="parquet")
+        merge = table.merge(
+            found.scanner().to_reader(),
+            equal,
+            "new",
+            "old",
+            writer_properties=without_bounds_of_floats(table),
+            commit_properties=self._transaction(batch),
         )
+        is_new = None
+        if DELETES in found.schema.names:
+            merge, is_new = merge.when_matched_delete(f"new.{DELETES}"), f"NOT new.{DELETES}"
+        before = table.version()
+        merge.when_matched_update_all(except_cols=[DELETES]).when_not_matched_insert_all(
+            is_new, except_cols=[DELETES]
+        ).execute()
+        if table.version() == before:
+            # Only rows that do not exist were deleted: deltalake commits nothing, but the batch has to be known.
+            self._append(table, batch, [])
 
     def _transaction(self, batch: int) -> CommitProperties:
         from deltalake import CommitProperties, Transaction
@@ -404,7 +414,8 @@ def _relative(file: StoragePath, table: StoragePath) -> str:
 def sync_versions(path: StoragePath, version: int, *, files: bool = False) -> None:
     """Sync the versions of the table at ``path`` after ``version`` to disk, and its directories.
 
-    Objects in a bucket are stored when they exist. ``files``: also the files with rows that they added.
+    Objects in a bucket are stored when they exist. ``files``: also the files with rows that they added, and their
+    directories, which may be new partitions.
     """
     if isinstance(path, ObjectPath):
         return
@@ -511,6 +522,7 @@ def _create(path: StoragePath, fields: list[dict[str, Any]], partitions: Sequenc
 
     if isinstance(path, Path):
         path.mkdir(parents=True, exist_ok=True)
+        sync_parents(path)
     try:
         DeltaTable.create(
             str(path),
@@ -527,13 +539,27 @@ def _create(path: StoragePath, fields: list[dict[str, Any]], partitions: Sequenc
 
 
 def _sync_added(table: Path, entry: Path) -> None:
-    """Sync the files of the table that the version ``entry`` added."""
+    """Sync the files of the table that the version ``entry`` added, then the directories that have their names."""
+    changed: set[Path] = set()
     for line in lines(entry):
         added = json.loads(line).get("add")
         if added is not None:
+            file = table / unquote(added["path"])
             # Another writer may have removed it again.
             with suppress(FileNotFoundError):
-                sync_file(table / unquote(added["path"]))
+                sync_file(file)
+                changed.update(_directories(table, file))
+    _sync_directories(changed)
+
+
+def _directories(table: Path, file: Path) -> list[Path]:
+    """Return the directories of ``file`` in ``table``, and that of the table."""
+    return [table, *(each for each in file.parents if table in each.parents)]
+
+
+def _sync_directories(directories: Collection[Path]) -> None:
+    for each in sorted(directories, key=lambda path: len(path.parts), reverse=True):
+        sync_directory(each)
 
 
 @contextmanager

@@ -39,7 +39,15 @@ from penstock.pipelines.sinks.parquet import (
     write_file,
     write_staged,
 )
-from penstock.pipelines.state_dir.layout import create_json, listed, read_each, read_json, sync_directory, write_json
+from penstock.pipelines.state_dir.layout import (
+    create_json,
+    listed,
+    read_each,
+    read_json,
+    sync_directory,
+    sync_parents,
+    write_json,
+)
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath, object_storage_errors
 
@@ -182,6 +190,9 @@ class Table:
             directory.mkdir(parents=True, exist_ok=True)
             for name in names:
                 (attempt / name).rename(directory / name)
+            if not (log := self.path / "_commits").exists():
+                sync_parents(self.path)
+                log.mkdir(exist_ok=True)
             for parent in (directory, directory.parent, directory.parent.parent):
                 sync_directory(parent)
         shutil.rmtree(attempt, ignore_errors=True)

@@ -404,6 +404,8 @@ def _conditions_of(sink: Sink) -> Iterator[Named]:
     """Yield the SQL conditions of a sink."""
     if sink.statestore is not None:
         yield from ((("entries", number, "when"), entry.when) for number, entry in enumerate(sink.statestore.entries))
+    if sink.table is not None:
+        yield from _one(("delete_when",), sink.table.delete_when)
     if sink.messages is not None:
         yield ("when",), sink.messages.when
 

@@ -263,6 +263,8 @@ def _fate(sink_plan: SinkPlan, name: str, *, kept: bool) -> str:
 def _table(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.table is not None
     merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
+    if sink.table.delete_when is not None:
+        merged += f", deleted when {sink.table.delete_when}"
     partitioned = (
         f", partitioned by {', '.join(f.text for f in sink.table.partitions)}" if sink.table.partitions else ""
     )

@@ -242,6 +242,11 @@ class TableSink(Part):
         default=None,
         description="column that selects the last of several rows with the same keys in a batch, with `mode: merge`",
     )
+    delete_when: Expression | None = Field(
+        default=None,
+        description="SQL condition, with `mode: merge`: if it is true for the last row of a key, the row with this key "
+        "is deleted instead of replaced",
+    )
     partition_by: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         max_length=_MOST_PARTITIONS,
@@ -314,6 +319,16 @@ class TableSink(Part):
             raise ValueError("expected keys with `mode: merge`, and only there")
         if self.order_by is not None and self.mode != "merge":
             raise ValueError("expected order_by only with `mode: merge`")
+        if self.delete_when is not None:
+            if self.mode != "merge" or self.is_remote:
+                raise ValueError(
+                    "expected delete_when only with `mode: merge`, for a table in a local directory or in a bucket"
+                )
+            if self.order_by is None:
+                raise ValueError(
+                    "expected order_by with delete_when: the last change of a key in a batch decides; `order_by: "
+                    "_offset` is the order of changes in a topic"
+                )
         if self.partition_by and (self.format != "delta" or self.is_remote):
             raise ValueError("expected partition_by only for a Delta table in a local directory or in a bucket")
         names = [field.name.lower() for field in self.partitions]
@@ -457,8 +472,9 @@ class Sink(Part):
     @property
     def refuses(self) -> bool:
         """True if rows may be unwritable to this sink."""
-        partitioned = self.table is not None and bool(self.table.partition_by)
-        return self.messages is not None or self.statestore is not None or partitioned
+        table = self.table
+        in_table = table is not None and (bool(table.partition_by) or table.delete_when is not None)
+        return self.messages is not None or self.statestore is not None or in_table
 
     @model_validator(mode="after")
     def _one_kind(self) -> Sink:

@@ -24,6 +24,7 @@ replaced as a whole, and created or replaced under a condition that the storage 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -51,6 +52,7 @@ __all__ = [
     "ledger",
     "listed",
     "local_directory",
+    "make_directory",
     "owner",
     "plan",
     "read_bytes",
@@ -65,6 +67,7 @@ __all__ = [
     "starts",
     "sync_directory",
     "sync_file",
+    "sync_parents",
     "update_json",
     "write_json",
     "write_text",
@@ -213,6 +216,7 @@ def ready_directory(path: StoragePath) -> None:
     probe = path / f".{uuid.uuid4().hex[:12]}.tmp"
     try:
         path.mkdir(parents=True, exist_ok=True)
+        sync_parents(path)
         probe.write_bytes(b"\0" * _PROBE_BYTES)
         probe.unlink()
     except OSError as error:
@@ -241,7 +245,7 @@ def write_text(path: StoragePath, text: str) -> None:
         return
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         _write(temporary, text)
         temporary.replace(path)
         sync_directory(path.parent)
@@ -264,7 +268,7 @@ def create_text(path: StoragePath, text: str) -> bool:
     # A unique name, since another process may be creating the same file.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         _write(temporary, text)
         return _linked(temporary, path)
     except OSError as error:
@@ -419,6 +423,24 @@ def sync_file(path: Path) -> None:
     """Sync the contents of the file ``path`` to disk (fsync)."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def make_directory(path: Path) -> None:
+    """Create the directory ``path`` and its missing parents, durably; nothing if it exists."""
+    missing = list(itertools.takewhile(lambda each: not each.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_directory(each.parent)
+
+
+def sync_parents(path: Path) -> None:
+    """Sync the directories above ``path`` to disk: other processes may have created them, and not synced them."""
+    for each in path.absolute().parents:
+        try:
+            sync_directory(each)
+        except PermissionError:
+            # Another user created it, and it exists for longer than the table.
+            return
 
 
 def sync_directory(path: Path) -> None:

@@ -21,6 +21,7 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as_rows
 from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
+from penstock.pipelines.sinks.delta import DELETES
 from penstock.pipelines.spec.expectations import exceeded, expectation_counts
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import Source, TubeOptions
@@ -173,7 +174,11 @@ def _run(
         return written
     if sink.messages is not None:
         return list(_messages(as_messages(rows, sink, pipeline, batch=0 if sink_plan.windowed else None)))
-    return _collect(rows, data_columns(rows))
+    columns = data_columns(rows)
+    if sink.table is None or sink.table.delete_when is None:
+        return _collect(rows, columns)
+    deleted = _collect(rows.where(DELETES), [*sink.table.keys, DELETES])
+    return [*_collect(rows.where(f"NOT {DELETES}"), columns), *deleted]
 
 
 def _checks(rows: DataFrame, sink_plan: SinkPlan) -> dict[str, int]:

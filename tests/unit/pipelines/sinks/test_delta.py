@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import duckdb
 import polars as pl
@@ -17,9 +19,20 @@ from deltalake import DeltaTable, Transaction
 from deltalake.transaction import AddAction, CommitProperties
 
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.pipelines.sinks.delta import DeltaWriter, check_fields, delta_files, delta_writers, is_delta_table
+from penstock.pipelines.sinks.delta import (
+    DELETES,
+    DeltaWriter,
+    check_fields,
+    delta_files,
+    delta_writers,
+    is_delta_table,
+)
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
+from penstock.pipelines.sinks.partitions import split_file
 from penstock.pipelines.sinks.table import check_types, files, writers
+from penstock.pipelines.spec.sinks import TableSink
+from penstock.pipelines.state_dir.layout import sync_file
+from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import StoragePath
 
 SPARK_TYPES = {
@@ -29,6 +42,7 @@ SPARK_TYPES = {
     "double": "double",
     "timestamp[us, tz=UTC]": "timestamp",
     "timestamp[us]": "timestamp_ntz",
+    "bool": "boolean",
 }
 
 
@@ -301,11 +315,108 @@ def test_rows_replace_rows_with_the_same_keys_once(tmp_path: Path) -> None:
     assert found == {"a": 5, "b": 6, None: 7}
 
 
+class Synced(NamedTuple):
+    """Numbers of the files (inodes) that were synced, and the entries of directories when they were synced."""
+
+    files: set[int]
+    entries: set[Path]
+
+
+def synced_by(monkeypatch: pytest.MonkeyPatch) -> Synced:
+    """Record what is synced from now on."""
+    synced = Synced(set(), set())
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.files.add(os.fstat(descriptor).st_ino)
+        synced.entries.update(path.iterdir() if path.is_dir() else ())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return synced
+
+
+def unsynced(path: Path, above: Path, version: int, synced: Synced) -> set[Path]:
+    """Return the version, the files that it names and their directories below ``above`` that would not survive a power
+    loss: a file must be synced, and each directory above it while it had the name of its entry."""
+    entry = path / "_delta_log" / f"{version:020}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    named = [entry, *(path / unquote(each["add"]["path"]) for each in actions if "add" in each)]
+    directories = {each for file in named for each in file.parents if above in each.parents}
+    lost = {file for file in named if file.stat().st_ino not in synced.files}
+    return lost | ({*named, *directories} - synced.entries)
+
+
+@pytest.mark.parametrize("keys", [(), ("k",)])
+@pytest.mark.parametrize("partition_by", [(), ("k", "bucket(2, n)")])
+def test_all_that_a_version_names_is_synced_before_the_commit_returns(
+    tmp_path: Path, keys: Sequence[str], partition_by: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also new directories: those of the table, and those of partitions that only a merge creates."""
+    path = tmp_path / "new" / "lake" / "t"
+    synced = synced_by(monkeypatch)
+    fields = TableSink(path="new", partition_by=list(partition_by)).partitions
+    writer = DeltaWriter(path, "rows", "q", keys, fields)
+    names = [name for name in ("k", "n_bucket_2") if partition_by]
+    for number, found in enumerate((["a", "b"], ["b", "ä c"], ["d"])):
+        rows = pa.table({"k": found, "n": range(len(found)), "n_bucket_2": pa.array([0, 1][: len(found)], pa.int32())})
+        attempt, files_ = staged(writer, number, rows if partition_by else rows.drop_columns(["n_bucket_2"]))
+        for file in files_:
+            # As a task of an executor does.
+            sync_file(attempt / file)
+        if names and not keys:
+            files_ = [part for file in files_ for part in split_file(attempt / file, names)]
+        writer.commit(number, attempt, files_, len(found))
+        newest = DeltaTable(path).version()
+        assert newest == number + 1
+        assert unsynced(path, tmp_path, newest, synced) == set()
+    assert unsynced(path, tmp_path, 0, synced) == set()
+    assert sorted(numbers(path, "k")) == (["a", "b", "d", "ä c"] if keys else ["a", "b", "b", "d", "ä c"])
+
+
+def test_rows_are_deleted_by_key_in_the_order_of_batches(tmp_path: Path) -> None:
+    """A row that does not exist is no error, and a batch that changes nothing is known all the same."""
+    path = tmp_path / "t"
+
+    def batch(number: int, *rows: tuple[str | None, int | None, bool], again: DeltaWriter | None = None) -> None:
+        keys, values, deletes = zip(*rows, strict=True)
+        made = pa.table({"k": pa.array(keys, pa.string()), "n": pa.array(values, pa.int64()), DELETES: deletes})
+        commit(again or writer, number, made)
+
+    def found() -> dict[str | None, int | None]:
+        return {row["k"]: row["n"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+
+    writer = DeltaWriter(path, "newest", "q", ["k"])
+    # The table does not exist yet, and is created by a batch with deletes only.
+    batch(0, ("x", None, True))
+    assert (found(), delta_writers(path)) == ({}, {"newest": {"q": 0}})
+    batch(1, ("a", 1, False), ("b", 2, False), (None, 3, False), ("y", None, True))
+    assert found() == {"a": 1, "b": 2, None: 3}
+    batch(2, ("a", None, True), ("b", 5, False), (None, None, True))
+    assert found() == {"b": 5}
+    batch(3, ("a", 7, False), ("b", None, True))
+    assert found() == {"a": 7}
+    for number in (4, 4):
+        batch(number, ("b", None, True))
+    versions = DeltaTable(path).version()
+    # A repeated batch, and those of a run that lost its lease, change nothing.
+    for late in (writer, DeltaWriter(path, "newest", "q", ["k"])):
+        batch(2, ("a", None, True), again=late)
+        batch(4, ("a", None, True), again=late)
+    assert (found(), DeltaTable(path).version(), versions) == ({"a": 7}, 5, 5)
+    assert DeltaTable(path).schema().to_arrow().names == ["k", "n"]
+    committed = [version.transactions.get("penstock/newest/q") for version in DeltaLog(path).versions(-1)]
+    assert committed == [None, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("deletes", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_during_a_merge_neither_loses_nor_repeats_it(
-    tmp_path: Path, *, after: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, *, after: bool, deletes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = pa.table({"k": ["a"], "n": [1]})
+    rows = pa.table({"k": ["a", "b"], "n": [1, 5]})
+    changed = pa.table({"k": ["a", "b"], "n": [2, 5], **({DELETES: [False, True]} if deletes else {})})
     commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 0, rows)
     merge = DeltaWriter._merge
 
@@ -317,9 +428,9 @@ def test_a_crash_during_a_merge_neither_loses_nor_repeats_it(
     with monkeypatch.context() as patch:
         patch.setattr(DeltaWriter, "_merge", crash)
         with pytest.raises(KeyboardInterrupt):
-            commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 1, pa.table({"k": ["a"], "n": [2]}))
-    commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 1, pa.table({"k": ["a"], "n": [2]}))
-    assert numbers(tmp_path) == [2]
+            commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 1, changed)
+    commit(DeltaWriter(tmp_path, "newest", "q", ["k"]), 1, changed)
+    assert numbers(tmp_path) == ([2] if deletes else [2, 5])
 
 
 def test_a_merged_nan_is_found(tmp_path: Path) -> None:
