@@ -224,3 +224,66 @@ def test_a_table_is_read_as_delta_wrote_it(spark: SparkSession, tmp_path: Path) 
         read(path, log)
     rows(spark, ("c", "y", 10)).write.format("delta").mode("append").save(str(path))
     assert read(path, log, changes="skip") == [{"_id": "i0", "a": "y", "k": "c", "n": 10}]
+
+
+MIRROR = """
+name: {name}
+source: {{format: statestore, tube_topic: statestore_changes, master: "{master}", keys: "{name}/*", deletes: true}}
+statestore: {{broker: "{broker}"}}
+steps:
+  - {{name: parsed, parse: {{schema: "x INT NOT NULL, until STRING", allow_empty: true}}}}
+sinks:
+  - name: newest
+    table:
+      path: "{lake}/newest"
+      mode: merge
+      keys: [state_key]
+      order_by: _offset
+      delete_when: operation = 'DELETE' OR CAST(until AS INT) < 100
+      partition_by: ["bucket(2, state_key)"]
+  - {{name: history, table: {{path: "{lake}/history"}}}}
+dead_letters: {{path: "{lake}/dead"}}
+"""
+
+
+def test_a_table_follows_a_state_store_with_its_deletes(setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(MIRROR)
+
+    def change(*changes: tuple[str, int | str | None]) -> None:
+        """Set or delete keys, one after the other."""
+        before = setup.node.capture.stats.captured
+        for key, x in changes:
+            if x is None:
+                setup.node.delete(f"{setup.topic}/{key}")
+            else:
+                value = {"x": x} if isinstance(x, int) else {"x": 0, "until": x}
+                setup.node.set_keys({f"{setup.topic}/{key}": json.dumps(value).encode()})
+        setup.node.wait_captured(before + len(changes))
+
+    def newest() -> dict[str, int]:
+        found = DeltaTable(setup.lake / "newest").to_pyarrow_table().to_pylist()
+        return {row["state_key"].rpartition("/")[2]: row["x"] for row in found}
+
+    # The last change of a key in a batch decides; `until` of most rows is null, and so is the condition.
+    change(("a", 1), ("b", 1), ("a", 2), ("c", 1), ("c", None), ("d", 1), ("d", None), ("d", 3))
+    setup.run()
+    assert newest() == {"a": 2, "b": 1, "d": 3}
+    change(("a", None), ("c", 5), ("b", None), ("b", 7), ("d", "99"), ("e", "100"), ("f", "never"))
+    setup.run()
+    expected = {"b": 7, "c": 5, "e": 0}
+    assert newest() == expected
+    # A row on which the condition fails is neither written nor deleted; a table without a condition accepts it.
+    (letter,) = setup.dead()
+    assert (letter["step"], letter["code"]) == ("sink:newest", "expression.failed")
+    # Only rows that the table does not have are deleted, then this batch is repeated.
+    change(("g", 1), ("g", None))
+    setup.run()
+    versions = DeltaTable(setup.lake / "newest").version()
+    setup.forget_the_last_commit("newest")
+    setup.run()
+    assert (newest(), DeltaTable(setup.lake / "newest").version()) == (expected, versions)
+    history = DeltaTable(setup.lake / "history").to_pyarrow_table()
+    assert Counter(history["operation"].to_pylist()) == {"SET": 12, "DELETE": 5}
+    assert "_delete" not in history.schema.names
+    for accounts in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
+        assert (accounts.off, accounts.unknown) == ((), ())

@@ -133,8 +133,8 @@ class StateStoreSource(TubeOptions):
     keys: str = Field(default="*", min_length=1, description="glob of keys to read, such as `device/*/state`")
     deletes: bool = Field(
         default=False,
-        description="also read deletes and expired keys. They have no payload, so `parse` with JSON makes them dead "
-        "letters. Otherwise they are counted as filtered",
+        description="also read deletes and expired keys. They have no payload, so `parse` makes them dead letters "
+        "without `allow_empty`. Otherwise they are counted as filtered",
     )
 
     def tube_topics(self) -> list[str]:

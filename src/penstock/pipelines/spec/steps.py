@@ -102,6 +102,12 @@ class Parse(Part):
     delimiter: str | None = Field(
         default=None, min_length=1, max_length=1, description="separator of CSV columns; default: a comma"
     )
+    allow_empty: bool = Field(
+        default=False,
+        description="accept records without a payload (tombstones, such as the deletes of a state store): all columns, "
+        "also `NOT NULL` ones, are null; otherwise they are dead letters. For `json`, `cbor`, `messagepack`, `avro` and "
+        "`csv`",
+    )
     new_fields: Literal["ignore", "add", "dead_letter", "fail"] = Field(
         default="ignore",
         description="action for fields that the schema lacks: leave them out, write them to the column "
@@ -221,6 +227,8 @@ class Parse(Part):
 
     def _check_policies(self) -> None:
         """Raise ValueError for a policy that the format cannot have."""
+        if self.allow_empty and self.format in ("cloudevents", "protobuf", "sparkplug", "raw"):
+            raise ValueError(f"expected no allow_empty with `format: {self.format}`, which may have no payload")
         if self.unknown_metrics != "dead_letter" and self.format != "sparkplug":
             raise ValueError("expected unknown_metrics only with `format: sparkplug`")
         if self.new_fields != "ignore" and self.format in ("avro", "csv", "raw", "sparkplug"):

@@ -134,6 +134,11 @@ def _columns(
             if not f.nullable
         ),
     ]
+    if parse.allow_empty:
+        is_empty = sf.coalesce(sf.octet_length("_source.value") == 0, sf.lit(True))
+        valid = is_empty if valid is None else is_empty | valid
+        # A format may have a value without bytes, such as an Avro record of nulls.
+        parsed = parsed.withColumn("_parsed", sf.when(~is_empty, sf.col("_parsed")))
     marked = mark_dead(parsed, name, failures, valid)
     if parse.policies:
         is_mine = sf.coalesce(sf.col("_dead.step") == name, sf.lit(False))
