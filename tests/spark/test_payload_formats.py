@@ -54,6 +54,10 @@ def test_cbor_becomes_columns_and_broken_payloads_dead_letters(spark: SparkSessi
         None,
     ]
     assert [row["_filtered"] for row in found] == [None] * 5 + ["small"]
+    allowing = {"format": "cbor", "schema": SCHEMA, "allow_empty": True}
+    empty = apply(rows(spark, b"", None, b"\xff"), steps({"name": "parsed", "parse": allowing}), no_lookup)
+    accepted = [(row["n"], row["_dead"] and row["_dead"]["code"]) for row in empty.orderBy("_id").collect()]
+    assert accepted == [(None, None), (None, None), (None, "parse.not_cbor")]
 
 
 def test_cloudevents_in_headers_and_payloads_become_the_same_columns(spark: SparkSession) -> None:

@@ -161,9 +161,9 @@ def check_fields(path: StoragePath, writer: str, fields: Sequence[Mapping[str, A
 class DeltaWriter:
     """The Delta table at ``path``, for one writer. ``query`` is the id in the writer's checkpoint.
 
-    With ``keys``, the rows of a batch replace rows of the table with the same keys; a row whose column ``DELETES``, which
-    the table does not have, is true deletes them. With ``partitions``, a file has the
-    rows of one value of each, and its last directories have the values (``partition_directory``).
+    With ``keys``, the rows of a batch replace rows of the table with the same keys; a row whose column ``DELETES`` is
+    true deletes them, and the table does not have this column. With ``partitions``, a file has the rows of one value of
+    each, and its last directories have the values (``partition_directory``).
 
     Create one object for a run: it removes what earlier attempts of the writer left, and keeps the table loaded.
 
@@ -338,8 +338,9 @@ class DeltaWriter:
             directory = self.path.joinpath(*file.parts[-1 - depth : -1]) if depth else self.path / "data"
             directory.mkdir(parents=True, exist_ok=True)
             # Spark and deltalake escape other characters than ASCII in paths differently.
-            placed.append(file.rename(directory / f"{uuid.uuid4().hex}.parquet"))
-            changed.update(_directories(self.path, placed[-1]))
+            final = file.rename(directory / f"{uuid.uuid4().hex}.parquet")
+            placed.append(final)
+            changed.update(_directories(self.path, final))
         _sync_directories(changed)
         return placed
 

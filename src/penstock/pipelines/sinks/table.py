@@ -190,10 +190,11 @@ class Table:
             directory.mkdir(parents=True, exist_ok=True)
             for name in names:
                 (attempt / name).rename(directory / name)
-            if not (log := self.path / "_commits").exists():
-                sync_parents(self.path)
+            table = directory.parent.parent
+            if not (log := table / "_commits").exists():
+                sync_parents(table)
                 log.mkdir(exist_ok=True)
-            for parent in (directory, directory.parent, directory.parent.parent):
+            for parent in (directory, directory.parent, table):
                 sync_directory(parent)
         shutil.rmtree(attempt, ignore_errors=True)
         return directory

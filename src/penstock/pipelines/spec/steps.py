@@ -105,8 +105,8 @@ class Parse(Part):
     allow_empty: bool = Field(
         default=False,
         description="accept records without a payload (tombstones, such as the deletes of a state store): all columns, "
-        "also `NOT NULL` ones, are null; otherwise they are dead letters. For `json`, `cbor`, `messagepack`, `avro` and "
-        "`csv`",
+        "also `NOT NULL` ones, are null; otherwise they are dead letters. For `json`, `cbor`, `messagepack`, `avro` "
+        "and `csv`",
     )
     new_fields: Literal["ignore", "add", "dead_letter", "fail"] = Field(
         default="ignore",

@@ -328,7 +328,7 @@ def synced_by(monkeypatch: pytest.MonkeyPatch) -> Synced:
     fsync = os.fsync
 
     def record(descriptor: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
         synced.files.add(os.fstat(descriptor).st_ino)
         synced.entries.update(path.iterdir() if path.is_dir() else ())
         fsync(descriptor)

@@ -89,6 +89,7 @@ def test_policies_for_changes_of_the_schema_are_expectations_of_the_step() -> No
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ("{format: raw, schema: n STRING, allow_empty: true}", "expected no allow_empty with `format: raw`"),
         ("{schema: n INT, new_fields: add}", "expected new_fields_as with `new_fields: add`"),
         ("{schema: n INT, new_fields_as: more}", "expected new_fields_as with `new_fields: add`"),
         ("{schema: n INT, new_fields: add, new_fields_as: _more}", "which is reserved"),

@@ -33,6 +33,24 @@ def test_rows_of_a_parquet_table_are_not_merged(tmp_path: Path) -> None:
     assert TableSink(path=str(tmp_path / "new"), mode="merge", keys=["k"]).format == "delta"
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "only with `mode: merge`"),
+        ({"format": "parquet", "order_by": "_offset"}, "expected `format: delta` with `mode: merge`"),
+        ({"mode": "merge", "keys": ["k"]}, "expected order_by with delete_when"),
+        ({"mode": "merge", "keys": ["k"], "order_by": "n", "path": "hdfs://host/t"}, "in a local directory or"),
+    ],
+)
+def test_deletes_need_a_merge_with_an_order(tmp_path: Path, options: dict[str, object], expected: str) -> None:
+    given = {"path": str(tmp_path / "t"), "delete_when": "gone"}
+    if options.get("format") == "parquet":
+        options = {**options, "mode": "merge", "keys": ["k"]}
+    with pytest.raises(ValidationError, match=expected):
+        TableSink.model_validate(given | options)
+    TableSink.model_validate(given | {"mode": "merge", "keys": ["k"], "order_by": "_offset"})
+
+
 def test_a_table_at_a_uri_is_a_delta_table() -> None:
     for path, remote in (("s3a://bucket/table", False), ("hdfs://host/table", True)):
         sink = TableSink(path=path)
