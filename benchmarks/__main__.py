@@ -29,6 +29,7 @@ PEERS = {
     "durable": "redis-server",
     "cluster": "etcd",
     "takeover": "etcd",
+    "takeover-clients": "etcd",
 }
 
 

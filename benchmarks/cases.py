@@ -25,7 +25,7 @@ from benchmarks.spark import spark_source
 from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.spark_pipeline import spark_pipeline, spark_start
 from benchmarks.statestore import many_keys, state_store
-from benchmarks.takeover import takeover
+from benchmarks.takeover import takeover, takeover_clients
 from benchmarks.tls import tls
 from benchmarks.tube import tube
 from benchmarks.tube_floor import tube_floor
@@ -96,6 +96,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "durable": durable,
     "cluster": cluster,
     "takeover": takeover,
+    "takeover-clients": takeover_clients,
     "tube": tube,
     "tube-floor": tube_floor,
     "delta-commits": delta_commits,

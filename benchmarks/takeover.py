@@ -1,7 +1,8 @@
 """Takeovers of a cluster with real amounts of data: from ``kill -9`` of the active node to the first answers.
 
 Two nodes and three members of etcd on one machine, a lease of 3 s. Each probe connects to the standby every 100 ms, as
-a new client that was not told where the active node is. The killed node is started again for the next run.
+a new client that was not told where the active node is. Ordinary clients connect again with their own delays
+(:mod:`benchmarks.stock_clients`). The killed node is started again for the next run.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.figures import Figure, Settings
 from benchmarks.keys import write
-from benchmarks.stock_clients import PahoClient, paho_clients
+from benchmarks.stock_clients import ApacheClients, StockClient, go_clients, paho_clients
 from penstock.errors import PenstockError, UnavailableError
 from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.engine.model.journal import Batch, SessionRow, SubscriptionRow
@@ -32,8 +33,10 @@ from penstock.tube.client import web
 from penstock.tube.reader import partitions
 from tests.interop.cluster_nodes import NodeProcess
 from tests.interop.etcd import EtcdCluster
+from tests.interop.tube_java.clients import JavaClients
+from tests.interop.tube_java.jars import prepare
 
-__all__ = ["takeover"]
+__all__ = ["takeover", "takeover_clients"]
 
 KEYS: Final = 100_000
 SESSIONS: Final = 10_000
@@ -49,6 +52,24 @@ LOGIN: Final = web.WebLogin("administer")
 
 def takeover(settings: Settings) -> list[Figure]:
     """Measure the seconds from ``kill -9``, at least :data:`RUNS` times, and those of as many handovers."""
+    with _two_nodes() as nodes:
+        return asyncio.run(_measure(nodes, settings, paho_clients(nodes), None))
+
+
+def takeover_clients(settings: Settings) -> list[Figure]:
+    """Measure the same for the Go SDK of the state store and for Apache's TubeMQ client, next to the first SET."""
+    with _two_nodes() as nodes, tempfile.TemporaryDirectory() as folder:
+        java = JavaClients(prepare(), Path(folder) / "log")
+        try:
+            masters = ",".join(f"127.0.0.1:{node.tube_master}" for node in nodes)
+            apache = ApacheClients(java, masters, "topic_0")
+            return asyncio.run(_measure(nodes, settings, go_clients(nodes), apache))
+        finally:
+            java.close()
+
+
+@contextmanager
+def _two_nodes() -> Iterator[list[NodeProcess]]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "etcd").mkdir()
@@ -59,10 +80,15 @@ def takeover(settings: Settings) -> list[Figure]:
         for node in nodes:
             stack.callback(node.end)
             node.more = {"statestore": {"extensions": ["batch"]}}
-        return asyncio.run(_measure(nodes, max(settings.repeats, RUNS)))
+        yield nodes
 
 
-async def _measure(nodes: list[NodeProcess], runs: int) -> list[Figure]:
+async def _measure(
+    nodes: list[NodeProcess],
+    settings: Settings,
+    stock: AbstractAsyncContextManager[Mapping[str, StockClient]],
+    apache: ApacheClients | None,
+) -> list[Figure]:
     active, standby = nodes
     await _prepare(active)
     # A standby with data of its own can only start from a copy.
@@ -73,16 +99,11 @@ async def _measure(nodes: list[NodeProcess], runs: int) -> list[Figure]:
     await active.until_active()
     standby.start()
     await standby.until_standby(active)
-    load = f"{KEYS:,} keys, {SESSIONS:,} sessions, {PARTITIONS:,} partitions"
-    kinds: dict[str, Callable[[NodeProcess], Awaitable[None]]] = {
-        "first SET": _set,
-        "first delivered message": _deliver,
-        "first route of TubeMQ": _route,
-    }
-    figures: dict[tuple[str, str], Figure] = {}
-    async with paho_clients(nodes) as clients:
-        await _take_over(active, standby, runs, kinds, clients, load, figures)
-    return list(figures.values())
+    kinds: dict[str, Callable[[NodeProcess], Awaitable[None]]] = {"first SET": _set}
+    if apache is None:
+        kinds |= {"first delivered message": _deliver, "first route of TubeMQ": _route}
+    async with stock as clients:
+        return await _take_over(active, standby, max(settings.repeats, RUNS), kinds, clients, apache)
 
 
 async def _take_over(
@@ -90,17 +111,19 @@ async def _take_over(
     standby: NodeProcess,
     runs: int,
     kinds: Mapping[str, Callable[[NodeProcess], Awaitable[None]]],
-    clients: Sequence[PahoClient],
-    load: str,
-    figures: dict[tuple[str, str], Figure],
-) -> None:
-    ordinary = {f"first PUBACK of paho-mqtt, delays of 1 to {client.longest_s} s": client for client in clients}
+    clients: Mapping[str, StockClient],
+    apache: ApacheClients | None,
+) -> list[Figure]:
+    load = f"{KEYS:,} keys, {SESSIONS:,} sessions, {PARTITIONS:,} partitions"
+    names = (*kinds, *clients, *(ApacheClients.KINDS if apache is not None else ()))
+    figures: list[Figure] = []
     for fault in ("kill -9", "handover"):
-        for kind in (*kinds, *ordinary):
-            figures[fault, kind] = Figure(f"{fault}, {load}: {kind}", "penstock", "s")
+        figures += (of := [Figure(f"{fault}, {load}: {name}", "penstock", "s") for name in names])
         for _ in range(runs):
             await _until_caught_up(active, standby)
-            for client in clients:
+            if apache is not None:
+                await apache.begin(DEADLINE_S)
+            for client in clients.values():
                 client.begin()
             started = time.perf_counter()
             if fault == "kill -9":
@@ -108,16 +131,18 @@ async def _take_over(
             else:
                 url = f"127.0.0.1:{active.http}"
                 await asyncio.to_thread(web.call, url, "admin_transfer_current_master", {}, login=LOGIN)
+            later = asyncio.create_task(apache.found(started, DEADLINE_S)) if apache is not None else None
             found = await asyncio.gather(*(_first(partial(probe, standby)) for probe in kinds.values()))
-            for kind, at in zip(kinds, found, strict=True):
-                figures[fault, kind].runs.append(at - started)
-            for kind, client in ordinary.items():
-                figures[fault, kind].runs.append(await asyncio.to_thread(client.first, DEADLINE_S) - started)
+            found += [await asyncio.to_thread(client.first, DEADLINE_S) for client in clients.values()]
+            seconds = [at_s - started for at_s in found] + (await later if later is not None else [])
+            for figure, run in zip(of, seconds, strict=True):
+                figure.runs.append(run)
             if fault == "kill -9":
                 active.wait()
                 active.start()
             active, standby = standby, active
             await standby.until_standby(active)
+    return figures
 
 
 async def _prepare(node: NodeProcess) -> None:

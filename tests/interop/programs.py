@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from tests.histories import porcupine as histories
+from tests.interop import statestore_go
 from tests.interop import test_statestore_rust as rust
 from tests.interop.kafka import find_jars
 from tests.interop.tube_java.jars import prepare
@@ -28,6 +29,7 @@ def main() -> int:
         ("the checker of histories", histories.prepare),
         ("Apache TubeMQ", prepare),
         ("Kafka", find_jars),
+        ("the Go SDK", statestore_go.prepare),
         ("the Rust SDK", _rust),
     ):
         try:

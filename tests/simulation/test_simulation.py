@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -24,7 +22,7 @@ from tests.simulation.mutations import (
     without_fsync,
 )
 from tests.simulation.run import OPERATIONS, Failure, failure, report, simulate
-from tests.simulation.seeds import passed
+from tests.simulation.seeds import passed, printed_elsewhere
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 120 if compiled.form() == "compiled" else MOST_SEEDS
@@ -32,7 +30,6 @@ SEEDS = 120 if compiled.form() == "compiled" else MOST_SEEDS
 BLOCK = 10
 NIGHTLY_SEEDS = 20_000
 NIGHTLY_BLOCK = 25
-ONE_SEED = "from tests.simulation.run import simulate; print(simulate(7).trace, simulate(8).trace)"
 
 
 @pytest.mark.parametrize("first", range(BLOCK, SEEDS, BLOCK))  # those before: test_a_seed_does_what_it_should
@@ -52,21 +49,9 @@ def test_none_of_many_seeds_breaks_a_rule(
 def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_core() -> None:
     if os.environ.get("PENSTOCK_CORE") == "interpreted":
         pytest.skip("compared with the compiled form, by the suite 'faults'")
-    # Sets of strings have another order in each.
+    both = "simulate(7).trace, simulate(8).trace"
     traces = {
-        subprocess.run(
-            [sys.executable, "-c", ONE_SEED],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONHASHSEED": hash_seed,
-                "PENSTOCK_CORE": core,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        printed_elsewhere(simulate.__module__, both, PYTHONHASHSEED=hash_seed, PENSTOCK_CORE=core)
         for hash_seed, core in (("1", compiled.form()), ("2", "interpreted"))
     }
     one, other = simulate(7).trace, simulate(8).trace

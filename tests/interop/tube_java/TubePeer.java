@@ -37,6 +37,7 @@ import org.apache.inlong.tubemq.client.consumer.ConsumerResult;
 import org.apache.inlong.tubemq.client.consumer.MessageListener;
 import org.apache.inlong.tubemq.client.consumer.PullMessageConsumer;
 import org.apache.inlong.tubemq.client.consumer.PushMessageConsumer;
+import org.apache.inlong.tubemq.client.exception.TubeClientException;
 import org.apache.inlong.tubemq.client.factory.MessageSessionFactory;
 import org.apache.inlong.tubemq.client.factory.TubeMultiSessionFactory;
 import org.apache.inlong.tubemq.client.producer.MessageProducer;
@@ -83,6 +84,12 @@ public final class TubePeer {
                     break;
                 case "latency":
                     answer(id, "ok", latency(options));
+                    break;
+                case "begin":
+                    answer(id, "ok", Steady.begin(options));
+                    break;
+                case "end":
+                    answer(id, "ok", Steady.ALL.remove(options.get("name")).end());
                     break;
                 case "stores":
                     stores(Paths.get(options.get("folder")), options.get("password").toCharArray());
@@ -258,6 +265,138 @@ public final class TubePeer {
         config.setRpcTimeoutMs(3000);
         config.setLinkStatsMaxAllowedFailTimes(100000);
         return new TubeMultiSessionFactory(config);
+    }
+
+    /**
+     * A producer that sends a message every 100 ms, or a consumer, with the settings of Apache's client.
+     *
+     * A message that fails is not repeated; a start is, since it fails after a few seconds without an active master.
+     * The times of acknowledgements or receipts are those of {@code System.nanoTime}.
+     */
+    private static final class Steady {
+
+        static final Map<String, Steady> ALL = new ConcurrentHashMap<>();
+
+        private static final long PAUSE_MS = 100;
+
+        private final String masters;
+        private final String topic;
+        private final String group;
+        private final List<Long> times = Collections.synchronizedList(new ArrayList<>());
+        private final CountDownLatch first = new CountDownLatch(1);
+        private volatile boolean ends;
+        private volatile Throwable failure;
+        private Thread thread;
+
+        private Steady(Map<String, String> options) {
+            masters = options.get("masters");
+            topic = options.get("topic");
+            group = options.get("group");
+        }
+
+        /** Start a client; returns the time of its first message, that of a consumer with a {@code group}. */
+        static String begin(Map<String, String> options) throws Exception {
+            Steady client = new Steady(options);
+            ALL.put(options.get("name"), client);
+            client.thread = new Thread(client::run);
+            client.thread.start();
+            long within = Long.parseLong(options.get("timeout_ms"));
+            if (!client.first.await(within, TimeUnit.MILLISECONDS)) {
+                throw new IllegalStateException("no message within " + within + " ms");
+            }
+            if (client.failure != null) {
+                throw new IllegalStateException("ended", client.failure);
+            }
+            return String.valueOf(client.times.get(0));
+        }
+
+        /** End a client; returns the times of its messages. */
+        String end() throws Exception {
+            ends = true;
+            thread.join();
+            if (failure != null) {
+                throw new IllegalStateException("after " + times.size() + " messages", failure);
+            }
+            List<String> found = new ArrayList<>();
+            times.forEach(time -> found.add(String.valueOf(time)));
+            return String.join(" ", found);
+        }
+
+        private void run() {
+            try {
+                if (group == null) {
+                    produce();
+                } else {
+                    consume();
+                }
+            } catch (Throwable error) {
+                failure = error;
+            }
+            first.countDown();
+        }
+
+        private void happened() {
+            times.add(System.nanoTime());
+            first.countDown();
+        }
+
+        private interface Start {
+
+            void run() throws Exception;
+        }
+
+        private void untilDone(Start start) throws Exception {
+            while (!ends) {
+                try {
+                    start.run();
+                    return;
+                } catch (TubeClientException error) {
+                    System.err.println("not started: " + error);
+                    Thread.sleep(PAUSE_MS);
+                }
+            }
+        }
+
+        private void produce() throws Exception {
+            MessageSessionFactory factory = new TubeMultiSessionFactory(new TubeClientConfig(masters));
+            try {
+                MessageProducer producer = factory.createProducer();
+                untilDone(() -> producer.publish(topic));
+                for (int number = 0; !ends; number++) {
+                    try {
+                        if (producer.sendMessage(new Message(topic, body(number, 0))).isSuccess()) {
+                            happened();
+                        }
+                    } catch (Exception error) { // no broker answers, or its answer is an error
+                        System.err.println("not sent: " + error);
+                    }
+                    Thread.sleep(PAUSE_MS);
+                }
+            } finally {
+                factory.shutdown();
+            }
+        }
+
+        private void consume() throws Throwable {
+            ConsumerConfig config = new ConsumerConfig(masters, group);
+            config.setConsumePosition(ConsumePosition.CONSUMER_FROM_LATEST_OFFSET);
+            MessageSessionFactory factory = new TubeMultiSessionFactory(config);
+            try {
+                PullMessageConsumer consumer = factory.createPullConsumer(config);
+                consumer.subscribe(topic, null);
+                untilDone(consumer::completeSubscribe);
+                while (!ends) {
+                    ConsumerResult result = consumer.getMessage();
+                    if (result.isSuccess()) {
+                        consumer.confirmConsume(result.getConfirmContext(), true);
+                        happened();
+                    }
+                }
+                consumer.shutdown();
+            } finally {
+                factory.shutdown();
+            }
+        }
     }
 
     /** Sends numbered messages; what fails is sent again until it is acknowledged. */

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tests.interop.tube_java.jars import Jars
 
 __all__ = ["Got", "JavaClients", "body", "number"]
+
+T = TypeVar("T")
 
 
 class Got(NamedTuple):
@@ -72,14 +76,7 @@ class JavaClients:
         """
         answer = self._ask("consume", masters=masters, group=group, topic=topic, count=count, **options)
         parsed: Future[list[Got]] = Future()
-
-        def done(text: Future[str]) -> None:
-            try:
-                parsed.set_result([_got(item) for item in text.result().split()])
-            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
-                parsed.set_exception(error)
-
-        answer.add_done_callback(done)
+        answer.add_done_callback(partial(_convert, parsed, lambda text: [_got(item) for item in text.split()]))
         return parsed
 
     def measure(self, masters: str, group: str, topic: str, count: int, **options: object) -> Future[str]:
@@ -89,6 +86,24 @@ class JavaClients:
     def latency(self, masters: str, group: str, topic: str, count: int, **options: object) -> Future[str]:
         """Send ``count`` messages, 500 a second, to a consumer in the same JVM; median and p99 from send to receipt."""
         return self._ask("latency", masters=masters, group=group, topic=topic, count=count, **options)
+
+    def begin(self, name: str, masters: str, topic: str, timeout_ms: int, **options: object) -> Future[int]:
+        """Start a producer that sends every 100 ms, or a consumer of ``group``, with the settings of Apache's client.
+
+        Returns the time of its first acknowledged or received message, in ns of :func:`time.perf_counter_ns`.
+        """
+        found: Future[int] = Future()
+        answer = self._ask("begin", name=name, masters=masters, topic=topic, timeout_ms=timeout_ms, **options)
+        answer.add_done_callback(partial(_convert, found, int))
+        return found
+
+    def end(self, name: str) -> Future[list[int]]:
+        """End a client of :meth:`begin`; returns the times of all its messages."""
+        found: Future[list[int]] = Future()
+        self._ask("end", name=name).add_done_callback(
+            partial(_convert, found, lambda text: [int(time) for time in text.split()])
+        )
+        return found
 
     def make_stores(self, folder: Path, password: str) -> Future[str]:
         """Make ``trust.jks`` and ``keys.jks`` of the ``ca.pem`` and ``client.p12`` in ``folder``."""
@@ -127,6 +142,13 @@ class JavaClients:
                 future.set_exception(AssertionError(f"Java client: {text}"))
         for future in self._waiting.values():
             future.set_exception(AssertionError("the JVM with the Java clients ended"))
+
+
+def _convert(converted: Future[T], convert: Callable[[str], T], answer: Future[str]) -> None:
+    try:
+        converted.set_result(convert(answer.result()))
+    except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+        converted.set_exception(error)
 
 
 def _got(text: str) -> Got:

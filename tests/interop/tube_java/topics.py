@@ -15,6 +15,7 @@ THEIRS = (
     "spark",
     "pipe",
     "moved",
+    "moved_to_two",
 )
 """On Apache's broker."""
 OURS = ("ours",)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 
 from tests.simulation.__main__ import seeds
-from tests.simulation.cluster import mqtt_run, run
+from tests.simulation.cluster.mqtt_run import TWO_WHOLE_NODES
+from tests.simulation.cluster.run import TWO_NODES
 from tests.simulation.run import processes
 
 if __name__ == "__main__":
     arguments = [argument for argument in sys.argv[1:] if argument != "--whole"]
-    report = mqtt_run.report if "--whole" in sys.argv else run.report
+    simulation = TWO_WHOLE_NODES if "--whole" in sys.argv else TWO_NODES
     with processes() as pool:
-        sys.exit(not report(seeds(arguments[0] if arguments else "100"), pool))
+        sys.exit(not simulation.report(seeds(arguments[0] if arguments else "100"), pool))

@@ -172,6 +172,10 @@ class Etcd:
         """Whether requests are executed at present."""
         return self._has_majority and self._elected_s <= self._simulator.now_s
 
+    def values(self) -> dict[bytes, bytes]:
+        """Return the value of each key."""
+        return {key: pair.value for key, pair in self.pairs.items()}
+
     def back_up(self) -> tuple[Any, ...]:
         """Return a backup for :meth:`restore`."""
         ttls = {number: lease.ttl_s for number, lease in self._leases.items()}

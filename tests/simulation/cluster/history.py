@@ -3,7 +3,7 @@
 * A node that becomes active has recovered everything that any client has learned.
 * A node takes itself for active only while its leadership key exists: it checks that before each answer.
 * Each term has one node, and no node is active in a term after a later one has begun.
-* The log in etcd has no gap, and no commit twice: each head follows the one before it.
+* The log in etcd has no gap, and no commit twice: each head follows the one before it, also that of a restored backup.
 * A commit fails only if another node is active, or etcd was restored.
 
 After a backup of etcd was restored, commits are lost that only the other node has: it refuses to become active, but if
@@ -100,8 +100,9 @@ class ClusterHistory(History):
         ):
             raise Violation(f"{key!r}: {head} was put after {before}")
 
-    def restored(self, now_ms: int) -> None:
-        """A backup of etcd was restored: its heads, and the revisions that follow, are those of an earlier time."""
+    def restored(self, now_ms: int, values: Mapping[bytes, bytes]) -> None:
+        """A backup of etcd with these keys was restored: each log continues from its head in the backup, and the
+        revisions that follow are those of an earlier time."""
         self._restored_ms = now_ms
-        self._heads.clear()
+        self._heads = {key: decode_head(value, 0) for key, value in values.items() if key.endswith(b"/head")}
         self.terms.clear()

@@ -13,14 +13,14 @@ from typing import Any, Final
 import pytest
 
 from penstock.cluster.standby import Standby
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.mqtt import storage as mqtt_storage
 from penstock.node.cluster import ClusterMembership
 from penstock.statestore.service.preload import PreloadedKeys, PreloadedStorage
 from penstock.statestore.service.storage import Storage
 from tests.simulation import mutations as of_one_node
 from tests.simulation.cluster.loop import VirtualQueue
-from tests.simulation.cluster.mqtt_run import FAULTS, violation
+from tests.simulation.cluster.mqtt_run import FAULTS, TWO_WHOLE_NODES
 from tests.simulation.cluster.mutations import (
     Plant,
     first_violation,
@@ -72,6 +72,17 @@ def answered_early(patch: pytest.MonkeyPatch) -> None:
 def sent_without_lease(patch: pytest.MonkeyPatch) -> None:
     """A node sends answers without looking at its lease."""
     patch.setattr(ClusterMembership, "may_send", lambda _self: True)
+
+
+def full_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    """The broker acknowledges what a full etcd has refused."""
+    commit = mqtt_storage.SessionStore.commit
+
+    def commit_some(self: Any, batch: Any) -> None:
+        with suppress(OutOfSpaceError):
+            commit(self, batch)
+
+    patch.setattr(mqtt_storage.SessionStore, "commit", commit_some)
 
 
 def preload_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -134,8 +145,9 @@ def fence_not_loaded(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
-    head_not_compared: (16, FAULTS),
-    lease_not_checked: (4, FAULTS),
+    head_not_compared: (0, ("restore",)),
+    full_is_acknowledged: (5, ("full", *TAKEOVERS)),
+    lease_not_checked: (6, FAULTS),
     local_clock: (10, ("clock", "kill", "handover")),
     acknowledged_early: (7, TAKEOVERS),
     answered_early: (2, TAKEOVERS),
@@ -154,7 +166,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
 def seeds_needed(plant: Plant) -> tuple[int | None, str]:
     """Return the first seed that finds a bug (None: none does), and the rule that it broke."""
     first, faults = PLANTS[plant]
-    return first_violation(plant, [first, *range(MOST_SEEDS)], lambda seed: violation(seed, faults))
+    return first_violation(plant, [first, *range(MOST_SEEDS)], lambda seed: TWO_WHOLE_NODES.violation(seed, faults))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ faults. Then all faults end, and everything must be answered and delivered.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -17,21 +16,18 @@ from tests.simulation import mqtt_client, statestore_client
 from tests.simulation.cluster.loop import ClientLoop
 from tests.simulation.cluster.mqtt_history import MqttClusterHistory
 from tests.simulation.cluster.mqtt_node import ActiveNode, MqttNode, RefusedConnection
-from tests.simulation.cluster.run import FAULTS as ALL_FAULTS
-from tests.simulation.cluster.run import FAULTS_S, Result, Simulation
+from tests.simulation.cluster.run import FAULTS, FAULTS_S, Result, Simulation
 from tests.simulation.history import Operation, Violation
 from tests.simulation.mqtt_client import MqttClient, RetainedReader, mqtt_step
 from tests.simulation.mqtt_history import MqttHistory
 from tests.simulation.node import Connection, NetworkClient
 from tests.simulation.run import _Errors
-from tests.simulation.seeds import report_seeds
+from tests.simulation.seeds import SeededSimulation
 from tests.simulation.statestore_client import StoreClient, store_step
 from tests.simulation.tube_client import LogHistory
 
-__all__ = ["FAULTS", "report", "simulate", "violation"]
+__all__ = ["FAULTS", "TWO_WHOLE_NODES", "simulate"]
 
-FAULTS: Final = tuple(fault for fault in ALL_FAULTS if fault not in {"full", "restore"})
-"""A full etcd refuses messages, and the restore of a backup loses some, as documented."""
 OPERATIONS: Final = 500
 AMPLE_MS: Final = 45_000
 """Time in which a node delivers what it has to a connected client."""
@@ -174,6 +170,8 @@ class MqttSimulation(Simulation):
     def _check_end(self) -> None:
         self._last_answer_s = self.end_s
         super()._check_end()
+        if self._is_restored:
+            return
         waiting = [client.name for client in self._clients_of_nodes if not client.is_done]
         service = self._last
         assert service is not None
@@ -206,21 +204,4 @@ def simulate(seed: int, faults: Iterable[str] = FAULTS) -> Result:
     return replace(result, acknowledged=simulation.mqtt.acknowledged, delivered=simulation.mqtt.delivered)
 
 
-def violation(seed: int, faults: Iterable[str] = FAULTS) -> str | None:
-    """Run a seed; return the rule that it broke, or None."""
-    try:
-        simulate(seed, faults)
-    except Violation as error:
-        return str(error)
-    return None
-
-
-def failure(seed: int) -> str | None:
-    """Run a seed; return a report if it broke a rule, or None."""
-    reason = violation(seed)
-    return None if reason is None else f"seed {seed} of two whole nodes: {reason}"
-
-
-def report(seeds: Sequence[int], pool: Executor | None = None, *, tell: Callable[[str], None] = print) -> bool:
-    """Run ``seeds``, in ``pool`` if given; False at the first that breaks a rule."""
-    return report_seeds(failure, seeds, pool, f"{len(seeds)} seeds of two whole nodes: no rule was broken", tell)
+TWO_WHOLE_NODES: Final = SeededSimulation("two whole nodes", simulate)

@@ -9,8 +9,7 @@ every key be readable.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
@@ -23,9 +22,9 @@ from tests.simulation.cluster.node import BACKLOG_BYTES, LOG_BYTES, Node, Reques
 from tests.simulation.cluster.threads import Process, Simulator
 from tests.simulation.history import GET, SET, Operation, Violation
 from tests.simulation.loop import MachineClock
-from tests.simulation.seeds import report_seeds
+from tests.simulation.seeds import SeededSimulation
 
-__all__ = ["FAULTS", "Result", "report", "simulate", "violation"]
+__all__ = ["FAULTS", "TWO_NODES", "Result", "simulate"]
 
 FAULTS_S: Final = 20.0
 """Time in which faults begin."""
@@ -320,8 +319,8 @@ class Simulation:
 
     def _restore(self, backup: tuple[object, ...]) -> None:
         self._is_restored = True
-        self.history.restored(self.etcd.true_ms())
         self.etcd.restore(backup)
+        self.history.restored(self.etcd.true_ms(), self.etcd.values())
 
     def _operate(self) -> None:
         """What an operator does: end the alarm of a full etcd, and copy the data directory for a node that is too far
@@ -377,21 +376,4 @@ def simulate(seed: int, faults: Iterable[str] = FAULTS) -> Result:
         logger.setLevel(level)
 
 
-def violation(seed: int, faults: Iterable[str] = FAULTS) -> str | None:
-    """Run a seed; return the rule that it broke, or None."""
-    try:
-        simulate(seed, faults)
-    except Violation as error:
-        return str(error)
-    return None
-
-
-def failure(seed: int) -> str | None:
-    """Run a seed; return a report if it broke a rule, or None."""
-    reason = violation(seed)
-    return None if reason is None else f"seed {seed} of two nodes: {reason}"
-
-
-def report(seeds: Sequence[int], pool: Executor | None = None, *, tell: Callable[[str], None] = print) -> bool:
-    """Run ``seeds``, in ``pool`` if given; False at the first that breaks a rule."""
-    return report_seeds(failure, seeds, pool, f"{len(seeds)} seeds of two nodes: no rule was broken", tell)
+TWO_NODES: Final = SeededSimulation("two nodes", simulate)

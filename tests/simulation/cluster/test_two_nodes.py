@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
-from pathlib import Path
 
 import pytest
 
 from penstock import compiled
 from tests.simulation.cluster.mutations import PLANTS, Plant, seeds_needed
-from tests.simulation.cluster.run import FAULTS, report, simulate
-from tests.simulation.seeds import passed, results_of
+from tests.simulation.cluster.run import FAULTS, TWO_NODES, simulate
+from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
-ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 40 if compiled.form() == "compiled" else 20
 """The code of clusters is interpreted in both forms of the core."""
 NIGHTLY_SEEDS = 20_000
 NIGHTLY_BLOCK = 1_000
-ONE_SEED = "from tests.simulation.cluster.run import simulate; print(simulate(7))"
 
 
 @pytest.mark.nightly
@@ -30,15 +24,12 @@ ONE_SEED = "from tests.simulation.cluster.run import simulate; print(simulate(7)
 def test_none_of_many_seeds_breaks_a_rule(
     pool: Executor, first: int, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property("summary", passed(report, range(first, first + NIGHTLY_BLOCK), pool))
+    record_property("summary", passed(TWO_NODES.report, range(first, first + NIGHTLY_BLOCK), pool))
 
 
 def test_a_seed_does_the_same_in_another_process() -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", ONE_SEED]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     here = simulate(7)
-    assert done.stdout == f"{here}\n"
+    assert printed_elsewhere(simulate.__module__, "simulate(7)") == f"{here}\n"
     assert here.trace != simulate(8).trace
 
 

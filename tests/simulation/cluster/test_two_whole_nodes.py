@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
-from pathlib import Path
 
 import pytest
 
 from penstock import compiled
 from tests.simulation.cluster.mqtt_mutations import PLANTS, seeds_needed
-from tests.simulation.cluster.mqtt_run import FAULTS, report, simulate
+from tests.simulation.cluster.mqtt_run import FAULTS, TWO_WHOLE_NODES, simulate
 from tests.simulation.cluster.mutations import Plant
-from tests.simulation.seeds import passed, results_of
+from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
-ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 8 if compiled.form() == "compiled" else 4
 NIGHTLY_SEEDS = 20_000
 NIGHTLY_BLOCK = 500
-ONE_SEED = "from tests.simulation.cluster.mqtt_run import simulate; print(simulate(7))"
 
 
 @pytest.mark.nightly
@@ -30,24 +24,22 @@ ONE_SEED = "from tests.simulation.cluster.mqtt_run import simulate; print(simula
 def test_none_of_many_seeds_breaks_a_rule(
     pool: Executor, first: int, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property("summary", passed(report, range(first, first + NIGHTLY_BLOCK), pool))
+    record_property("summary", passed(TWO_WHOLE_NODES.report, range(first, first + NIGHTLY_BLOCK), pool))
 
 
 def test_a_seed_does_the_same_in_another_process() -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", ONE_SEED]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     here = simulate(7)
-    assert done.stdout == f"{here}\n"
+    assert printed_elsewhere(simulate.__module__, "simulate(7)") == f"{here}\n"
     assert here.trace != simulate(8).trace
 
 
 def test_a_seed_breaks_no_rule_and_does_what_it_should(pool: Executor) -> None:
     results = results_of(simulate, range(SEEDS), pool)
     for result in results:
-        assert result.answered > 50
-        assert result.acknowledged > 50
-        assert result.delivered > 100
+        if "restore" not in result.faults:  # the history may end with it
+            assert result.answered > 50
+            assert result.acknowledged > 50
+            assert result.delivered > 100
         assert result.elections > 0
     assert sum(result.elections for result in results) > 2 * SEEDS
     assert len({fault for result in results for fault in result.faults} & set(FAULTS)) > len(set(FAULTS)) // 2
