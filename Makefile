@@ -72,7 +72,7 @@ docs: core
 bench: setup ## Benchmarks beside a named peer; results as JSON under benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)
 
-nightly: setup ## Tests that repeat or wait: all, or one part (PART=unit|interpreted|faults|interop|end_to_end|spark|docs|simulation|fuzz|cluster), 45 minutes at most each
+nightly: setup ## Tests that repeat or wait: all, or one part (PART=unit|interpreted|faults|interop|end_to_end|spark|docs|simulation|two-nodes|fuzz|cluster), 45 minutes at most each
 	@$(BIN)/python -m tools.nightly $(PART)
 
 simulate: core ## Simulate nodes under faults with the seeds FIRST to LAST: SEEDS=FIRST-LAST, or their number

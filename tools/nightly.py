@@ -29,12 +29,16 @@ from typing import Any
 
 from tools.suites import ENVIRONMENT, PYTEST, PYTHON, ROOT, failure_text
 
-OWN = {"simulation": "tests/simulation", "fuzz": "tests/fuzz", "cluster": "tests/histories/test_cluster.py"}
+OWN = {
+    "simulation": "tests/simulation/test_simulation.py",
+    "two-nodes": "tests/simulation/cluster",
+    "fuzz": "tests/fuzz",
+    "cluster": "tests/histories/test_cluster.py",
+}
 PARTS = {
     **{part: [path for path in paths if path not in OWN.values()] for part, paths in PYTEST.items()},
     "docs": ["tests/docs"],
     **{part: [path] for part, path in OWN.items()},
-    "simulation": ["tests/simulation/test_simulation.py", "tests/simulation/cluster"],  # one node first
 }
 """Folders and files of the tests of each part, by name; a file of another part below its folders is left out."""
 
