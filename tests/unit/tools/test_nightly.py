@@ -151,11 +151,12 @@ def test_a_file_that_is_a_part_of_its_own_is_left_out(root: Path, monkeypatch: p
     assert nightly.run_part("slow", root / "cursor.json", 60.0, root) == ([], {})
 
 
-def test_the_part_of_simulations_has_all_their_nightly_tests() -> None:
+def test_the_parts_of_simulations_have_all_their_nightly_tests() -> None:
     tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/simulation").rglob("test_*.py")]
     marked = [path for path in tests if "pytest.mark.nightly" in (ROOT / path).read_text(encoding="utf-8")]
     assert len(marked) > 2
-    assert [path for path in marked if not path.startswith(tuple(nightly.PARTS["simulation"]))] == []
+    parts = *nightly.PARTS["simulation"], *nightly.PARTS["two-nodes"]
+    assert [path for path in marked if not path.startswith(parts)] == []
 
 
 def test_a_part_continues_at_its_summary_in_another_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
