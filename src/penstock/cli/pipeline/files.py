@@ -314,9 +314,9 @@ def show_plan(
 
     For a pipeline that has run, also the changes since: + new, ~ changed, - removed, = continues, ? a renamed sink that
     would write all records again, for which a run asks, ! cannot continue from its checkpoint or in its table. In the
-    last case a run would fail, and the exit status is 1.
+    last case, and if a table that exists does not fit, a run would fail, and the exit status is 1.
     """
-    from penstock.pipelines.ledger.plan_changes import REFUSED, changes
+    from penstock.pipelines.ledger.plan_changes import REFUSED, changes, check_table_types
     from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
     from penstock.pipelines.spec.sources import FilesSource
     from penstock.pipelines.state_dir.layout import local_directory
@@ -340,6 +340,8 @@ def show_plan(
         if found is not None:
             sys.stdout.write(f"\ncompared with the last run, state in {state}\n")
             sys.stdout.writelines(f"{line}\n" for change in found for line in _wrapped(change))
+    if found is None:
+        check_table_types(pipeline)
     if any(change.mark == REFUSED for change in found or ()):
         raise typer.Exit(1)
 

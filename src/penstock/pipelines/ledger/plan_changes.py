@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.sinks.table import check_partitions, check_types, writers
 from penstock.pipelines.spec.columns import sink_types
@@ -20,6 +21,8 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import incompatible_sinks
 from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.spark.files.object_storage import StoragePath
+from penstock.spark.postgresql.columns import table_columns
+from penstock.spark.postgresql.connection import connected
 
 __all__ = [
     "ADDED",
@@ -140,6 +143,14 @@ def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
     """Return an error for each sink that writes a column of another type than its table has."""
     found = {}
     for sink in pipeline.sinks:
+        if sink.postgresql is not None:
+            try:
+                # A run reports a server that does not answer.
+                with suppress(UnavailableError), connected(sink.postgresql.server, "penstock plan") as connection:
+                    kinds = sink_types(pipeline, sink)
+                    table_columns(connection, sink.postgresql.shape(sink.name), kinds, known=False)
+            except ConfigError as error:
+                found[sink.name] = error
         if sink.table is None or sink.table.is_remote:
             continue
         try:

@@ -22,6 +22,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import StoragePath, storage_path
+from penstock.spark.postgresql.writes import written_batches
 
 __all__ = ["COMPARISONS", "Comparison", "Count", "QueryEntries", "QueryReconciliation", "reconcile", "source_count"]
 
@@ -64,7 +65,7 @@ def reconcile(pipeline: Pipeline, state: StoragePath, count: Count) -> list[Quer
         for sink in (sink_plan.sink, *sink_plan.late_sinks):
             compare = COMPARISONS[sink.kind]
             if compare is not None:
-                found = compare(sink, QueryEntries(state, sink_plan, entries))
+                found = compare(sink, QueryEntries(pipeline.name, state, sink_plan, entries))
                 off += found.off
                 unknown += found.unknown
         off += _dead_letters(name, entries, counts, dead)
@@ -128,8 +129,9 @@ def _whole(entries: list[LedgerEntry]) -> tuple[Offsets, Offsets]:
 
 
 class QueryEntries(NamedTuple):
-    """Ledger entries of the query ``sink_plan``, whose checkpoint is in the state directory."""
+    """Ledger entries of the query ``sink_plan`` of ``pipeline``, whose checkpoint is in the state directory."""
 
+    pipeline: str
     state: StoragePath
     sink_plan: SinkPlan
     entries: list[LedgerEntry]
@@ -171,6 +173,35 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
     return found
 
 
+def _compare_postgresql(sink: Sink, query: QueryEntries) -> Comparison:
+    """Compare the batches that the server has of the query with the ledger: the last one, and the rows of all."""
+    target = sink.postgresql
+    assert target is not None
+    written = {entry.batch: rows for entry, rows in query.written(sink) if rows}
+    if not written:
+        return Comparison([], [])
+    checkpoint = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name))
+    try:
+        found = written_batches(target.server, target.own_schema, query.pipeline, sink.name, checkpoint.query_id())
+    except PenstockError as error:
+        return Comparison([], [f"{error.what}: {error.why}"])
+    last, rows = max(written), sum(written.values())
+    if found is None:
+        return Comparison([f"{target.server.shown} has no batch of this query, the ledger has {len(written)}"], [])
+    if found.batch > max(entry.batch for entry in query.entries):
+        # The batch in progress of an active run, or of one that was killed.
+        if found.total - found.rows != rows:
+            yielded = f"{target.server.shown} has {found.total - found.rows} rows before batch {found.batch}"
+            return Comparison([f"{yielded}, the ledger has {rows}"], [])
+        return Comparison([], [])
+    off = []
+    if found.batch != last:
+        off.append(f"{target.server.shown} has batch {found.batch} as the last one, the ledger has {last}")
+    if found.total != rows:
+        off.append(f"{target.server.shown} has written {found.total} rows, the ledger has {rows} out")
+    return Comparison(off, [])
+
+
 COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
     "table": _compare_table,
     # These targets have no rows to count: a key has its newest value only, a topic has records of other producers and
@@ -178,6 +209,7 @@ COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
     "statestore": None,
     "tubemq": None,
     "mqtt": None,
+    "postgresql": _compare_postgresql,
     "console": None,
 }
 """Comparison with the ledger for each kind in ``SINK_KINDS``; None if the target has no rows to count."""

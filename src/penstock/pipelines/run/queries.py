@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -19,7 +20,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from penstock.errors import DataLossError
+from penstock.errors import DataLossError, UnavailableError
 from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, added_rows, alive, windows_as_rows
@@ -33,6 +34,7 @@ from penstock.pipelines.sinks.delivery import (
 )
 from penstock.pipelines.sinks.delta import check_fields, check_partitions
 from penstock.pipelines.sinks.partitions import check_partition_columns
+from penstock.pipelines.sinks.postgresql import column_kinds
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.expectations import check_limits, expectation_counts
@@ -46,6 +48,8 @@ from penstock.pipelines.steps.lookups import WithLookup
 from penstock.pipelines.steps.windows import late_from_ms
 from penstock.runtime.backoff import Backoff
 from penstock.spark.files.object_storage import spark_path
+from penstock.spark.postgresql.columns import table_columns
+from penstock.spark.postgresql.connection import connected
 
 __all__ = [
     "BatchBarrier",
@@ -517,7 +521,7 @@ def build_query(sink_plan: SinkPlan, checkpoint: Checkpoint, spark: SparkSession
 
 
 def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
-    """Check that a table has columns of the same types, and prepare the format of messages.
+    """Check that a table has columns of types that hold those of the stream, and prepare the format of messages.
 
     Raises:
         ConfigError: a column has another type, or cannot be a column of a Delta table.
@@ -528,6 +532,10 @@ def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
         if sink.table.format == "delta":
             check_partitions(path, sink.name, sink.table.partitions)
             check_fields(path, sink.name, [columns[name].jsonValue() for name in columns.names if name[0] != "_"])
+    if sink.postgresql is not None:
+        # A server that is not available now is checked by the first batch.
+        with suppress(UnavailableError), connected(sink.postgresql.server, f"penstock {sink.name}") as connection:
+            table_columns(connection, sink.postgresql.shape(sink.name), column_kinds(columns))
     if sink.messages is not None:
         make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
 

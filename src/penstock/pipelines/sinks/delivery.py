@@ -1,7 +1,7 @@
 """Write the rows of a batch to a sink and its dead letters to their table, idempotent by batch number.
 
 ``DELIVERY`` has an entry for each kind of sink: how to write, which rows cannot be written, and checks before a run
-starts. Parquet tables are in ``table``, Delta tables in ``delta``.
+starts. Parquet tables are in ``table``, Delta tables in ``delta``, tables of PostgreSQL in ``postgresql``.
 
 Messages (``tubemq``, ``mqtt``) are sent inside the batch, and again after a failure. Penstock's TubeMQ brokers accept
 a write once: it is identified by the query of the checkpoint, the sink and the batch, and ordered by the run's lease.
@@ -47,6 +47,7 @@ from penstock.pipelines.sinks.one_pass import (
     write_in_one_pass,
 )
 from penstock.pipelines.sinks.partitions import computed_columns, mark_unpartitionable
+from penstock.pipelines.sinks.postgresql import mark_unstorable, write_postgresql
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -66,9 +67,12 @@ from penstock.pipelines.steps.expressions import (
 )
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
 from penstock.spark.mqtt.source import check_broker
+from penstock.spark.postgresql.connection import connected
+from penstock.spark.postgresql.writes import BatchWriter
 from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
 from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
+from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -627,6 +631,22 @@ def _write_messages(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     return batch.count
 
 
+def _write_postgresql(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
+    assert sink.postgresql is not None
+    token = writer.targets.store.token
+    assert isinstance(token, Hlc)
+    target = BatchWriter(
+        sink.postgresql.server,
+        sink.postgresql.table_name,
+        sink.postgresql.own_schema,
+        writer.targets.pipeline.name,
+        sink.name,
+        writer.identity(batch.number).query,
+        token,
+    )
+    return write_postgresql(batch.rows, batch.count, sink, batch.number, target)
+
+
 def _print_rows(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.console is not None
     columns = sf.struct(*data_columns(batch.rows))
@@ -751,7 +771,7 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
         except StorageError:
             raise
         except UnavailableError as error:
-            warnings.append(f"sink {sink.name!r}: {error.what}; each batch is retried until the broker is available")
+            warnings.append(f"sink {sink.name!r}: {error.what}; each batch is retried until it is available")
         except PenstockError as error:
             raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, do=error.do) from error
     return warnings
@@ -829,6 +849,12 @@ def _check_broker(pipeline: Pipeline, sink: Sink) -> None:
         check_broker(sink.mqtt.broker, CHECK_TIMEOUT_S)
 
 
+def _check_postgresql(_pipeline: Pipeline, sink: Sink) -> None:
+    assert sink.postgresql is not None
+    with connected(sink.postgresql.server, f"penstock {sink.name}"):
+        pass
+
+
 class SinkDelivery(NamedTuple):
     """Functions for one kind of sink; ``mark`` and ``check`` are None if they are not needed.
 
@@ -846,6 +872,7 @@ DELIVERY: Mapping[str, SinkDelivery] = {
     "statestore": SinkDelivery(_write_keys, _mark_rows_without_key),
     "tubemq": SinkDelivery(_write_messages, _mark_unsendable, _check_topic),
     "mqtt": SinkDelivery(_write_messages, _mark_unsendable, _check_broker),
+    "postgresql": SinkDelivery(_write_postgresql, mark_unstorable, _check_postgresql),
     "console": SinkDelivery(_print_rows),
 }
 """An entry for each kind in ``SINK_KINDS``."""

@@ -408,6 +408,8 @@ def _conditions_of(sink: Sink) -> Iterator[Named]:
         yield from _one(("delete_when",), sink.table.delete_when)
     if sink.messages is not None:
         yield ("when",), sink.messages.when
+    if sink.postgresql is not None and sink.postgresql.delete_when is not None:
+        yield ("delete_when",), sink.postgresql.delete_when
 
 
 def _named_by(step: Step) -> Iterator[Named]:
@@ -428,6 +430,12 @@ def _named_by_table(sink: Sink) -> Iterator[Named]:
     assert sink.table is not None
     yield from _listed(("keys",), sink.table.keys)
     yield from _one(("order_by",), sink.table.order_by)
+
+
+def _named_by_postgresql(sink: Sink) -> Iterator[Named]:
+    assert sink.postgresql is not None
+    yield from _listed(("key",), sink.postgresql.key)
+    yield from _one(("order_by",), sink.postgresql.order_by)
 
 
 def _named_by_keys(sink: Sink) -> Iterator[Named]:
@@ -469,6 +477,7 @@ SINK_COLUMNS: Mapping[str, Callable[[Sink], Iterable[Named]]] = {
     "statestore": _named_by_keys,
     "tubemq": _named_by_tubemq,
     "mqtt": _named_by_mqtt,
+    "postgresql": _named_by_postgresql,
     "console": lambda _sink: (),
 }
 """Function for each kind in ``SINK_KINDS`` that yields the column names in a sink."""

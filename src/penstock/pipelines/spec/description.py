@@ -116,6 +116,10 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
                 "not sent" if sink_plan.windowed else f"counted as filtered by {sink_letter(sink.name)}"
             )
         leaves["rows that cannot be sent"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
+    if sink.postgresql is not None:
+        leaves["rows without a key, or with a value that PostgreSQL does not store"] = _fate(
+            sink_plan, sink_letter(sink.name), kept=kept
+        )
     if sink.table is not None and sink.table.partition_by:
         leaves["rows whose value cannot be a partition"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
     return {
@@ -296,6 +300,15 @@ def _publishes(pipeline: Pipeline, sink: Sink) -> str:
     return f"{broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"
 
 
+def _stored(_pipeline: Pipeline, sink: Sink) -> str:
+    assert sink.postgresql is not None
+    target, server = sink.postgresql, sink.postgresql.server
+    key = f", one row per {', '.join(target.key)}" if target.key else ""
+    deleted = f", deleted if {target.delete_when}" if target.delete_when is not None else ""
+    tls = dict(server.options)["sslmode"]
+    return f"{server.shown} (sslmode {tls}): table {'.'.join(target.table_name)}{key}{deleted}"
+
+
 def _printed(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.console is not None
     return f"the first {sink.console.rows} rows of each batch"
@@ -333,6 +346,11 @@ SINK_DESCRIPTIONS: Mapping[str, SinkDescription] = {
         _publishes,
         "at least once; duplicates have the same user property id",
         "is not fenced: messages that it still sends are duplicates with the same ids",
+    ),
+    "postgresql": SinkDescription(
+        _stored,
+        "exactly once: the batch and its number are committed in one transaction",
+        "is refused once a later run has begun a batch; until then it may commit a batch, which is not written again",
     ),
     "console": SinkDescription(_printed, "none: rows are printed for tests", "can still print rows"),
 }

@@ -283,6 +283,13 @@ def _chains(pipeline: Pipeline) -> Iterator[Problem]:
                 "expected rows: windows change, write them to another sink or set `emit: closed`; Delta can merge"
             )
             yield Problem(where, sink_plan.sink.name, expected)
+        stored = sink_plan.sink.postgresql
+        if stored is not None and stored.mode == "append" and sink_plan.changes_windows:
+            where = ("sinks", pipeline.sinks.index(sink_plan.sink), "postgresql")
+            expected = (
+                "expected rows: windows change, set `mode: upsert` with the columns of a window, or `emit: closed`"
+            )
+            yield Problem(where, sink_plan.sink.name, expected)
     served = {sink.name for sink_plan in plans for sink in sink_plan.late_sinks}
     for index, sink in enumerate(pipeline.sinks):
         window = late_of(sink.source or "")

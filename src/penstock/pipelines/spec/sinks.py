@@ -51,6 +51,8 @@ from penstock.pipelines.spec.values import (
 from penstock.runtime.config.values import size_bytes
 from penstock.spark.files.object_storage import StoragePath, endpoint_url, is_object_url, storage_path
 from penstock.spark.option_parsing import LOGIN_OPTIONS
+from penstock.spark.postgresql.columns import LONGEST_NAME, TableName, TableShape
+from penstock.spark.postgresql.connection import Server, parse_url
 
 __all__ = [
     "LARGEST_RECORD",
@@ -60,6 +62,7 @@ __all__ = [
     "Messages",
     "MqttSink",
     "PartitionField",
+    "PostgresqlSink",
     "Sink",
     "StateStoreEntry",
     "StateStoreSink",
@@ -426,17 +429,118 @@ class MqttSink(Messages):
     properties: dict[str, KeyTemplate] = Field(default_factory=dict, description="user properties")
 
 
+def _server_url(text: str) -> str:
+    try:
+        parse_url(text)
+    except ConfigError as error:
+        raise ValueError(f"expected postgresql://USER@HOST:PORT/DATABASE: {error.why}; {error.do}") from None
+    return text
+
+
+def _table_name(text: str) -> str:
+    parts = text.split(".")
+    if len(parts) > 2 or not all(_is_name(part) for part in parts):
+        raise ValueError(f"expected TABLE or SCHEMA.TABLE, each of at most {LONGEST_NAME} bytes, found {text!r}")
+    return text
+
+
+def _schema_name(text: str) -> str:
+    if not _is_name(text):
+        raise ValueError(f"expected the name of a schema, of at most {LONGEST_NAME} bytes, found {text!r}")
+    return text
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and len(text.encode()) <= LONGEST_NAME and not any(c in text for c in '"\0')
+
+
+class PostgresqlSink(Part):
+    """Write rows to a table of PostgreSQL, exactly once: a batch and its number are committed in one transaction.
+
+    A row that the table refuses stops the run before anything of its batch is written.
+    """
+
+    url: Annotated[str, AfterValidator(_server_url)] = Field(
+        description="`postgresql://USER@HOST:PORT/DATABASE`, without a password; also `?sslmode=`, `sslrootcert=`, "
+        "`sslcert=` and `sslkey=`. Default: `sslmode=verify-full` with the authorities of the system, on loopback "
+        "`disable`"
+    )
+    password_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file whose first line is the password, on driver and executors; default: `PGPASSWORD`, or the "
+        "file `PGPASSFILE`, `~/.pgpass`",
+    )
+    table: Annotated[str, AfterValidator(_table_name)] = Field(
+        description="table, or `schema.table`; default schema: `public`. Upper case is significant"
+    )
+    work_schema: Annotated[str, AfterValidator(_schema_name)] | None = Field(
+        default=None,
+        description="schema of the table `penstock_batches` and of staging tables, in which the user may create "
+        "tables; default: that of the table",
+    )
+    mode: Literal["append", "upsert"] = Field(
+        default="append", description="add rows, or replace the row with the same `key`"
+    )
+    key: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="columns that identify a row, with `mode: upsert`; the table needs a unique index of them",
+    )
+    order_by: str | None = Field(
+        default=None,
+        description="column that selects the last of several rows with the same key in a batch, with `mode: upsert`",
+    )
+    delete_when: Expression | None = Field(
+        default=None, description="SQL condition; if it is true, the row of the key is deleted, with `mode: upsert`"
+    )
+    create: bool = Field(
+        default=False, description="create the table if it does not exist, with `key` as its primary key"
+    )
+
+    @property
+    def server(self) -> Server:
+        """Where and how to connect."""
+        return parse_url(self.url, self.password_file)
+
+    @property
+    def table_name(self) -> TableName:
+        """The table with its schema."""
+        schema, _, table = self.table.rpartition(".")
+        return TableName(schema or "public", table)
+
+    @property
+    def own_schema(self) -> str:
+        """The schema of penstock's own tables."""
+        return self.work_schema or self.table_name.schema
+
+    def shape(self, sink: str) -> TableShape:
+        """Return what the sink named ``sink`` needs of its table."""
+        return TableShape(sink, self.table_name, tuple(self.key), self.create)
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> PostgresqlSink:
+        if (self.mode == "upsert") != bool(self.key):
+            raise ValueError("expected key with `mode: upsert`, and only there")
+        if len(set(self.key)) < len(self.key):
+            raise ValueError("expected different columns in key")
+        for name in ("order_by", "delete_when"):
+            if getattr(self, name) is not None and self.mode != "upsert":
+                raise ValueError(f"expected {name} only with `mode: upsert`")
+        return self
+
+
 class ConsoleSink(Part):
     """Print the first rows of each batch as lines of JSON on standard output, for tests."""
 
     rows: int = Field(default=20, ge=1, le=1_000, description="rows to print per batch")
 
 
-SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "console")
+SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "postgresql", "console")
 
 
 class Sink(Part):
-    """A sink: a name, its input, and exactly one of ``table``, ``statestore``, ``tubemq``, ``mqtt`` and ``console``."""
+    """A sink: a name, its input, and exactly one of ``table``, ``statestore``, ``tubemq``, ``mqtt``, ``postgresql`` and
+    ``console``."""
 
     name: Name = Field(description="name of the sink and of its checkpoint")
     source: Annotated[Stream | None, Field(alias="from")] = Field(
@@ -446,6 +550,7 @@ class Sink(Part):
     statestore: StateStoreSink | None = Field(default=None, description="write keys of the state store")
     tubemq: TubeSink | None = Field(default=None, description="send records to a TubeMQ topic")
     mqtt: MqttSink | None = Field(default=None, description="publish MQTT messages")
+    postgresql: PostgresqlSink | None = Field(default=None, description="write a table of PostgreSQL")
     console: ConsoleSink | None = Field(default=None, description="print rows, for tests")
 
     @property
@@ -474,7 +579,7 @@ class Sink(Part):
         """True if rows may be unwritable to this sink."""
         table = self.table
         in_table = table is not None and (bool(table.partition_by) or table.delete_when is not None)
-        return self.messages is not None or self.statestore is not None or in_table
+        return bool(self.messages or self.statestore or self.postgresql or in_table)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Sink:

@@ -1,0 +1,71 @@
+"""URLs of PostgreSQL, and errors of its connections as lines with a cause and an action."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.spark.postgresql.connection import connected, parse_url
+from tests.postgresql import PASSWORD, Postgres
+
+
+def test_tls_is_verified_unless_the_host_is_of_loopback_or_the_url_says_otherwise() -> None:
+    assert dict(parse_url("postgresql://u@db.example/d").options) == {"sslmode": "verify-full"}
+    assert dict(parse_url("postgresql://u@[::1]:1/d").options) == {"sslmode": "disable"}
+    assert dict(parse_url("postgresql://u@localhost/d?sslmode=require").options) == {"sslmode": "require"}
+    found = parse_url("postgres://a%40b@db:6000/my%20data?sslmode=verify-ca&sslrootcert=/etc/ca.pem")
+    assert (found.user, found.host, found.port, found.database) == ("a@b", "db", 6000, "my data")
+    assert found.shown == "PostgreSQL at db:6000, database 'my data'"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("postgresql://u:secret@h/d", "it has a password"),
+        ("mysql://u@h/d", "does not begin with postgresql://"),
+        ("postgresql://h/d", "lacks the user"),
+        ("postgresql://u@h", "lacks the user, the host or the database"),
+        ("postgresql://u@h:port/d", "cannot be parsed"),
+        ("postgresql://u@h/d?sslmode=prefer", "sslmode='prefer'"),
+        ("postgresql://u@h/d?password=secret", "the parameter 'password'"),
+        ("postgresql://u@h/d?sslmode=require&sslmode=disable", "a parameter twice"),
+    ],
+)
+def test_invalid_urls_are_refused_without_their_secrets(url: str, why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_url(url)
+    assert why in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_refused_connection_says_what_to_correct(postgres: Postgres, tmp_path: Path) -> None:
+    wrong = tmp_path / "password"
+    wrong.write_text("wrong", encoding="utf-8")
+    right = str(postgres.password_file)
+    url = postgres.url
+    for server, why, do in (
+        (parse_url(url, str(wrong)), "password authentication failed", "password_file, PGPASSWORD or PGPASSFILE"),
+        (parse_url(url.replace("/plant", "/none"), right), 'database "none" does not exist', "create the user"),
+        (parse_url(f"{url}?sslmode=require", right), "does not support SSL", "set sslmode"),
+    ):
+        with pytest.raises(PenstockError) as refused, connected(server, "test"):
+            pass
+        assert not isinstance(refused.value, UnavailableError)
+        assert "refused user 'writer'" in refused.value.what
+        assert why in str(refused.value.why)
+        assert do in str(refused.value.do)
+        assert PASSWORD not in str(refused.value)
+    with (
+        pytest.raises(UnavailableError, match="is not available") as down,
+        connected(parse_url("postgresql://u@127.0.0.1:1/d"), "test"),
+    ):
+        pass
+    assert "Connection refused" in str(down.value.why)
+    with (
+        pytest.raises(PenstockError, match="refused a statement") as refused,
+        connected(parse_url(url, right), "test") as connection,
+    ):
+        connection.execute("CREATE TABLE pg_catalog.mine (n int)")
+    assert "grant the user USAGE and CREATE" in str(refused.value.do)
