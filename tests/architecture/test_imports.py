@@ -148,6 +148,7 @@ RULES = [
                 (
                     *("mqtt.url", "runtime.config", "runtime.io.network", "spark.option_parsing"),
                     *("spark.files.object_storage", "spark.mqtt.options", "spark.tube.options"),
+                    *("spark.postgresql.columns", "spark.postgresql.connection"),
                 ),
                 SPARK | IO,
             ),

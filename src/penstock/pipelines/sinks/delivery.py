@@ -72,7 +72,6 @@ from penstock.spark.postgresql.writes import BatchWriter
 from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
 from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
-from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -633,16 +632,15 @@ def _write_messages(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
 
 def _write_postgresql(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.postgresql is not None
-    token = writer.targets.store.token
-    assert isinstance(token, Hlc)
+    identity = writer.identity(batch.number)
     target = BatchWriter(
         sink.postgresql.server,
         sink.postgresql.table_name,
         sink.postgresql.own_schema,
         writer.targets.pipeline.name,
         sink.name,
-        writer.identity(batch.number).query,
-        token,
+        identity.query,
+        identity.token,
     )
     return write_postgresql(batch.rows, batch.count, sink, batch.number, target)
 

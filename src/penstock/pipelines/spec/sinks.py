@@ -499,7 +499,7 @@ class PostgresqlSink(Part):
 
     @property
     def server(self) -> Server:
-        """Where and how to connect."""
+        """The server, with user, database and TLS."""
         return parse_url(self.url, self.password_file)
 
     @property

@@ -72,7 +72,7 @@ class TableName(NamedTuple):
 
 
 class TableShape(NamedTuple):
-    """What the sink named ``sink`` needs of its table: ``key`` identifies a row and needs a unique index.
+    """Requirements of the sink named ``sink`` on its table: ``key`` identifies a row and needs a unique index.
 
     ``create``: the sink may create the table."""
 

@@ -44,7 +44,7 @@ _REFUSED = re.compile(
 
 
 class Server(NamedTuple):
-    """Where and how to connect; see :func:`parse_url`. ``options`` are libpq's parameters of TLS."""
+    """A server, with user and database; see :func:`parse_url`. ``options`` are libpq's parameters of TLS."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""Write the rows of a batch to a PostgreSQL table once, whatever is killed, and however often the batch is repeated.
+"""Write the rows of a batch to a PostgreSQL table once, also if processes are killed and the batch is repeated.
 
 A batch has four steps:
 
@@ -7,7 +7,7 @@ A batch has four steps:
    table with a random name.
 2. The tasks copy their rows into the staging table (:func:`copy_rows`), each in a transaction of its own, under a
    random number, and return number and count. Rows of a task whose result did not reach the driver (it was killed, or
-   another attempt was faster) have a number that nobody uses.
+   another attempt was faster) have a number that is not used.
 3. The driver locks the rows of the sink again, compares again, moves the rows of the returned numbers into the table,
    and stores batch and counts in ``penstock_batches``, in one transaction (:meth:`BatchWriter.commit`).
 4. It drops the staging table. What remains of it after a crash is dropped when the next batch is opened.
@@ -69,7 +69,7 @@ class StagedPart(NamedTuple):
 
 
 class BatchCommit(NamedTuple):
-    """What a batch writes: Spark's types by column, the key of an upsert, and the column that orders rows of a key."""
+    """The rows of a batch: Spark's types by column, the key of an upsert, and the column that orders rows of a key."""
 
     kinds: Mapping[str, str]
     key: Sequence[str] = ()
@@ -77,7 +77,7 @@ class BatchCommit(NamedTuple):
 
 
 class WrittenBatches(NamedTuple):
-    """What a query has written, as the server knows it: its last batch with rows, and rows of it and of all batches."""
+    """The last batch with rows that a query has written, and the number of rows of it and of all batches."""
 
     batch: int
     rows: int
@@ -133,14 +133,14 @@ class BatchWriter:
     """Writes batches of the query ``query`` of a sink. ``token``: the run's fencing token."""
 
     def __init__(
-        self, server: Server, table: TableName, work_schema: str, pipeline: str, sink: str, query: str, token: Hlc
+        self, server: Server, table: TableName, work_schema: str, pipeline: str, sink: str, query: str, token: str
     ) -> None:
         self._server = server
         self._table = table
         self._work = work_schema
         self._names = (pipeline, sink)
         self._query = query
-        self._token = token
+        self._token = _parsed(token)
         self.application = f"penstock {pipeline}/{sink}"
         digest = hashlib.sha256(f"{pipeline}/{sink}".encode()).hexdigest()[:16]
         self._prefix = f"{_STAGING}_{digest}_"
@@ -221,8 +221,8 @@ class BatchWriter:
             self._names,
         ).fetchall()
         for _, text, _, _ in found:
-            other = hlc.parse(text)
-            if other is not None and other > self._token:
+            other = _parsed(text)
+            if other > self._token:
                 raise RefusedError(
                     f"{self._server.shown} refused a batch of sink {self._names[1]!r}",
                     why=f"the run writes under fencing token {self._token}; a later run has written under {other}",
@@ -377,6 +377,15 @@ def _first_refused(connection: psycopg.Connection[Any], move: _Move) -> _Refused
         else:
             first = middle + 1
     return refused
+
+
+def _parsed(token: str) -> Hlc:
+    found = hlc.parse(token)
+    if found is None:
+        raise PenstockError(
+            f"{token!r} is not a fencing token", why="it is not a version of the state store", do=f"correct {BATCHES}"
+        )
+    return found
 
 
 def written_batches(server: Server, work_schema: str, pipeline: str, sink: str, query: str) -> WrittenBatches | None:

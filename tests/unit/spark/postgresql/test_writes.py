@@ -41,7 +41,7 @@ class Table:
         postgres.execute(f"CREATE SCHEMA {identifier(self.name.schema)}")
 
     def writer(self, run: int = 1, query: str = "q") -> BatchWriter:
-        return BatchWriter(self.server, self.name, self.name.schema, "p", "sink", query, Hlc(run, 0, "n"))
+        return BatchWriter(self.server, self.name, self.name.schema, "p", "sink", query, str(Hlc(run, 0, "n")))
 
     def rows_of(
         self, rows: Sequence[Sequence[Any]], types: Sequence[Any] | None = None, deleted: Sequence[int] = ()

@@ -1,0 +1,294 @@
+"""Sinks of PostgreSQL in whole pipelines: rows, upserts and windows, repeated batches, a server that is down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.pipelines.ledger.plan_changes import check_table_types
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.spec import loader
+from penstock.pipelines.spec.loader import load
+from penstock.tube.producer import Producer
+from penstock.tube.record import Record
+from tests.end_to_end.nodes import RunningNode
+from tests.postgresql import PASSWORD, Postgres, running_postgres
+from tests.spark.pipelines import Setup
+from tests.spark.processes import Driver, until
+
+HEAD = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}", options: {{maxOffsetsPerTrigger: MOST}}}}
+statestore: {{broker: "{broker}"}}
+trigger: 50 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: parsed
+    parse: {{schema: "place STRING, time TIMESTAMP NOT NULL, flow DOUBLE, tags ARRAY<STRING>"}}
+"""
+FILE = (
+    HEAD
+    + """\
+  - name: hours
+    window: {{time: time, duration: 1 hour, watermark: 10 minutes, by: [place], aggregates: {{n: count(*)}}}}
+sinks:
+  - name: history
+    from: parsed
+    postgresql: {{url: "URL", password_file: "PASSWORD", table: History, create: true}}
+  - name: newest
+    from: parsed
+    postgresql:
+      url: "URL"
+      password_file: "PASSWORD"
+      table: public.newest
+      mode: upsert
+      key: [place]
+      order_by: time
+      delete_when: flow < 0
+      create: true
+  - name: counts
+    postgresql:
+      {{url: "URL", password_file: "PASSWORD", table: counts, mode: upsert, key: [place, window_start], create: true}}
+"""
+)
+NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+def record(name: str, minute: int, place: str | None = "p", flow: float | None = 1.0) -> Record:
+    value = {"place": place, "time": (NOON + timedelta(minutes=minute)).isoformat(), "flow": flow, "tags": ["a", None]}
+    return Record(json.dumps(value).encode(), id=name)
+
+
+def filled(text: str, postgres: Postgres, most: int) -> str:
+    text = text.replace("MOST", str(most))
+    return text.replace("URL", postgres.url).replace('"PASSWORD"', f'"{postgres.password_file}"')
+
+
+@pytest.mark.timeout(600)
+def test_rows_are_in_the_tables_once(setup_of: Callable[..., Setup], postgres: Postgres) -> None:
+    setup = setup_of(filled(FILE, postgres, 100), 1)
+    check_table_types(setup.pipeline)
+    setup.send(record("a", 0), record("b", 1, "q", 2.0), record("c", 2, None), record("d", 3, "p\0"), b"nope")
+    setup.send(record("e", 4, "p", 5.0), record("f", 5, "q", -1.0))
+    setup.run()
+    history = 'SELECT place, time, flow, tags FROM "History" ORDER BY time'
+    tags = ["a", None]
+
+    def at(minute: int) -> datetime:
+        return NOON + timedelta(minutes=minute)
+
+    first = [("p", at(0), 1.0, tags), ("q", at(1), 2.0, tags), (None, at(2), 1.0, tags), ("p", at(4), 5.0, tags)]
+    assert postgres.rows(history) == [*first, ("q", at(5), -1.0, tags)]
+    assert postgres.rows("SELECT place, flow FROM newest") == [("p", 5.0)]
+    counts = "SELECT place, window_start, n FROM counts ORDER BY place, window_start"
+    # The window of a place that PostgreSQL does not store, and that without one, are dead letters of their sink.
+    assert postgres.rows(counts) == [("p", NOON, 2), ("q", NOON, 2)]
+    letters = sorted((letter["step"], letter["reason"]) for letter in setup.dead() if letter["step"] != "parsed")
+    nul = "column place has U+0000 or invalid UTF-8, which PostgreSQL does not store"
+    null = "column place of the key is null"
+    assert letters == sorted([
+        *(("sink:history", nul), ("sink:newest", nul), ("sink:newest", null)),
+        *(("sink:counts", nul), ("sink:counts", null)),
+    ])  # fmt: skip
+
+    # As after a crash between the commit of PostgreSQL and that of the checkpoint: the batch is repeated.
+    for sink in ("history", "newest"):
+        setup.forget_the_last_data(sink)
+    setup.send(record("g", 6, "r"), record("h", 70, "p", 7.0))
+    setup.run()
+    assert [row[:1] for row in postgres.rows(history)] == [("p",), ("q",), (None,), ("p",), ("q",), ("r",), ("p",)]
+    assert postgres.rows("SELECT place, flow FROM newest ORDER BY place") == [("p", 7.0), ("r", 1.0)]
+    assert postgres.rows(counts) == [
+        ("p", NOON, 2),
+        ("p", NOON + timedelta(hours=1), 1),
+        ("q", NOON, 2),
+        ("r", NOON, 1),
+    ]
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 3
+    assert [setup.ledger.counts(sink).out for sink in ("history", "newest")] == [7, 6]
+    assert all(name in ("penstock_batches", "History", "newest", "counts") for (name,) in postgres.rows(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    ))  # fmt: skip
+    # Neither in the plan, nor in the ledger, nor in an event.
+    told = json.dumps(setup.events) + "".join(
+        path.read_text(errors="replace") for path in setup.state.rglob("*") if path.is_file()
+    )
+    assert PASSWORD not in told
+
+    # The ledger is compared with what the server has.
+    postgres.execute("UPDATE penstock_batches SET total_rows = 6 WHERE sink = 'history'")
+    (off, *_) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert [text.partition("database")[2] for text in off.off] == [" 'plant' has written 6 rows, the ledger has 7 out"]
+
+    # Another type of a column is refused before anything is read, with the statement that changes it.
+    text = json.dumps(setup.pipeline.model_dump(mode="json", by_alias=True, exclude_none=True))
+    changed = loader.parse(text.replace("flow DOUBLE", "flow DECIMAL(5,2)"), name="p.yaml")
+    with pytest.raises(ConfigError) as refused:
+        check_table_types(changed)
+    assert refused.value.do == (
+        'ALTER TABLE "public"."History" ALTER COLUMN "flow" TYPE numeric(5,2), or cast it in the pipeline'
+    )
+    # A row that a constraint refuses stops the run, with its record.
+    postgres.execute('ALTER TABLE "History" ADD CONSTRAINT low CHECK (flow < 10)')
+    setup.send(record("i", 71, "p", 8.0), record("j", 72, "p", 11.0))
+    with pytest.raises(PenstockError, match="refused a row of record 'j' of sink 'history'") as stopped:
+        setup.run()
+    assert 'violates check constraint "low"' in str(stopped.value)
+    assert postgres.rows('SELECT count(*) FROM "History"') == [(7,)]
+    postgres.execute('ALTER TABLE "History" DROP CONSTRAINT low')
+    setup.run()
+    assert postgres.rows('SELECT count(*) FROM "History"') == [(9,)]
+
+
+OUTAGE = (
+    HEAD
+    + """\
+sinks:
+  - name: history
+    postgresql: {{url: "URL", password_file: "PASSWORD", table: after_outage, create: true}}
+  - name: rows
+    table: {{path: "{lake}/rows"}}
+"""
+)
+
+
+@pytest.mark.timeout(600)
+def test_a_server_that_is_down_gets_everything_once_it_is_back(
+    setup_of: Callable[..., Setup], postgres: Postgres
+) -> None:
+    setup = setup_of(filled(OUTAGE, postgres, 20), 1)
+    setup.send(*(record(f"r{n}", n) for n in range(60)))
+    stop, failed = threading.Event(), []
+
+    def run() -> None:
+        try:
+            setup.run(stop, available_now=False, progress_s=0.2)
+        except Exception as error:  # noqa: BLE001 - told by the thread of the test
+            failed.append(error)
+
+    postgres.stop("immediate")
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        # The other sink of the query does not wait.
+        until(lambda: setup.ledger.counts("rows").out == 60, "the table to have all rows")
+        assert setup.ledger.counts("history").out == 0
+        postgres.start()
+        until(lambda: setup.ledger.counts("history").out == 60, "PostgreSQL to have all rows")
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed
+    assert postgres.rows("SELECT count(*), count(DISTINCT time) FROM after_outage") == [(60, 60)]
+    (warning,) = [event["text"] for event in setup.events if event["event"] == "warning" and "history" in event["text"]]
+    assert "is not available; each batch is retried until it is available" in warning
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
+
+
+CHAOS = """\
+name: chaos
+source: {{topics: [chaos], master: "{master}", options: {{maxOffsetsPerTrigger: 300}}}}
+statestore: {{broker: "{broker}"}}
+trigger: 100 milliseconds
+steps:
+  - name: parsed
+    parse: {{schema: "n INT NOT NULL, place STRING NOT NULL"}}
+sinks:
+  - name: history
+    postgresql: {{url: "{url}", password_file: "{password}", table: history, create: true}}
+  - name: newest
+    postgresql:
+      url: "{url}"
+      password_file: "{password}"
+      table: newest
+      mode: upsert
+      key: [place]
+      order_by: n
+      create: true
+"""
+PLACES = 7
+ROUNDS = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "20"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+def test_killed_drivers_and_crashed_servers_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
+    print(f"PENSTOCK_CHAOS_SEED={seed}")
+    dice = random.Random(seed)
+    (tmp_path / "node").mkdir()
+    pause, sent = threading.Event(), 0
+    with RunningNode(tmp_path / "node") as node, running_postgres() as server:
+        node.out("tube", "topic", "create", "chaos", "--partitions", "2")
+        master = node.ready["tube_master"]
+        file = tmp_path / "p.yaml"
+        file.write_text(
+            CHAOS.format(
+                master=master, broker=f"mqtt://{node.ready['mqtt']}", url=server.url, password=server.password_file
+            )
+        )
+
+        def send(count: int) -> None:
+            nonlocal sent
+            bodies = [json.dumps({"n": n, "place": f"p{n % PLACES}"}).encode() for n in range(sent, sent + count)]
+            asyncio.run(_send(master, [Record(body, id=f"m{sent + n}") for n, body in enumerate(bodies)]))
+            sent += count
+
+        state = tmp_path / "state"
+        with Driver(tmp_path, file, f"--state-dir={state}", "--spark-master=local[2]") as driver:
+            for number in range(ROUNDS):
+                done = len(driver.events)
+                send(dice.randint(300, 2_000))
+                if number % 2:
+                    until(partial(_has_batch, driver, done), "a batch after the last kill")
+                pause.wait(dice.uniform(0.0, 3.0))
+                if dice.random() < 0.5:
+                    driver.kill()
+                    driver.start()
+                    until(partial(_has_batch, driver, done), "a batch after the driver was killed")
+                else:
+                    server.stop("immediate")
+                    pause.wait(dice.uniform(0.0, 2.0))
+                    server.start()
+            send(100)
+            wanted = sent
+            until(lambda: server.rows("SELECT count(*) FROM history") == [(wanted,)], "all rows to be in the table")
+            last = [(f"p{p}", max(n for n in range(wanted) if n % PLACES == p)) for p in range(PLACES)]
+            until(lambda: server.rows("SELECT place, n FROM newest ORDER BY place") == last, "the newest rows")
+            driver.terminate()
+            assert driver.wait() == 0, driver.log.read_text()[-3000:]
+            driver.process = None
+        assert server.rows("SELECT count(*), count(DISTINCT n), min(n), max(n) FROM history") == [
+            (sent, sent, 0, sent - 1)
+        ]
+        pipeline = load(file)
+        accounts = reconcile(pipeline, state, source_count(pipeline, state))
+        assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
+
+
+async def _send(master: str, records: list[Record]) -> None:
+    async with Producer(master) as producer:
+        await producer.send_all("chaos", records)
+
+
+def _has_batch(driver: Driver, done: int) -> bool:
+    return any(event["event"] == "batch" for event in driver.events[done:])
