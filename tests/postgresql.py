@@ -60,12 +60,19 @@ class Postgres:
         """The URL for a pipeline file."""
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{_DATABASE}"
 
-    def start(self) -> None:
-        """Start the server, and wait until it accepts connections."""
+    def start(self, certificate: tuple[Path, Path] | None = None) -> None:
+        """Start the server, and wait until it accepts connections; with a ``certificate`` and its key also over TLS."""
         # A test kills processes, not the machine: what was written without fsync stays.
         options = (
             f"-h 127.0.0.1 -p {self.port} -k {self.directory} -c shared_buffers=16MB -c fsync=off -c max_connections=50"
         )
+        for name, path in zip(("cert", "key"), certificate or (), strict=False):
+            own = self.directory / f"server.{name}"
+            shutil.copy(path, own)
+            own.chmod(0o600)
+            if self._user is not None:
+                shutil.chown(own, self._user)
+            options += f" -c ssl=on -c ssl_{name}_file={own}"
         self._run(*("pg_ctl", "start", "--pgdata", str(self._data), "--wait", "--timeout=60"), f"--options={options}",
                   f"--log={self.directory / 'log'}")  # fmt: skip
 

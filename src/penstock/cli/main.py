@@ -113,6 +113,7 @@ _EXTRAS = {
     "grpc": "cluster",
     "cryptography": "aio",
     "confluent_kafka": "kafka",
+    "psycopg": "postgresql",
     "opentelemetry": "otel",
     "requests": "otel",
 }

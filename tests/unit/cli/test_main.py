@@ -191,7 +191,7 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     modules = {"grpcio": "grpc", "confluent-kafka": "confluent_kafka"}
     modules |= dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry")
     declared = {
-        modules.get(name := re.split("[<>=]", requirement)[0], name): extra
+        modules.get(name := re.split(r"[<>=\[]", requirement)[0], name): extra
         for extra, requirements in project["optional-dependencies"].items()
         if extra != "all"
         for requirement in requirements

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.spark.postgresql.connection import connected, parse_url
+from tests.certificates import Authority
 from tests.postgresql import PASSWORD, Postgres
 
 
@@ -69,3 +70,29 @@ def test_a_refused_connection_says_what_to_correct(postgres: Postgres, tmp_path:
     ):
         connection.execute("CREATE TABLE pg_catalog.mine (n int)")
     assert "grant the user USAGE and CREATE" in str(refused.value.do)
+
+
+def test_certificate_and_host_are_verified(postgres: Postgres, tmp_path: Path) -> None:
+    ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
+    right = str(postgres.password_file)
+    postgres.stop()
+    postgres.start(ours.issue("server", "localhost"))
+    try:
+        for host, authority, why in (
+            ("127.0.0.1", ours, "does not match host name"),
+            ("localhost", other, "certificate verify failed"),
+            ("localhost", None, "certificate verify failed"),
+        ):
+            files = "" if authority is None else f"&sslrootcert={authority.file}"
+            url = postgres.url.replace("127.0.0.1", host) + f"?sslmode=verify-full{files}"
+            with pytest.raises(PenstockError) as refused, connected(parse_url(url, right), "test"):
+                pass
+            assert why in str(refused.value.why)
+            assert not isinstance(refused.value, UnavailableError)
+        url = postgres.url.replace("127.0.0.1", "localhost") + f"?sslmode=verify-full&sslrootcert={ours.file}"
+        with connected(parse_url(url, right), "test") as connection:
+            row = connection.execute("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").fetchone()
+        assert row == (True,)
+    finally:
+        postgres.stop()
+        postgres.start()
