@@ -77,7 +77,9 @@ class Postgres:
                   f"--log={self.directory / 'log'}")  # fmt: skip
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server; with ``immediate`` as in a crash, after which it empties unlogged tables."""
+        """Stop the server if it runs; with ``immediate`` as in a crash, after which it empties unlogged tables."""
+        if not (self._data / "postmaster.pid").exists():
+            return
         self._run("pg_ctl", "stop", "--pgdata", str(self._data), f"--mode={mode}", "--wait", "--timeout=60")
 
     def connect(self, user: str = USER, database: str = _DATABASE) -> psycopg.Connection[Any]:

@@ -1,17 +1,10 @@
-"""Sinks of PostgreSQL in whole pipelines: rows, upserts and windows, repeated batches, a server that is down."""
+"""Sinks of PostgreSQL in whole pipelines: rows, upserts and windows, repeated batches, refused rows."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +12,9 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.ledger.plan_changes import check_table_types
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.spec import loader
-from penstock.pipelines.spec.loader import load
-from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from tests.end_to_end.nodes import RunningNode
 from tests.postgresql import PASSWORD, Postgres, running_postgres
 from tests.spark.pipelines import Setup
-from tests.spark.processes import Driver, until
 
 HEAD = """\
 name: {name}
@@ -156,139 +145,3 @@ def test_rows_are_in_the_tables_once(setup_of: Callable[..., Setup], postgres: P
     postgres.execute('ALTER TABLE "History" DROP CONSTRAINT low')
     setup.run()
     assert postgres.rows('SELECT count(*) FROM "History"') == [(9,)]
-
-
-OUTAGE = (
-    HEAD
-    + """\
-sinks:
-  - name: history
-    postgresql: {{url: "URL", password_file: "PASSWORD", table: after_outage, create: true}}
-  - name: rows
-    table: {{path: "{lake}/rows"}}
-"""
-)
-
-
-@pytest.mark.timeout(600)
-def test_a_server_that_is_down_gets_everything_once_it_is_back(
-    setup_of: Callable[..., Setup], postgres: Postgres
-) -> None:
-    setup = setup_of(filled(OUTAGE, postgres, 20), 1)
-    setup.send(*(record(f"r{n}", n) for n in range(60)))
-    stop, failed = threading.Event(), []
-
-    def run() -> None:
-        try:
-            setup.run(stop, available_now=False, progress_s=0.2)
-        except Exception as error:  # noqa: BLE001 - told by the thread of the test
-            failed.append(error)
-
-    postgres.stop("immediate")
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        # The other sink of the query does not wait.
-        until(lambda: setup.ledger.counts("rows").out == 60, "the table to have all rows")
-        assert setup.ledger.counts("history").out == 0
-        postgres.start()
-        until(lambda: setup.ledger.counts("history").out == 60, "PostgreSQL to have all rows")
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed, failed
-    assert postgres.rows("SELECT count(*), count(DISTINCT time) FROM after_outage") == [(60, 60)]
-    (warning,) = [event["text"] for event in setup.events if event["event"] == "warning" and "history" in event["text"]]
-    assert "is not available; each batch is retried until it is available" in warning
-    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
-    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
-
-
-CHAOS = """\
-name: chaos
-source: {{topics: [chaos], master: "{master}", options: {{maxOffsetsPerTrigger: 300}}}}
-statestore: {{broker: "{broker}"}}
-trigger: 100 milliseconds
-steps:
-  - name: parsed
-    parse: {{schema: "n INT NOT NULL, place STRING NOT NULL"}}
-sinks:
-  - name: history
-    postgresql: {{url: "{url}", password_file: "{password}", table: history, create: true}}
-  - name: newest
-    postgresql:
-      url: "{url}"
-      password_file: "{password}"
-      table: newest
-      mode: upsert
-      key: [place]
-      order_by: n
-      create: true
-"""
-PLACES = 7
-ROUNDS = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "20"))
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3000)
-def test_killed_drivers_and_crashed_servers_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
-    print(f"PENSTOCK_CHAOS_SEED={seed}")
-    dice = random.Random(seed)
-    (tmp_path / "node").mkdir()
-    pause, sent = threading.Event(), 0
-    with RunningNode(tmp_path / "node") as node, running_postgres() as server:
-        node.out("tube", "topic", "create", "chaos", "--partitions", "2")
-        master = node.ready["tube_master"]
-        file = tmp_path / "p.yaml"
-        file.write_text(
-            CHAOS.format(
-                master=master, broker=f"mqtt://{node.ready['mqtt']}", url=server.url, password=server.password_file
-            )
-        )
-
-        def send(count: int) -> None:
-            nonlocal sent
-            bodies = [json.dumps({"n": n, "place": f"p{n % PLACES}"}).encode() for n in range(sent, sent + count)]
-            asyncio.run(_send(master, [Record(body, id=f"m{sent + n}") for n, body in enumerate(bodies)]))
-            sent += count
-
-        state = tmp_path / "state"
-        with Driver(tmp_path, file, f"--state-dir={state}", "--spark-master=local[2]") as driver:
-            for number in range(ROUNDS):
-                done = len(driver.events)
-                send(dice.randint(300, 2_000))
-                if number % 2:
-                    until(partial(_has_batch, driver, done), "a batch after the last kill")
-                pause.wait(dice.uniform(0.0, 3.0))
-                if dice.random() < 0.5:
-                    driver.kill()
-                    driver.start()
-                    until(partial(_has_batch, driver, done), "a batch after the driver was killed")
-                else:
-                    server.stop("immediate")
-                    pause.wait(dice.uniform(0.0, 2.0))
-                    server.start()
-            send(100)
-            wanted = sent
-            until(lambda: server.rows("SELECT count(*) FROM history") == [(wanted,)], "all rows to be in the table")
-            last = [(f"p{p}", max(n for n in range(wanted) if n % PLACES == p)) for p in range(PLACES)]
-            until(lambda: server.rows("SELECT place, n FROM newest ORDER BY place") == last, "the newest rows")
-            driver.terminate()
-            assert driver.wait() == 0, driver.log.read_text()[-3000:]
-            driver.process = None
-        assert server.rows("SELECT count(*), count(DISTINCT n), min(n), max(n) FROM history") == [
-            (sent, sent, 0, sent - 1)
-        ]
-        pipeline = load(file)
-        accounts = reconcile(pipeline, state, source_count(pipeline, state))
-        assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
-
-
-async def _send(master: str, records: list[Record]) -> None:
-    async with Producer(master) as producer:
-        await producer.send_all("chaos", records)
-
-
-def _has_batch(driver: Driver, done: int) -> bool:
-    return any(event["event"] == "batch" for event in driver.events[done:])

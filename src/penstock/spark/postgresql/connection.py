@@ -175,7 +175,7 @@ def _plain(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # Several addresses of a host: the last one counts.
     last = next((line for line in reversed(lines) if "failed" in line), lines[0] if lines else "no message")
-    return shortened(re.sub(r"^.*?failed: (?:FATAL:\s+)?", "", last) or last, 300)
+    return shortened(re.sub(r"^.*failed: (?:FATAL:\s+)?", "", last) or last, 300)
 
 
 @contextmanager
