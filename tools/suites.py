@@ -3,8 +3,8 @@
 Usage: suites.py [--all] [--jobs N] [SUITE ...]
 
 Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. With several jobs
-they run in parallel, and each line of output begins with its suite. Skipped tests are listed with the reason, so that a
-successful run shows what was not tested. The tests marked nightly are run by tools/nightly.py.
+they and their parts run in parallel, and each line of output begins with its suite. Skipped tests are listed with the
+reason, so that a successful run shows what was not tested. The tests marked nightly are run by tools/nightly.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +60,11 @@ COMMANDS: dict[str, list[list[str]]] = {
     "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
 }
 ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "interpreted", "end_to_end", "spark"]
-"""Fastest suites first, and suites with Spark last, so that one of two jobs begins with them (:func:`run_all`)."""
+"""Suites as they are reported."""
+STARTS = ["spark", "end_to_end", "unit", "docs", "faults", "interop", "interpreted", "types", "lint"]
+"""Suites as they are started: the longest first, so that all jobs end at about the same time."""
+PARTS = {"interop": 2, "interpreted": 2}
+"""Suites of many short tests that are cut into parts, for the same reason."""
 
 _EXCEPTION = re.compile(r"(?:E {3,}| +\| )([A-Za-z_][\w.]*: .+)")
 """A line of a test's traceback with an exception: pytest's own form, or Python's form of an exception group."""
@@ -142,8 +145,15 @@ def temporary_parent() -> Path | None:
     return MEMORY_FOLDER if enough and os.access(MEMORY_FOLDER, os.W_OK) else None
 
 
-def run_suite(name: str, *, headed: bool) -> Result:
-    """Run one suite; ``headed``: lines of output begin with its name."""
+def files_of(paths: list[str]) -> list[str]:
+    """Return the test files below ``paths``, relative to the project."""
+    found = (ROOT / path for path in paths)
+    files = (file for path in found for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path]))
+    return [str(file.relative_to(ROOT)) for file in files]
+
+
+def run_suite(name: str, *, headed: bool, part: int = 0, parts: int = 1) -> Result:
+    """Run one suite, or every ``parts``-th of its files; ``headed``: lines of output begin with its name."""
     result = Result(name)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=temporary_parent(), ignore_cleanup_errors=True) as scratch:
@@ -151,11 +161,11 @@ def run_suite(name: str, *, headed: bool) -> Result:
         commands = list(COMMANDS.get(name, []))
         paths = PYTEST.get(name, [])
         if paths:
-            commands.append(pytest_command(paths, report))
+            commands.append(pytest_command(paths if parts == 1 else files_of(paths)[part::parts], report))
+        environment = {**os.environ, "TMPDIR": scratch, **COMMON, **ENVIRONMENT.get(name, {})}
         for command in commands:
             print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
-            environment = {**os.environ, "TMPDIR": scratch, **COMMON, **ENVIRONMENT.get(name, {})}
-            status = run_headed(command, environment, f"{name:<10} | ") if headed else run_plain(command, environment)
+            status = run_headed(command, environment, f"{name:<11} | ") if headed else run_plain(command, environment)
             result.ok = result.ok and status == 0
         read_report(report, result)
     result.seconds = time.monotonic() - started
@@ -183,23 +193,29 @@ def run_headed(command: list[str], environment: dict[str, str], head: str) -> in
 
 
 def run_all(names: list[str], *, jobs: int) -> list[Result]:
-    """Run the suites, ``jobs`` at a time: the first job takes them from the front, the others from the end."""
-    waiting = deque(names)
-    results: dict[str, Result] = {}
+    """Run the suites and their parts, ``jobs`` at a time, the longest first."""
     headed = min(jobs, len(names)) > 1
-
-    def work(*, front: bool) -> None:
-        while waiting:
-            try:
-                name = waiting.popleft() if front else waiting.pop()
-            except IndexError:  # another job has taken it
-                return
-            results[name] = run_suite(name, headed=headed)
-
+    parts = {name: PARTS.get(name, 1) if headed else 1 for name in names}
     with ThreadPoolExecutor(jobs) as pool:
-        for worker in [pool.submit(work, front=n == 0) for n in range(jobs)]:
-            worker.result()
-    return [results[name] for name in names]
+        running = {
+            name: [pool.submit(run_suite, name, headed=headed, part=n, parts=parts[name]) for n in range(parts[name])]
+            for name in sorted(names, key=STARTS.index)
+        }
+        return [joined([part.result() for part in running[name]]) for name in names]
+
+
+def joined(parts: list[Result]) -> Result:
+    """Return the result of a suite that ran in parts."""
+    return Result(
+        parts[0].name,
+        sum(part.seconds for part in parts),
+        all(part.ok for part in parts),
+        sum(part.passed for part in parts),
+        sum(part.failed for part in parts),
+        [line for part in parts for line in part.skipped],
+        [line for part in parts for line in part.failures],
+        [test for part in parts for test in part.slowest],
+    )
 
 
 def close(results: list[Result], seconds: float) -> list[str]:

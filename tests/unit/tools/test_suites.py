@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tools import suites
 
 TESTS = """\
@@ -79,3 +81,28 @@ def test_failures_name_their_causes_and_the_members_of_exception_groups(tmp_path
     assert cause == "RuntimeError: outer; ValueError: invalid literal for int() with base 10: 'x'"
     assert plain.startswith("assert [1] == [2] At index 0 diff: 1 != 2")
     assert all(len(text) < 1_800 for text in texts.values())
+
+
+def test_suites_and_their_parts_run_every_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: dict[str, list[tuple[int, int]]] = {}
+
+    def run_suite(name: str, *, headed: bool, part: int, parts: int) -> suites.Result:
+        assert headed
+        ran.setdefault(name, []).append((part, parts))
+        return suites.Result(name, 1.0, ok=part == 0, passed=2, failures=[f"{name} {part}"])
+
+    monkeypatch.setattr(suites, "run_suite", run_suite)
+    results = suites.run_all(suites.ORDER, jobs=3)
+    assert [result.name for result in results] == suites.ORDER
+    assert sorted(ran) == sorted(suites.STARTS) == sorted(suites.ORDER)
+    for result in results:
+        parts = suites.PARTS.get(result.name, 1)
+        assert sorted(ran[result.name]) == [(part, parts) for part in range(parts)]
+        assert (result.passed, result.ok, len(result.failures)) == (2 * parts, parts == 1, parts)
+
+
+def test_a_part_of_a_suite_has_files_only() -> None:
+    files = suites.files_of(suites.PYTEST["interpreted"])
+    assert "tests/unit/tube/storage/test_meta.py" in files
+    assert "tests/simulation/cluster/test_two_nodes.py" in files
+    assert len(set(files)) == len(files) > 100
