@@ -18,6 +18,7 @@ The value is the body of the record (empty for a delete). Its attributes:
 ``u.expires-at``        expiry of the key, ms; absent without expiry
 ``u.omitted``           bytes of a value that exceeds the topic's limit; the body is empty
 ``u.fence``             fencing token that protects the key; absent without one
+``u.traceparent``       context of the trace of the change, and ``u.tracestate``; absent without one
 ======================  ================================================================
 """
 
@@ -346,6 +347,8 @@ def record_of(change: Change, *, with_value: bool = True) -> Record:
             headers.append(("expires-at", str(change.record.expires_at)))
         if change.record.fence is not None:
             headers.append(("fence", str(change.record.fence)))
+    if change.trace is not None:
+        headers += change.trace
     return Record(
         value,
         key=change.key,

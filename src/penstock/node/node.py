@@ -33,7 +33,7 @@ from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.client_warnings import ClientWarnings
 from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.listeners import ListenerSection
-from penstock.node.config.node import LISTENERS, NodeConfig, RuleSection
+from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.config.profiles import Profile
 from penstock.node.config.tracing import needs_tracing
 from penstock.node.config.tube import tube_limits
@@ -85,6 +85,7 @@ from penstock.tube.storage.broker_storage import BrokerStorage
 
 if TYPE_CHECKING:
     from penstock.node.cluster import ClusterMembership
+    from penstock.node.tracing import NodeTraces
 
 __all__ = ["Node", "ReadyNode", "run_node", "serve"]
 
@@ -515,7 +516,7 @@ class Node:
         """Start the state store, the rules and the listeners; return the bound addresses."""
         capture = None if broker is None else self._capture(broker)
         membership = self._membership
-        tracing = self._tracing()
+        traces = self._traces()
         store = StateStoreService(
             directory.statestore,
             self.config.durability,
@@ -529,6 +530,7 @@ class Node:
                 if membership is None
                 else PreloadedStorage(directory.statestore, self._logs["statestore"], membership.keys)
             ),
+            tracer=None if traces is None else traces.requests,
         )
         await store.start(server.outlet)
         self._store = store
@@ -551,7 +553,7 @@ class Node:
                 shape = shapes[rule.target].at(self.config.tube.broker_id)
                 target = TubeTarget(rule, broker.append, partition_ids(shape.partitions, shape.stores))
             later = asyncio.get_running_loop().call_later
-            appends = target if tracing is None else tracing(target, rule)
+            appends = target if traces is None else traces.traced(target, rule)
             service = RuleService(rule, appends, identities=identities, later=later)
             server.add_service(service)
             self._parts.callback(service.close)
@@ -592,13 +594,13 @@ class Node:
         self.security.warn_of_expiry()
         return bound
 
-    def _tracing(self) -> Callable[[RuleTarget, RuleSection], RuleTarget] | None:
-        """Start the export of spans, and return a function that traces the target of a rule; None without tracing."""
+    def _traces(self) -> NodeTraces | None:
+        """Start the export of spans; None without tracing."""
         section = self.config.tracing
         if section is None:
             return None
         with needs_tracing():
-            from penstock.node.tracing import TracedTarget
+            from penstock.node.tracing import NodeTraces
             from penstock.runtime.observability.tracing import Tracing, TracingOptions
         options = TracingOptions(
             endpoint=section.endpoint,
@@ -607,21 +609,11 @@ class Node:
             ca=section.ca,
         )
         tracing = Tracing(options, attributes={"host.name": socket.gethostname()})
-        traced: list[TracedTarget] = []
-
-        def trace(target: RuleTarget, rule: RuleSection) -> TracedTarget:
-            traced.append(TracedTarget(target, rule, tracing))
-            return traced[-1]
-
-        async def close() -> None:
-            for target in traced:
-                target.close()
-            await asyncio.to_thread(tracing.close)  # it waits for the receiver
-
-        self._parts.push_async_callback(close)
+        traces = NodeTraces(tracing)
+        self._parts.push_async_callback(traces.close)
         self._warnings.append(("tracing", lambda: tracing.failure))
         add_metrics(self.metrics, "tracing", lambda: counters_of(tracing.stats))
-        return trace
+        return traces
 
     async def _mqtt_listener(self, server: MqttServer, name: str, entry: ListenerSection) -> Address:
         settings = self.security.settings(name)

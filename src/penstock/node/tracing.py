@@ -1,26 +1,36 @@
-"""Spans of rules: a rule continues the trace of a message, and its record carries the context of the rule's span.
+"""Spans of rules and of requests to the state store, which continue the traces of their senders.
 
-A span begins when the rule has received the message and ends when the log has acknowledged the record, or with an error
-when the node shuts down before. If the trace is not recorded, the user properties ``traceparent`` and ``tracestate``
-become headers unchanged, as without tracing.
+The span of a rule begins when the rule has received the message and ends when the log has acknowledged the record, or
+with an error when the node shuts down before; the record carries its context. If the trace is not recorded, the user
+properties ``traceparent`` and ``tracestate`` become headers unchanged, as without tracing.
+
+The span of a request begins when it has been executed in memory and ends when its answer is sent, which is after the
+commit of its changes. The changes carry its context into notifications and change capture; if the trace is not
+recorded, that of the sender.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
 
 from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.node.config.node import RuleSection
 from penstock.node.rules import Done, RuleTarget
-from penstock.runtime.observability.tracing import Tracing, context_of, with_context
+from penstock.runtime.observability.tracing import Tracing, context_of, headers_of, with_context
+from penstock.statestore.binding import StoreRequest
+from penstock.statestore.codec.commands import Command
+from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.requests import Answer
 from penstock.tube.record import Record
 
-__all__ = ["TracedTarget"]
+__all__ = ["NodeTraces", "RequestSpans", "TracedTarget"]
 
 _LONGEST: Final = 1024
-"""Characters of a topic or id in an attribute. Publishers choose them, and thousands of spans wait in memory."""
+"""Characters of a topic, id or key in an attribute. Publishers choose them, and thousands of spans wait in memory."""
 
 
 class _Traced(NamedTuple):
@@ -115,6 +125,71 @@ class TracedTarget:
         else:
             self._open.remove(span)
             _end_failed(span, error)
+
+
+class NodeTraces:
+    """The spans of a node: the targets of its rules, and ``requests`` of its state store."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self.requests = RequestSpans(tracing)
+        self._tracing = tracing
+        self._targets: list[TracedTarget] = []
+
+    def traced(self, target: RuleTarget, rule: RuleSection) -> TracedTarget:
+        """Return the target of ``rule`` with spans."""
+        self._targets.append(TracedTarget(target, rule, self._tracing))
+        return self._targets[-1]
+
+    async def close(self) -> None:
+        """End the spans of records that the log has not acknowledged, and send the waiting ones. Call it after the
+        rules' ``close``."""
+        for target in self._targets:
+            target.close()
+        await asyncio.to_thread(self._tracing.close)  # it waits for the receiver
+
+
+class RequestSpans:
+    """Recorder of the spans of requests to the state store [RequestTracer]."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    def executed(self, ask: StoreRequest, command: Command, changes: Sequence[Change]) -> None:
+        """Start the span of a request, and set the context of its changes [RequestTracer]."""
+        given = ask.user_property(b"traceparent") is not None and ask.properties is not None
+        if not given and not self._tracing.begins_traces:
+            return
+        parent = context_of(ask.properties.user_properties() if given and ask.properties is not None else ())
+        verb = command.verb.value
+        attributes: dict[str, str | int] = {
+            "db.system.name": "aio-statestore",
+            "db.operation.name": verb,
+            "messaging.client.id": ask.client_id[:_LONGEST],
+            "penstock.key": command.key[:_LONGEST].decode(errors="backslashreplace"),
+        }
+        span = self._tracing.start(verb, parent, SpanKind.SERVER, attributes)
+        ask.span = span
+        found = span or get_current_span(parent)
+        if not changes or not found.get_span_context().is_valid:
+            return
+        trace = headers_of(found)
+        for change in changes:
+            if change.writer:  # not the expiry of a key that the request has found
+                change.trace = trace
+
+    def answered(self, ask: StoreRequest, answer: Answer) -> None:
+        """End the span of a request [RequestTracer]."""
+        span = ask.span
+        if not isinstance(span, Span):
+            return
+        if answer.error is not None:
+            span.set_attribute("error.type", answer.error.name)
+            span.set_status(StatusCode.ERROR, answer.error.value)
+        else:
+            span.set_attribute("penstock.answer", answer.kind.value)
+            if answer.version is not None:
+                span.set_attribute("penstock.version", str(answer.version))
+        span.end()
 
 
 def _end_failed(span: Span, error: PenstockError) -> None:

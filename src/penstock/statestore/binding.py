@@ -92,8 +92,11 @@ _MAX_TOPIC: Final = 65_535
 class StoreRequest(Context):
     """A valid request: its sender, and the topic of its answer.
 
-    ``expires_at`` is the instant in ms at which the answer expires; 0 = never.
+    ``expires_at`` is the instant in ms at which the answer expires; 0 = never. ``span`` belongs to the service's
+    :class:`~penstock.statestore.service.interfaces.RequestTracer`.
     """
+
+    span: object = None
 
     def __init__(
         self,
@@ -317,6 +320,8 @@ def notification(change: Change, client_id: str, dialect: Dialect) -> Publish:
     user = [(dialect.timestamp_property, stamp)]
     if dialect.status:
         user += (("__protVer", PROTOCOL_VERSION), ("__srcId", SOURCE))
+    if change.trace is not None:
+        user += change.trace
     properties = Properties(content_type=CONTENT_TYPE, user_properties=user)
     message = Publish(notify_topic(client_id, change.key), payload, 1, properties=properties)
     message.properties_wire = _property_wire(None, None, user)

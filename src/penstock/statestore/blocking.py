@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -120,6 +120,7 @@ class Client(BlockingCommands):
         reconnect: bool = True,
         server_clock: bool = False,
         high_priority: bool = False,
+        user_properties: Mapping[str, str] | None = None,
         username: str | None = None,
         password: bytes | str | None = None,
         authentication: EnhancedAuthentication | None = None,
@@ -133,6 +134,7 @@ class Client(BlockingCommands):
             reconnect=reconnect,
             server_clock=server_clock,
             high_priority=high_priority,
+            user_properties=user_properties,
             username=username,
             password=password,
             authentication=authentication,

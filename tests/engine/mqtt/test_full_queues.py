@@ -157,6 +157,24 @@ def test_nothing_follows_the_disconnect_of_a_publisher_whose_own_queue_is_full()
     assert [type(packet) for packet in peer.take()] == [Publish, PubAck, PubAck, Disconnect]
 
 
+def test_an_urgent_message_that_is_larger_than_the_queue_is_refused_with_this_reason() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_bytes=200, queue_overflow=QueueOverflowPolicy.REFUSE))
+    peer = bench.connect("s", receive_maximum=1)
+    peer.subscribe(Subscription("a", 1))
+    sender = bench.connect("p", request_problem_information=1)
+    sender.send(Publish("a", b"in flight", 1, packet_id=1)).take()
+    sender.send(Publish("a", bytes(150), 1, packet_id=2)).take()
+    # Urgent messages may fill the queue twice, but none may be larger than it.
+    fits = sender.send(Publish("a", bytes(150), 1, packet_id=3, properties=URGENT)).only()
+    assert isinstance(fits, PubAck)
+    assert fits.reason_code == 0
+    answer = sender.send(Publish("a", bytes(199), 1, packet_id=4, properties=URGENT)).only()
+    assert isinstance(answer, PubAck)
+    assert answer.reason_code == 0x97
+    assert (answer.properties.reason_string or "").startswith("the message is larger than the queue of a subscriber")
+    assert bench.broker.stats.dropped_queue_full == 0
+
+
 def test_a_session_that_ends_while_a_message_is_on_its_way_holds_nothing() -> None:
     bench = Bench(limits=BrokerLimits(max_queued_messages=1, queue_overflow=QueueOverflowPolicy.DISCONNECT))
     for name, will in (("a", Will("t", b"will", 1)), ("b", None)):

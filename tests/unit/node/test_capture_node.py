@@ -15,16 +15,20 @@ from tests.unit.node.test_node import config
 SECTION = StateStoreSection(capture_topic="changes", extensions=["mget", "prefix-fence"])
 
 
-def captured(master: str) -> list[tuple[bytes | None, str | None, bytes]]:
-    """Key, operation and value of every record of the topic, read as a consumer would."""
+def captured_records(master: str) -> list[Record]:
+    """Every record of the topic, read as a consumer would."""
     (part,) = partitions(master, "changes")
     with RangeReader(part.host, part.port) as reader:
-        records = [
+        return [
             Record.decode(data, flag)
             for batch in reader.read("changes", part.partition, *reader.bounds("changes", part.partition))
             for data, flag in zip(batch.payloads, batch.flags, strict=True)
         ]
-    return [(record.key, record.msg_type, record.value) for record in records]
+
+
+def captured(master: str) -> list[tuple[bytes | None, str | None, bytes]]:
+    """Key, operation and value of every record of the topic."""
+    return [(record.key, record.msg_type, record.value) for record in captured_records(master)]
 
 
 async def test_changes_are_captured_over_a_restart_of_the_node(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
@@ -12,20 +14,29 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.node.config.node import RuleSection
+from penstock.node.config.statestore import StateStoreSection
 from penstock.node.config.tracing import TracingSection, needs_tracing
-from penstock.node.node import Node
+from penstock.node.node import Node, ReadyNode
 from penstock.node.rules import Identities, RuleService, TubeTarget
 from penstock.node.tracing import TracedTarget
-from penstock.runtime.observability.tracing import Tracing, TracingOptions
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.observability.tracing import TRACE_HEADERS, Tracing, TracingOptions
+from penstock.spark.statestore.writes import FencedTarget, write_rows
+from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.writes import Write
+from penstock.statestore.errors import StateStoreError
+from penstock.statestore.hlc import Hlc
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 from tests.otlp import OtlpReceiver, otlp_receiver
+from tests.unit.node.test_capture_node import captured_records
 from tests.unit.node.test_node import config
 from tests.unit.node.test_rules import Broker, Later, Log
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 ERROR = 2
+SERVER = 2
 
 
 @pytest.fixture
@@ -166,6 +177,139 @@ async def test_a_node_exports_spans_and_shows_a_failed_export(tmp_path: Path, re
     (span,) = receiver.wait(1)
     assert (span.attributes["messaging.destination.name"], span.parent_id) == ("water", "")
     assert span.attributes["messaging.message.id"].startswith("dev/")
+
+
+async def traced_store(tmp_path: Path, receiver: OtlpReceiver, sample_ratio: float = 0.0) -> tuple[Node, ReadyNode]:
+    """Start a node that traces and captures changes."""
+    section = StateStoreSection(capture_topic="changes", extensions=["batch", "resume"], history_changes=100)
+    node = Node(
+        config(
+            tmp_path,
+            statestore=section,
+            tracing=TracingSection(endpoint=receiver.url, sample_ratio=sample_ratio),
+        )
+    )
+    return node, await node.start()
+
+
+def store_client(ready: ReadyNode, name: str, traceparent: str = "", tracestate: str = "") -> StateStoreClient:
+    given = {"traceparent": traceparent, "tracestate": tracestate}
+    properties = {key: text for key, text in given.items() if text}
+    return StateStoreClient.connect(f"mqtt://{ready.mqtt}", client_id=name, user_properties=properties)
+
+
+async def captured_contexts(
+    node: Node, ready: ReadyNode, count: int
+) -> list[tuple[str | None, dict[str, str | bytes]]]:
+    """Return the operations of the captured changes, with the headers of their traces."""
+    async with asyncio.timeout(20):
+        wanted = f'penstock_capture_captured_changes_total{{topic="changes"}} {count}.0'.encode()
+        while wanted not in node.metrics.render():
+            await asyncio.sleep(0.01)
+    records = await asyncio.to_thread(captured_records, ready.tube_master)
+    return [
+        (record.msg_type, {name: value for name, value in record.headers if name in TRACE_HEADERS})
+        for record in records
+    ]
+
+
+async def test_a_request_continues_its_trace_into_notifications_and_captured_changes(
+    tmp_path: Path, receiver: OtlpReceiver
+) -> None:
+    node, ready = await traced_store(tmp_path, receiver)
+    try:
+        async with (
+            store_client(ready, "dev", PARENT, "a=1") as traced,
+            store_client(ready, "other") as other,
+            other.observe("k") as changes,
+        ):
+            version = (await traced.set("k", "v")).version
+            assert await traced.get("k") is not None
+            assert await traced.vdelete("k", "other value") == -1
+            assert await traced.delete("k") == 1
+            with pytest.raises(StateStoreError):
+                await traced.set("k", "v", fencing_token=Hlc(wall_clock_ms() + 3_600_000, 0, "x"))
+            await other.set("k", "untraced")
+            seen = [await anext(changes) for _ in range(3)]
+        found = await captured_contexts(node, ready, 3)
+    finally:
+        await node.close()
+    spans = receiver.wait(5)
+    assert [span.name for span in spans] == ["SET", "GET", "VDEL", "DEL", "SET"]
+    assert {(span.trace_id, span.parent_id, span.kind) for span in spans} == {(TRACE, "b7ad6b7169203331", SERVER)}
+    assert {span.attributes["messaging.client.id"] for span in spans} == {"dev"}
+    first = spans[0]
+    assert first.attributes == {
+        "db.system.name": "aio-statestore",
+        "db.operation.name": "SET",
+        "messaging.client.id": "dev",
+        "penstock.key": "k",
+        "penstock.answer": "done",
+        "penstock.version": str(version),
+    }
+    assert [span.attributes.get("penstock.answer") for span in spans[1:]] == [
+        "value",
+        "condition not met",
+        "number of keys deleted or observations ended",
+        None,
+    ]
+    assert (spans[4].status, spans[4].attributes["error.type"]) == (ERROR, "FENCE_TOO_FAR_AHEAD")
+    contexts = [f"00-{TRACE}-{span.span_id}-01" for span in (first, spans[3])]
+    assert [change.traceparent for change in seen] == [*contexts, None]
+    assert found == [
+        ("SET", {"traceparent": contexts[0], "tracestate": "a=1"}),
+        ("DELETE", {"traceparent": contexts[1], "tracestate": "a=1"}),
+        ("SET", {}),
+    ]
+
+
+async def test_an_unrecorded_trace_of_a_request_is_carried_and_a_malformed_one_is_ignored(
+    tmp_path: Path, receiver: OtlpReceiver
+) -> None:
+    node, ready = await traced_store(tmp_path, receiver)
+    try:
+        for text in (PARENT[:-1] + "0", "malformed", f"00-{'0' * 32}-b7ad6b7169203331-01"):
+            async with store_client(ready, "dev", text) as client:
+                await client.set("k", text)
+        found = await captured_contexts(node, ready, 3)
+        assert b"penstock_tracing_spans_total 0.0" in node.metrics.render()
+    finally:
+        await node.close()
+    assert found == [("SET", {"traceparent": PARENT[:-1] + "0"}), ("SET", {}), ("SET", {})]
+
+
+async def test_requests_without_a_context_begin_traces_by_the_ratio(tmp_path: Path, receiver: OtlpReceiver) -> None:
+    node, ready = await traced_store(tmp_path, receiver, 1.0)
+    try:
+        async with store_client(ready, "dev") as client:
+            assert await client.write_many([Write.set("a", b"1"), Write.set("b", b"2")]) == [True, True]
+        found = await captured_contexts(node, ready, 2)
+    finally:
+        await node.close()
+    (span,) = receiver.wait(1)
+    assert (span.name, span.parent_id) == ("BATCH", "")
+    assert found[0] == found[1]
+    operation, headers = found[0]
+    assert (operation, str(headers["traceparent"])[:-3]) == ("SET", f"00-{span.trace_id}-{span.span_id}")
+
+
+async def test_the_tasks_of_a_sink_continue_the_trace_of_their_batch(tmp_path: Path, receiver: OtlpReceiver) -> None:
+    node, ready = await traced_store(tmp_path, receiver)
+    rows = pa.RecordBatch.from_pydict({"key": ["alarm"], "value": ["on"]})
+    try:
+        async with store_client(ready, "run") as client:
+            token = (await client.set("lease", "r1")).version
+        assert token is not None
+        target = FencedTarget(f"mqtt://{ready.mqtt}", token, "lease", "r1", "writer", PARENT)
+        assert await asyncio.to_thread(write_rows, target, [rows], 0) == 1
+        found = await captured_contexts(node, ready, 2)
+    finally:
+        await node.close()
+    spans = receiver.wait(2)
+    assert [(span.name, span.trace_id, span.parent_id) for span in spans] == [
+        (name, TRACE, "b7ad6b7169203331") for name in ("GET", "SET")
+    ]
+    assert found == [("SET", {}), ("SET", {"traceparent": f"00-{TRACE}-{spans[1].span_id}-01"})]
 
 
 def test_a_missing_library_is_reported_with_its_extra() -> None:

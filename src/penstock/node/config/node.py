@@ -438,7 +438,9 @@ class NodeConfig(Section):
         default=None, description="cluster with standby nodes, which needs etcd; default: a single node"
     )
     tracing: TracingSection | None = Field(
-        default=None, description="traces of messages that rules copy, exported by OpenTelemetry; default: none"
+        default=None,
+        description="traces of messages that rules copy and of requests to the state store, exported by "
+        "OpenTelemetry; default: none",
     )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="minimum severity of log lines")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="format of log lines")

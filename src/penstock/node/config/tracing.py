@@ -38,7 +38,7 @@ def otlp_endpoint(value: str) -> str:
 
 
 class TracingSection(Section):
-    """Export spans of messages that rules copy, over OTLP/HTTP."""
+    """Export spans of messages that rules copy and of requests to the state store, over OTLP/HTTP."""
 
     endpoint: Annotated[str, AfterValidator(otlp_endpoint)] = Field(
         description="base URL of the receiver, such as `http://127.0.0.1:4318`; spans are sent to its path `/v1/traces`"
@@ -47,8 +47,8 @@ class TracingSection(Section):
         default=0.0,
         ge=0,
         le=1,
-        description="share of the messages without a valid `traceparent` that begin a trace. A message with one is "
-        "recorded if its sender has set the flag `sampled`",
+        description="share of the messages and requests without a valid `traceparent` that begin a trace. Those with "
+        "one are recorded if the sender has set the flag `sampled`",
     )
     timeout_s: float = Field(
         default=3.0, gt=0, le=10, description="maximum duration of a request in seconds, with its retries"

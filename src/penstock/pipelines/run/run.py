@@ -269,6 +269,8 @@ class _PipelineRun:
         maintenance = MaintenanceSchedule(pipeline.sinks, self._queue_event)
         try:
             self._traces = self._start_traces()
+            if self._traces is not None:
+                store.traceparent = self._traces.traceparent
             self._builder = QueryBuilder(pipeline, spark, self._state, context)
             self._queries = self._builder.queries()
             sinks = [found.sink.name for found in plan(pipeline)]

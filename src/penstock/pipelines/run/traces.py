@@ -2,7 +2,8 @@
 
 A batch has records of many traces, so its span has no parent but links, as OpenTelemetry's conventions for messaging
 describe. The contexts are in the headers ``traceparent`` of the records. A thread reads the first records of the batch
-once more for them, so that neither the batch nor the run waits.
+once more for them, so that neither the batch nor the run waits. Requests with which a batch writes to the state store
+are children of its span, whose ids are therefore chosen when the batch begins to write.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from opentelemetry.trace import SpanContext, SpanKind, get_current_span
+from opentelemetry.trace import SpanContext, SpanKind, format_span_id, format_trace_id, get_current_span
 
 from penstock.errors import PenstockError
 from penstock.pipelines.run.queries import FinishedBatch
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.runtime.observability.tracing import Tracing, TracingOptions, context_of
+from penstock.runtime.observability.tracing import Tracing, TracingOptions, context_of, new_context
 
 __all__ = ["BatchTraces", "ReadHeaders"]
 
@@ -51,8 +52,15 @@ class BatchTraces:
         self._headers = headers
         self._waiting: queue.Queue[_Batch | None] = queue.Queue(_MAX_WAITING)
         self._closed = threading.Event()
+        self._contexts: dict[tuple[str, int], SpanContext] = {}
+        """Contexts of unfinished batches that write to the state store."""
         self._thread = threading.Thread(target=self._work, name="penstock-traces", daemon=True)
         self._thread.start()
+
+    def traceparent(self, sink: str, batch: int) -> str:
+        """Return the context of the span that ``finished`` will record for the batch, also if the batch is repeated."""
+        context = self._contexts.setdefault((sink, batch), new_context())
+        return f"00-{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}-01"
 
     def finished(self, batch: FinishedBatch) -> None:
         """Record the span of a batch that has just finished."""
@@ -107,6 +115,13 @@ class BatchTraces:
             **{f"penstock.records.{name}": count for name, count in counts.items()},
         }
         took_s = item.finished.took_s
+        context = self._contexts.pop((entry.sink, entry.batch), None) or new_context()
         self._tracing.add(
-            f"process {entry.sink}", SpanKind.CONSUMER, attributes, end_ns=item.end_ns, took_s=took_s, links=links
+            f"process {entry.sink}",
+            SpanKind.CONSUMER,
+            attributes,
+            end_ns=item.end_ns,
+            took_s=took_s,
+            context=context,
+            links=links,
         )

@@ -75,6 +75,8 @@ class WriteBack:
         self._publishing: Future[None] | None = None
         self._record: RunRecord | None = None
         self._warn = warn
+        self.traceparent: Callable[[str, int], str] | None = None
+        """Context of the span of a batch, for its requests; None without traces."""
 
     @property
     def token(self) -> Hlc:
@@ -144,10 +146,15 @@ class WriteBack:
         """
         return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
 
-    def target(self, sink: str) -> FencedTarget:
-        """Return the store as the tasks of ``sink`` write to it, with the fencing token of this run."""
+    def target(self, sink: str, batch: int) -> FencedTarget:
+        """Return the store as the tasks of a batch of ``sink`` write to it, with the fencing token of this run."""
         return FencedTarget(
-            self._broker, self.token, lease_key(self.pipeline), self.run_id, f"pipeline-{self.pipeline}-{sink}"
+            self._broker,
+            self.token,
+            lease_key(self.pipeline),
+            self.run_id,
+            f"pipeline-{self.pipeline}-{sink}",
+            None if self.traceparent is None else self.traceparent(sink, batch),
         )
 
     def close(self) -> None:

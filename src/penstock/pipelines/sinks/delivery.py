@@ -313,8 +313,8 @@ class FencedStore(Protocol):
     def token(self) -> object:
         """Fencing token of the run."""
 
-    def target(self, sink: str) -> FencedTarget:
-        """Return the store as the tasks of ``sink`` write to it."""
+    def target(self, sink: str, batch: int) -> FencedTarget:
+        """Return the store as the tasks of a batch of ``sink`` write to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -610,7 +610,7 @@ def _write_keys(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
         # The changes of a key are in one task, in order.
         changes = changes.repartition(min(cores, -(-most // ONE_TASK)), "key")
     changes = changes.sortWithinPartitions("key", *(name for name in _ORDER if name in changes.columns))
-    target = writer.targets.store.target(sink.name)
+    target = writer.targets.store.target(sink.name, batch.number)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

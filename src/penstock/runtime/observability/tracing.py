@@ -23,8 +23,10 @@ from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_HEADERS, 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, get_current_span, set_span_in_context
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.re import parse_env_headers
 from opentelemetry.util.types import AttributeValue
@@ -32,7 +34,17 @@ from opentelemetry.util.types import AttributeValue
 import penstock
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 
-__all__ = ["TRACE_HEADERS", "Headers", "Tracing", "TracingOptions", "TracingStats", "context_of", "with_context"]
+__all__ = [
+    "TRACE_HEADERS",
+    "Headers",
+    "Tracing",
+    "TracingOptions",
+    "TracingStats",
+    "context_of",
+    "headers_of",
+    "new_context",
+    "with_context",
+]
 
 _log = logging.getLogger("penstock.tracing")
 
@@ -42,6 +54,8 @@ _PATH: Final = "/v1/traces"
 _CLOSE_S: Final = 3.0
 """Seconds after which ``close`` sends no more requests."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
+_IDS: Final = RandomIdGenerator()
+_SCOPE: Final = InstrumentationScope("penstock", penstock.__version__)
 _NOISY: Final = (
     # They log each failure and each dropped span; `_Exporter` reports a series of failures once.
     "opentelemetry.exporter.otlp",
@@ -94,11 +108,23 @@ def context_of(headers: Headers) -> Context:
     return _PROPAGATOR.extract(joined, Context())
 
 
-def with_context(headers: Headers, span: Span) -> list[tuple[str, str | bytes]]:
-    """Return ``headers`` with the context of ``span`` instead of the one that they carry."""
+def headers_of(span: Span) -> list[tuple[str, str]]:
+    """Return the headers that carry the context of ``span``: first ``traceparent``, then perhaps ``tracestate``."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, set_span_in_context(span, Context()))
-    return [*((name, value) for name, value in headers if name not in TRACE_HEADERS), *carrier.items()]
+    return list(carrier.items())
+
+
+def with_context(headers: Headers, span: Span) -> list[tuple[str, str | bytes]]:
+    """Return ``headers`` with the context of ``span`` instead of the one that they carry."""
+    return [*((name, value) for name, value in headers if name not in TRACE_HEADERS), *headers_of(span)]
+
+
+def new_context() -> SpanContext:
+    """Return the context of a span that begins a trace, for :meth:`Tracing.add`."""
+    return SpanContext(
+        _IDS.generate_trace_id(), _IDS.generate_span_id(), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+    )
 
 
 class Tracing:
@@ -127,7 +153,8 @@ class Tracing:
         # Closed by `close`, not at the exit of Python; the global provider remains that of the application.
         try:
             self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
-            self._provider.add_span_processor(BatchSpanProcessor(self._exporter, schedule_delay_millis=1000))
+            self._processor = BatchSpanProcessor(self._exporter, schedule_delay_millis=1000)
+            self._provider.add_span_processor(self._processor)
         except ValueError as error:
             raise ConfigError(
                 "tracing: a variable of OpenTelemetry has no valid value",
@@ -135,12 +162,17 @@ class Tracing:
                 why=str(error),
                 do="correct or remove the variables OTEL_SPAN_… and OTEL_BSP_…",
             ) from error
-        self._tracer = self._provider.get_tracer("penstock", penstock.__version__)
+        self._tracer = self._provider.get_tracer(_SCOPE.name, _SCOPE.version)
 
     @property
     def failure(self) -> PenstockError | None:
         """The error of the last export; None after a success."""
         return self._exporter.failure
+
+    @property
+    def begins_traces(self) -> bool:
+        """True if traces without a parent may be recorded."""
+        return self._ratio > 0
 
     def start(
         self, name: str, parent: Context, kind: SpanKind, attributes: Mapping[str, AttributeValue]
@@ -162,15 +194,27 @@ class Tracing:
         *,
         end_ns: int,
         took_s: float,
+        context: SpanContext,
         links: Sequence[SpanContext] = (),
     ) -> None:
-        """Record a span without a parent that took ``took_s`` seconds until ``end_ns``, in ns since 1970."""
-        span = self._tracer.start_span(
-            name, Context(), kind, attributes, [Link(each) for each in links], end_ns - int(took_s * 1e9)
+        """Record a span without a parent that took ``took_s`` seconds until ``end_ns``, in ns since 1970.
+
+        ``context``: that of :func:`new_context`, which other processes may know already.
+        """
+        self.stats.spans += 1
+        self._processor.on_end(
+            ReadableSpan(
+                name,
+                context,
+                resource=self._provider.resource,
+                attributes=attributes,
+                links=[Link(each) for each in links],
+                kind=kind,
+                start_time=end_ns - int(took_s * 1e9),
+                end_time=end_ns,
+                instrumentation_scope=_SCOPE,
+            )
         )
-        if span.is_recording():
-            self.stats.spans += 1
-            span.end(end_ns)
 
     def close(self) -> None:
         """Send the waiting spans, for a few seconds at most. It blocks; call it once."""

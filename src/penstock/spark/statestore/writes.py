@@ -63,7 +63,8 @@ class Row(NamedTuple):
 class FencedTarget(NamedTuple):
     """The state store as a run writes to it from tasks; ``holder`` is the value of the key ``lease`` while it may.
 
-    ``writer``: the client identifiers of the tasks begin with it.
+    ``writer``: the client identifiers of the tasks begin with it. ``traceparent``: context of the trace of
+    the requests.
     """
 
     broker: str
@@ -71,6 +72,7 @@ class FencedTarget(NamedTuple):
     lease: str
     holder: str
     writer: str
+    traceparent: str | None = None
 
 
 class WritableStore(Protocol):
@@ -168,9 +170,10 @@ async def _connect(target: FencedTarget, partition: int) -> AsyncIterator[Writab
     # A clean start, since the session of a replaced task is of no use; no reconnection, since it would take the
     # connection from the attempt that replaced this one.
     client_id = f"{target.writer}-{partition}"
+    traced = {} if target.traceparent is None else {"traceparent": target.traceparent}
     async with (
         MqttClient(target.broker, client_id=client_id, clean_start=True, reconnect=False) as mqtt,
-        StateStoreClient(mqtt, reconnect=False) as store,
+        StateStoreClient(mqtt, reconnect=False, user_properties=traced) as store,
     ):
         yield store
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -83,6 +83,7 @@ class StateStoreClient:
         reconnect: whether the MQTT client reconnects after a lost connection.
         server_clock: derive timestamps from the store's clock, for machines whose own clock is wrong.
         high_priority: ask the broker to exempt the requests from backpressure (``$high_priority``).
+        user_properties: further user properties of each request, such as ``traceparent``.
         clock: wall clock in ms.
 
     Keys and values are bytes; text is encoded as UTF-8. Every method may raise:
@@ -101,13 +102,15 @@ class StateStoreClient:
         reconnect: bool = True,
         server_clock: bool = False,
         high_priority: bool = False,
+        user_properties: Mapping[str, str] | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._mqtt = mqtt
         self._owns_mqtt = False
         self._reconnect = reconnect
         self._clock = RequestClock(uuid.uuid4().hex, clock or wall_clock_ms, server_clock=server_clock)
-        self._requests = RequestSender(mqtt, self._clock, timeout_s, {"$high_priority": ""} if high_priority else {})
+        extra = {**(user_properties or {}), **({"$high_priority": ""} if high_priority else {})}
+        self._requests = RequestSender(mqtt, self._clock, timeout_s, extra)
         self._observations = Observations(self._requests, self.get)
         self._batches = BatchWriter(self._requests, lambda: mqtt.server.properties.maximum_packet_size)
         self._restoring: asyncio.Task[None] | None = None
@@ -126,6 +129,7 @@ class StateStoreClient:
         reconnect: bool = True,
         server_clock: bool = False,
         high_priority: bool = False,
+        user_properties: Mapping[str, str] | None = None,
         username: str | None = None,
         password: bytes | str | None = None,
         authentication: EnhancedAuthentication | None = None,
@@ -149,7 +153,12 @@ class StateStoreClient:
             tls=tls,
         )
         client = cls(
-            mqtt, timeout_s=timeout_s, reconnect=reconnect, server_clock=server_clock, high_priority=high_priority
+            mqtt,
+            timeout_s=timeout_s,
+            reconnect=reconnect,
+            server_clock=server_clock,
+            high_priority=high_priority,
+            user_properties=user_properties,
         )
         client._owns_mqtt = True
         return client

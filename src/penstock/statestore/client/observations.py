@@ -43,6 +43,7 @@ class KeyChange(NamedTuple):
     for a deletion that happened while the client was disconnected. ``missed``: the change was detected by reading the
     key after a reconnect; changes that were overwritten meanwhile are not reported. Observations of a prefix also get
     ``LOST``, with the prefix as ``key``: the connection was lost, and changes under it may have been missed.
+    ``traceparent``: context of the trace of the change, if it has one.
     """
 
     key: bytes
@@ -50,6 +51,7 @@ class KeyChange(NamedTuple):
     value: bytes | None
     version: Hlc | None
     missed: bool = False
+    traceparent: str | None = None
 
 
 class Observation:
@@ -239,8 +241,9 @@ class Observations:
             _log.warning("%s", error)
             return
         version = self._requests.clock.receive(message.properties.user_property("__ts"))
+        traceparent = message.properties.user_property("traceparent")
         for observed in targets:
-            observed.accept(KeyChange(key, operation, value, version))
+            observed.accept(KeyChange(key, operation, value, version, traceparent=traceparent))
 
     async def restore(self) -> bool:
         """Begin all observations again after a reconnect, because the store ended them with the connection.

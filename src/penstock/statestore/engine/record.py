@@ -95,10 +95,11 @@ class Change:
     ``version`` is the version of the change: that of the record, or a newer one for a delete. ``previous`` is the
     version of a deleted value; None for a SET, and for a change that a restart has read from the log. ``observers`` are
     the clients to notify, as of the change. ``writer`` is the client id, empty for an expiry. ``floor`` is the prefix
-    fence that the change raised. ``kept``: whether the key is on disk after the change (False for a delete).
+    fence that the change raised. ``kept``: whether the key is on disk after the change (False for a delete). ``trace``
+    is the context of the request's trace as headers, for notifications and change capture; None without one.
     """
 
-    __slots__ = ("floor", "kept", "key", "observers", "previous", "record", "version", "writer")
+    __slots__ = ("floor", "kept", "key", "observers", "previous", "record", "trace", "version", "writer")
 
     def __init__(
         self,
@@ -118,11 +119,13 @@ class Change:
         self.writer = writer
         self.floor = floor
         self.kept = record is not None
+        self.trace: list[tuple[str, str]] | None = None
 
     @property
     def held_bytes(self) -> int:
         """Approximate memory of the change in bytes."""
-        return CHANGE_BYTES + len(self.key) + (len(self.record.value) if self.record is not None else 0)
+        trace = 0 if self.trace is None else sum([len(name) + len(value) for name, value in self.trace])
+        return CHANGE_BYTES + len(self.key) + (len(self.record.value) if self.record is not None else 0) + trace
 
     def __repr__(self) -> str:
         return f"<Change {'SET' if self.record is not None else 'DELETE'} {self.key!r} {self.version}>"
@@ -280,14 +283,22 @@ def _node_and_owner(name: bytes) -> _Owner:
 
 
 # Format of a change in the log of changes: CRC-32 of the following bytes; version; length of the writer; the writer;
-# for a SET, the record in the stored format; for a delete, a zero byte and the key.
+# for a SET, the record in the stored format; for a delete, a zero byte and the key. If there is the context of a trace,
+# a zero byte and the traceparent, and perhaps another one and the tracestate, follow the writer and are included in its
+# length: no client identifier has a zero byte [MQTT-1.5.4-2]. Earlier versions read all of it as the writer.
 _CHANGE_HEAD: Final = Struct(">QQHB")
 _CHANGE_END: Final = _CHECKSUM.size + _CHANGE_HEAD.size
+_TRACE_HEADERS: Final = ("traceparent", "tracestate")
+_MAX_WRITER: Final = 0xFFFF
 
 
 def encode_change(change: Change) -> bytes:
     """Encode ``change`` in the stored format, with checksum, without observers and floor."""
     writer = change.writer.encode()
+    if change.trace is not None:
+        traced = b"\0".join([writer, *(value.encode() for _, value in change.trace)])
+        if len(traced) <= _MAX_WRITER:
+            writer = traced
     version = change.version
     is_set = change.record is not None
     body = b"".join(
@@ -306,8 +317,14 @@ def decode_change(stored: bytes, node: str) -> Change | None:
         return None
     wall, counter, writer_size, is_set = _CHANGE_HEAD.unpack_from(stored, _CHECKSUM.size)
     writer_end = _CHANGE_END + writer_size
-    writer = stored[_CHANGE_END:writer_end].decode()
-    if not is_set:
-        return Change(stored[writer_end:], None, Hlc(wall, counter, node), writer=writer)
-    record = decode_record(stored[writer_end:])
-    return None if record is None else Change(record.key, record, record.version, writer=writer)
+    writer, *values = stored[_CHANGE_END:writer_end].decode().split("\0")
+    if is_set:
+        record = decode_record(stored[writer_end:])
+        if record is None:
+            return None
+        change = Change(record.key, record, record.version, writer=writer)
+    else:
+        change = Change(stored[writer_end:], None, Hlc(wall, counter, node), writer=writer)
+    if values:
+        change.trace = list(zip(_TRACE_HEADERS, values, strict=False))
+    return change

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.errors import StorageError
-from penstock.statestore.codec.commands import Access
+from penstock.statestore.binding import StoreRequest
+from penstock.statestore.codec.commands import Access, Command
 from penstock.statestore.engine.record import Change
-from penstock.statestore.engine.requests import Context
+from penstock.statestore.engine.requests import Answer, Context
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["Capture", "LogPage", "LogTail", "ReadLog", "StoreAuthorizer", "StoreStats"]
+__all__ = ["Capture", "LogPage", "LogTail", "ReadLog", "RequestTracer", "StoreAuthorizer", "StoreStats"]
 
 
 class StoreStats:
@@ -75,6 +76,18 @@ class StoreAuthorizer(Protocol):
 
     def has_high_priority(self, context: Context) -> bool:
         """Return True if the client is permitted to use ``$high_priority``."""
+        ...
+
+
+class RequestTracer(Protocol):
+    """Recorder of the spans of requests. All methods are called on the request path."""
+
+    def executed(self, ask: StoreRequest, command: Command, changes: Sequence[Change]) -> None:
+        """Start the span of a request that was executed in memory, and set ``trace`` of its changes."""
+        ...
+
+    def answered(self, ask: StoreRequest, answer: Answer) -> None:
+        """End the span of a request whose answer has been sent."""
         ...
 
 

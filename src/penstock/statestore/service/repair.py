@@ -58,7 +58,9 @@ class Renumbering:
     def change(self, old: Change, steady_ms: int) -> Change:
         """Return a logged change with new versions."""
         record = None if old.record is None else self.record(old.record, steady_ms)
-        return Change(old.key, record, self.version(old.version), writer=old.writer)
+        new = Change(old.key, record, self.version(old.version), writer=old.writer)
+        new.trace = old.trace
+        return new
 
 
 class Repair(NamedTuple):

@@ -51,7 +51,7 @@ from penstock.statestore.options import PersistenceMode, StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.deduplication import RecentWrites, is_in_doubt
 from penstock.statestore.service.delivery import ResponseSender
-from penstock.statestore.service.interfaces import Capture, StoreAuthorizer, StoreStats
+from penstock.statestore.service.interfaces import Capture, RequestTracer, StoreAuthorizer, StoreStats
 from penstock.statestore.service.storage import NODE, Storage, StoredState
 from penstock.statestore.service.writer import ChangeWriter
 
@@ -91,6 +91,7 @@ class StateStoreService(Service):
         policy: permissions of clients; None = all permissions.
         capture: receives all changes, in order; None = no change capture.
         storage: storage of the keys; default: LMDB in ``path``.
+        tracer: records spans of requests; None = no traces.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class StateStoreService(Service):
         policy: StoreAuthorizer | None = None,
         capture: Capture | None = None,
         storage: Storage | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self.stats = StoreStats()
         self.recovered: StoredState | None = None
@@ -121,6 +123,7 @@ class StateStoreService(Service):
         """Stored lead of the steady clock over the wall clock."""
         self._forced = dialect_named(options.dialect)
         self._policy = policy
+        self._tracer = tracer
         self._engine = Engine(
             node=NODE,
             max_keys=options.max_keys,
@@ -299,7 +302,19 @@ class StateStoreService(Service):
             StorageError: the directory cannot be opened. Damaged values are not an error.
         """
         self._loop = asyncio.get_running_loop()
-        recovered = self.recovered = await asyncio.to_thread(self._storage.open)
+        opening = asyncio.ensure_future(asyncio.to_thread(self._storage.open))
+        try:
+            await self._start(outlet, await asyncio.shield(opening))
+        except BaseException:
+            # A thread that opens the directory cannot be stopped, so wait for it, and close what it has opened.
+            await asyncio.wait([opening])
+            if opening.exception() is None:
+                await self.close()
+            raise
+
+    async def _start(self, outlet: Outlet, recovered: StoredState) -> None:
+        """Serve the stored keys."""
+        self.recovered = recovered
         engine = self._engine
         engine.restore(recovered.records, recovered.clock)
         self._recovered_clock = engine.clock
@@ -440,6 +455,8 @@ class StateStoreService(Service):
                 return
             self._recent.note(ask.client_id, ask.correlation, ask.timestamp)
         answer, changes = self._engine.execute(command, ask, now_ms, steady_ms)
+        if self._tracer is not None:
+            self._tracer.executed(ask, command, changes)
         if changes:
             if self._engine.expiries.sooner:
                 self._arm()
@@ -544,6 +561,8 @@ class StateStoreService(Service):
                 payload = answer_payload(answer, ask.dialect)
                 properties = answer_properties(ask, answer, expiry_s)
                 self._responses.answer(message, ask.response_topic, payload, properties, expiry_s)
+            if self._tracer is not None:
+                self._tracer.answered(ask, answer)
             if answer.missed is not None:
                 for change in answer.missed:
                     self._responses.notify(message.client_id, ask.dialect, change)

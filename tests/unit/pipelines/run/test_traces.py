@@ -89,6 +89,19 @@ def test_a_batch_has_a_span_with_links_to_the_traces_of_its_records(receiver: Ot
     assert headers.asked == [("lake", {"source": {"1:0": 0}}, {"source": {"1:0": 280}}, "traceparent")]
 
 
+def test_the_span_of_a_batch_has_the_context_that_its_writes_carried(receiver: OtlpReceiver) -> None:
+    found = BatchTraces(receiver.url, RUN, Headers())
+    first = found.traceparent("lake", 7)
+    assert found.traceparent("lake", 7) == first  # an attempt to repeat the batch
+    second = found.traceparent("lake", 8)
+    for number in (7, 8, 9):
+        found.finished(batch(number))
+    spans = receiver.wait(3)
+    found.close()
+    assert [f"00-{span.trace_id}-{span.span_id}-01" for span in spans[:2]] == [first, second]
+    assert len({span.trace_id for span in spans}) == 3
+
+
 def test_links_are_bounded_and_an_empty_batch_reads_nothing(receiver: OtlpReceiver) -> None:
     headers = Headers(*(parent(number) for number in range(1, 100)))
     found = BatchTraces(receiver.url, RUN, headers)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.statestore.engine.record import Record, decode_record, digest_of, encode_record
+from penstock.statestore.engine.record import (
+    Change,
+    Record,
+    decode_change,
+    decode_record,
+    digest_of,
+    encode_change,
+    encode_record,
+)
 from penstock.statestore.hlc import Hlc
 
 numbers = st.integers(0, 2**64 - 1)
@@ -60,3 +69,35 @@ def test_keys_of_every_size_have_a_digest_that_lmdb_takes() -> None:
 
 def test_shown_for_people_without_the_value() -> None:
     assert "secret" not in repr(Record(b"key", b"secret", Hlc(1, 2, "n")))
+
+
+CONTEXT = [("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("tracestate", "a=1")]
+
+
+@pytest.mark.parametrize("trace", [None, CONTEXT[:1], CONTEXT])
+@pytest.mark.parametrize("value", [None, b"value"])
+def test_a_logged_change_has_its_writer_and_the_context_of_its_trace(
+    value: bytes | None, trace: list[tuple[str, str]] | None
+) -> None:
+    version = Hlc(1, 2, "StateStore")
+    change = Change(b"key", None if value is None else Record(b"key", value, version), version, writer="dev")
+    plain = change.held_bytes
+    change.trace = trace
+    assert change.held_bytes == plain + sum(len(name) + len(text) for name, text in trace or ())
+    found = decode_change(encode_change(change), "StateStore")
+    assert found is not None
+    assert (found.key, found.record, found.version, found.writer, found.trace) == (
+        b"key",
+        change.record,
+        version,
+        "dev",
+        trace,
+    )
+
+
+def test_a_context_that_does_not_fit_next_to_the_writer_is_left_out() -> None:
+    change = Change(b"key", None, Hlc(1, 2, "StateStore"), writer="w" * 65_535)
+    change.trace = CONTEXT
+    found = decode_change(encode_change(change), "StateStore")
+    assert found is not None
+    assert (found.writer, found.trace) == (change.writer, None)

@@ -35,8 +35,10 @@ def test_a_lock_and_the_keys_that_it_protects_stay_together() -> None:
     assert moved.version > new.record(lock, NOW).version > old.version
     assert new.record(old, NOW) == old
     assert len(new) == 2
-    change = new.change(Change(b"key", key, key.version, writer="c"), NOW)
-    assert (change.version, change.record, change.writer) == (moved.version, moved, "c")
+    logged = Change(b"key", key, key.version, writer="c")
+    logged.trace = [("traceparent", "00-1")]
+    change = new.change(logged, NOW)
+    assert (change.version, change.record, change.writer, change.trace) == (moved.version, moved, "c", logged.trace)
     assert new.change(Change(b"lock", None, lock.version), NOW).record is None
 
 

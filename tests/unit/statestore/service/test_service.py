@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import lmdb
@@ -13,6 +14,7 @@ from penstock.statestore.engine.record import digest_of
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.service import StateStoreService
+from penstock.statestore.service.storage import Storage, StoredState
 from tests.engine.statestore import NOW, FakeOutlet, ManualClock, Peer, open_service
 
 
@@ -41,6 +43,27 @@ async def test_a_restart_keeps_keys_fences_and_expiries_and_never_turns_the_cloc
     service.wake()
     assert peer.ask("GET long").payload == b"$-1\r\n"
     await service.close()
+
+
+async def test_a_cancelled_start_closes_what_its_thread_opens(tmp_path: Path) -> None:
+    begun, proceed = threading.Event(), threading.Event()
+
+    class SlowStorage(Storage):
+        def open(self) -> StoredState:
+            begun.set()
+            assert proceed.wait(60)
+            return super().open()
+
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = StateStoreService(tmp_path, Durability.MEMORY, clock, storage=SlowStorage(tmp_path, Durability.MEMORY))
+    starting = asyncio.create_task(service.start(outlet))
+    assert await asyncio.to_thread(begun.wait, 60)
+    starting.cancel()
+    proceed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    again = await open_service(tmp_path, outlet, clock)  # a directory that is still open would be refused
+    await again.close()
 
 
 async def test_keys_that_expired_while_the_store_was_down_are_deleted(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ class MessageQueue:
 
     def has_room(self, message: Message) -> bool:
         """Return whether a QoS 1 or 2 message would be queued without dropping another."""
-        share = URGENT_SHARE if message.urgent else 1
+        # A single message is never larger than the queue, see `add`.
+        share = URGENT_SHARE if message.urgent and message.size <= self._limits.max_queued_bytes else 1
         return len(self) < share * self._limits.max_queued_messages and self._fits(message.size, share)
 
     def overflow_reason(self, message: Message) -> str:
