@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.node_api import data_dir_option
-from penstock.cli.options import Commands, Json
+from penstock.cli.options import DATA_DIR, Commands, Json
 from penstock.cli.output import print_json
 from penstock.errors import ConfigError, UnavailableError
 
@@ -41,7 +41,7 @@ app = Commands("Connect applications of Azure IoT Operations to a node.")
     name="env",
 )
 def env(
-    data_dir: Annotated[Path, data_dir_option("Data directory of the node.")] = Path("penstock-data"),
+    data_dir: Annotated[Path, data_dir_option("Data directory of the node.")] = DATA_DIR,
     client_id: Annotated[
         str | None,
         typer.Option(help="MQTT client identifier of the application. Default: a random one.", metavar="ID"),

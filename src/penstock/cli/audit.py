@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.node_api import data_dir_option
-from penstock.cli.options import Commands, Json
+from penstock.cli.options import DATA_DIR, Commands, Json
 from penstock.cli.output import Cell, escape, note, print_json, print_table
 from penstock.errors import ConfigError
 
@@ -29,7 +29,7 @@ app = Commands("Show the audit trail of a node or broker.")
 
 @app.add("penstock audit list --limit 20", "penstock audit list --data-dir /var/lib/penstock --json", name="list")
 def audit_list(
-    data_dir: Annotated[Path, data_dir_option("Data directory of the node or broker.")] = Path("penstock-data"),
+    data_dir: Annotated[Path, data_dir_option("Data directory of the node or broker.")] = DATA_DIR,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Show the newest N entries.", min=1, metavar="N")] = 100,
     wide: Annotated[
         bool, typer.Option("--wide", help="Also show server, credential and address, and long names in full.")

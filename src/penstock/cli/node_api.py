@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from penstock.cli.options import (
+    DATA_DIR,
     CaFile,
     CertFile,
     KeyFile,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["NodeApi", "NodeOptions", "connects_to_node", "data_dir_option"]
 
 DEFAULT_HTTP: Final = "127.0.0.1:8080"
-_DATA_DIR: Final = Path("penstock-data")
 TIMEOUT_S: Final = 10.0
 STREAM_S: Final = 60.0
 """Longest silence of a stream: commits of the node may wait for its disk for some time."""
@@ -85,7 +85,7 @@ class NodeOptions:
         data_dir_option(
             "Data directory of a node on this machine: it contains the address and the administration token."
         ),
-    ] = _DATA_DIR
+    ] = DATA_DIR
     admin_token_file: Annotated[
         Path | None,
         typer.Option(help="File with the administration token.", envvar="PENSTOCK_ADMIN_TOKEN_FILE", metavar="FILE"),
@@ -108,7 +108,7 @@ class NodeOptions:
         from penstock.tube.master.admin_token import read_token
 
         found = running_node(self.data_dir) if self.http is None else None
-        if self.http is None and found is None and self.data_dir != _DATA_DIR:
+        if self.http is None and found is None and self.data_dir != DATA_DIR:
             raise UnavailableError(
                 f"no node runs in the data directory {self.data_dir}",
                 applied=False,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.statestore.hlc import Hlc
 
 __all__ = [
+    "DATA_DIR",
     "DURATION",
     "BrokerOptions",
     "CaFile",
@@ -65,6 +66,9 @@ class _Dataclass(Protocol):
 
 
 Command = Callable[..., None]
+
+DATA_DIR: Final = Path("penstock-data")
+"""Default of a node's data directory, in the working directory."""
 
 _GIVEN: Final = ("COMMANDLINE", "ENVIRONMENT")
 """Sources of values that have precedence over a context."""
@@ -521,7 +525,7 @@ def local_data_dir() -> Path:
 
     It is PENSTOCK_DATA_DIR, ``data_dir`` of the configuration file of the working directory, or ``penstock-data``.
     """
-    standard = Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data")
+    standard = Path(os.environ.get("PENSTOCK_DATA_DIR") or DATA_DIR)
     file = Path(os.environ.get("PENSTOCK_CONFIG") or "penstock.yaml")
     if os.environ.get("PENSTOCK_DATA_DIR") or not file.is_file():
         return standard

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.node_api import data_dir_option
-from penstock.cli.options import Commands, StateStoreOptions, connects_to_store, duration_option
+from penstock.cli.options import DATA_DIR, Commands, StateStoreOptions, connects_to_store, duration_option
 from penstock.cli.output import escape, print_json, use_colour
 from penstock.statestore.options import OPTIONAL_EXTENSIONS, optional_extension
 
@@ -62,9 +62,9 @@ class _LogLevel(StrEnum):
 )
 @connects_to_store
 def attach(
-    data_dir: Annotated[Path, typer.Option(help="Data directory.", envvar="PENSTOCK_DATA_DIR", metavar="DIR")] = Path(
-        "penstock-data"
-    ),
+    data_dir: Annotated[
+        Path, typer.Option(help="Data directory.", envvar="PENSTOCK_DATA_DIR", metavar="DIR")
+    ] = DATA_DIR,
     durability: Annotated[
         _Durability,
         typer.Option(
@@ -186,7 +186,7 @@ async def _serve(
     "penstock statestore repair --data-dir /var/lib/penstock --apply",
 )
 def repair(
-    data_dir: Annotated[Path, data_dir_option("Data directory of a stopped node.")] = Path("penstock-data"),
+    data_dir: Annotated[Path, data_dir_option("Data directory of a stopped node.")] = DATA_DIR,
     apply: Annotated[bool, typer.Option("--apply", help="Renumber them. Default: report only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
