@@ -1,10 +1,10 @@
-"""A receiver of OTLP over HTTP for tests: keeps the spans that it gets, and answers as it is told."""
+"""A receiver of OTLP over HTTP for tests: keeps what it gets, and answers as it is told."""
 
 from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
@@ -12,9 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-__all__ = ["OtlpReceiver", "ReceivedSpan", "otlp_receiver"]
+__all__ = ["OtlpReceiver", "ReceivedLine", "ReceivedMetric", "ReceivedSpan", "otlp_receiver"]
+
+
+_CUMULATIVE = 2
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,31 @@ class ReceivedSpan:
     resource: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class ReceivedMetric:
+    """A metric of a request: a cumulative, monotonic sum (``counter``) or a gauge; ``points``: value and attributes."""
+
+    name: str
+    unit: str
+    help: str
+    counter: bool
+    points: list[tuple[float, dict[str, Any]]]
+    resource: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReceivedLine:
+    """A log line of a request, with ids as hex digits."""
+
+    text: str
+    severity: str
+    severity_number: int
+    trace_id: str
+    span_id: str
+    attributes: dict[str, Any]
+    resource: dict[str, Any]
+
+
 class OtlpReceiver:
     """The receiver; ``status`` is its answer to requests."""
 
@@ -43,6 +73,9 @@ class OtlpReceiver:
         self.url = ""
         self.requests: list[str] = []
         self.headers: list[Message] = []
+        self.metrics: list[dict[str, ReceivedMetric]] = []
+        """The metrics of each request by name."""
+        self.lines: list[ReceivedLine] = []
         self._spans: list[ReceivedSpan] = []
         self._changed = threading.Condition()
 
@@ -52,18 +85,27 @@ class OtlpReceiver:
             assert self._changed.wait_for(lambda: len(self._spans) >= count, 60), self._spans
             return list(self._spans)
 
+    def wait_for(self, met: Callable[[], bool]) -> None:
+        """Return once ``met`` returns True; it is called after each request."""
+        with self._changed:
+            assert self._changed.wait_for(met, 60), self.requests
+
     def wait_requests(self, count: int) -> None:
         """Return once ``count`` requests were answered, with any status."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.requests) >= count, 60), self.requests
 
     def add(self, path: str, body: bytes) -> None:
-        """Keep the spans of a request."""
-        request = ExportTraceServiceRequest.FromString(body)
+        """Keep what a request contains."""
         with self._changed:
             self.requests.append(path)
             if self.status == 200:
-                self._spans += _spans(request)
+                if path == "/v1/metrics":
+                    self.metrics.append(_metrics(ExportMetricsServiceRequest.FromString(body)))
+                elif path == "/v1/logs":
+                    self.lines += _lines(ExportLogsServiceRequest.FromString(body))
+                else:
+                    self._spans += _spans(ExportTraceServiceRequest.FromString(body))
             self._changed.notify_all()
 
 
@@ -94,6 +136,45 @@ def _spans(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
         for resource in request.resource_spans
         for scope in resource.scope_spans
         for span in scope.spans
+    ]
+
+
+def _metrics(request: ExportMetricsServiceRequest) -> dict[str, ReceivedMetric]:
+    found: dict[str, ReceivedMetric] = {}
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                counter = metric.WhichOneof("data") == "sum"
+                data: Any = metric.sum if counter else metric.gauge
+                assert not counter or (data.is_monotonic and data.aggregation_temporality == _CUMULATIVE)
+                found[metric.name] = ReceivedMetric(
+                    metric.name,
+                    metric.unit,
+                    metric.description,
+                    counter,
+                    [
+                        (getattr(point, point.WhichOneof("value")), _attributes(point.attributes))
+                        for point in data.data_points
+                    ],
+                    _attributes(resource.resource.attributes),
+                )
+    return found
+
+
+def _lines(request: ExportLogsServiceRequest) -> list[ReceivedLine]:
+    return [
+        ReceivedLine(
+            _value(line.body),
+            line.severity_text,
+            line.severity_number,
+            line.trace_id.hex(),
+            line.span_id.hex(),
+            _attributes(line.attributes),
+            _attributes(resource.resource.attributes),
+        )
+        for resource in request.resource_logs
+        for scope in resource.scope_logs
+        for line in scope.log_records
     ]
 
 

@@ -409,6 +409,7 @@ SOURCES = {
     "cluster": "Cluster",
     "rule": "Rules, with the labels `filter` and `topic`",
     "tracing": "Traces",
+    "telemetry": "Metrics and log lines over OTLP",
     "capture": "Change capture, with the label `topic`",
     "bridge": "Bridges, with the label `bridge`",
 }

@@ -27,7 +27,9 @@ TEXTS = (
     ("node/tube_broker.py", "is prepared, neither committed nor aborted", "is prepared, neither committed nor aborted"),
     ("node/capture.py", "has accepted no change of the state store", "has accepted no change of the state store"),
     ("runtime/observability/audit.py", "cannot be written: ", "the audit trail … cannot be written: "),
-    ("runtime/observability/tracing.py", "spans cannot be sent to ", "`spans cannot be sent to …`"),
+    ("runtime/observability/otlp.py", "{self._items} cannot be sent to ", "`spans cannot be sent to …`"),
+    ("runtime/observability/telemetry.py", '"metrics", "metrics"', "`metrics cannot be sent to …`"),
+    ("runtime/observability/telemetry.py", '"log lines"', "`log lines cannot be sent to …`"),
     ("node/cluster.py", "standby: the active node is", "`standby: the active node is …`"),
     ("node/cluster.py", "standby: no node of the cluster is active", "`standby: no node of the cluster is active"),
     ("node/cluster.py", "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
@@ -55,4 +57,10 @@ def test_every_part_that_reports_is_on_the_page() -> None:
         "queue_full",
         "restart_needed",
     ], "a new warning belongs into TEXTS and on the page"
-    assert sorted(re.findall(r'self\._warnings\.append\(\("(\w+)"', node)) == ["audit", "capture", "disk", "tracing"]
+    assert sorted(re.findall(r'self\._warnings\.append\(\("(\w+)"', node)) == [
+        "audit",
+        "capture",
+        "disk",
+        "telemetry",
+        "tracing",
+    ]

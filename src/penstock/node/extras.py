@@ -10,7 +10,7 @@ from importlib import import_module
 from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.kafka import needs_kafka
 from penstock.node.config.node import NodeConfig
-from penstock.node.config.tracing import needs_tracing
+from penstock.node.config.tracing import needs_otel
 
 __all__ = ["check_extras"]
 
@@ -28,5 +28,8 @@ def check_extras(config: NodeConfig) -> None:
         with needs_kafka():
             import_module("confluent_kafka")
     if config.tracing is not None:
-        with needs_tracing():
+        with needs_otel("tracing"):
             import_module("penstock.runtime.observability.tracing")
+    if config.telemetry is not None:
+        with needs_otel("telemetry"):
+            import_module("penstock.runtime.observability.telemetry")

@@ -262,6 +262,13 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "spans_exported": _counter("Spans that the receiver has accepted.", "exported_spans"),
         "spans_failed": _counter("Spans that could not be sent to the receiver.", "failed_spans"),
     },
+    "telemetry": {
+        "metric_exports": _counter("Exports of metrics that the receiver has accepted."),
+        "metric_exports_failed": _counter("Exports of metrics that failed.", "failed_metric_exports"),
+        "log_lines": _counter("Log lines to export."),
+        "log_lines_exported": _counter("Log lines that the receiver has accepted.", "exported_log_lines"),
+        "log_lines_failed": _counter("Log lines that could not be sent to the receiver.", "failed_log_lines"),
+    },
     "capture": {
         "captured": _counter("Changes of the state store appended to their TubeMQ topic.", "captured_changes"),
         "failures": _counter("Times that TubeMQ refused changes; they are sent again."),

@@ -35,7 +35,7 @@ from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.config.profiles import Profile
-from penstock.node.config.tracing import needs_tracing
+from penstock.node.config.tracing import needs_otel
 from penstock.node.config.tube import tube_limits
 from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
@@ -84,7 +84,10 @@ from penstock.tube.master.metadata import SettingStore, environment_at
 from penstock.tube.storage.broker_storage import BrokerStorage
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
     from penstock.node.cluster import ClusterMembership
+    from penstock.node.telemetry import NodeTelemetry
     from penstock.node.tracing import NodeTraces
 
 __all__ = ["Node", "ReadyNode", "run_node", "serve"]
@@ -259,6 +262,7 @@ class Node:
         else:
             directory = membership.directory
             self._logs = await asyncio.to_thread(membership.logs)
+        telemetry = await self._telemetry()
         await self._check_addresses()
         disk = self._disk
         self._parts.push_async_callback(disk.close)
@@ -323,6 +327,10 @@ class Node:
         directory.keep(stored)
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         add_metrics(self.metrics, "node", self._metric_values)
+        if telemetry is not None:
+            telemetry.start()
+            # Closed first: the last export reads the metrics of all parts.
+            self._parts.push_async_callback(telemetry.close)
         self._state = "ready"
         ready = ReadyNode(
             version=penstock.__version__,
@@ -599,7 +607,7 @@ class Node:
         section = self.config.tracing
         if section is None:
             return None
-        with needs_tracing():
+        with needs_otel("tracing"):
             from penstock.node.tracing import NodeTraces
             from penstock.runtime.observability.tracing import Tracing, TracingOptions
         options = TracingOptions(
@@ -614,6 +622,24 @@ class Node:
         self._warnings.append(("tracing", lambda: tracing.failure))
         add_metrics(self.metrics, "tracing", lambda: counters_of(tracing.stats))
         return traces
+
+    async def _telemetry(self) -> NodeTelemetry | None:
+        """Start the export of log lines, and return that of metrics, which has not started; None if not configured."""
+        section = self.config.telemetry
+        if section is None:
+            return None
+        with needs_otel("telemetry"):
+            from penstock.node.telemetry import NodeTelemetry
+        telemetry = NodeTelemetry(section, self._families)
+        self._parts.push_async_callback(telemetry.close_logs)
+        self._warnings.append(("telemetry", lambda: telemetry.failure))
+        add_metrics(self.metrics, "telemetry", lambda: counters_of(telemetry.stats))
+        return telemetry
+
+    async def _families(self) -> list[Family]:
+        """Return the current metrics."""
+        await self.console.refresh_metrics()
+        return list(self.metrics.collect())
 
     async def _mqtt_listener(self, server: MqttServer, name: str, entry: ListenerSection) -> Address:
         settings = self.security.settings(name)
@@ -759,6 +785,7 @@ _WARNING_CODES = {
     "audit": "audit_failed",
     "capture": "capture_behind",
     "tracing": "export_failed",
+    "telemetry": "export_failed",
 }
 """Codes of warnings, by part, for programs."""
 

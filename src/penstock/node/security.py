@@ -306,6 +306,8 @@ class NodeSecurity:
                 rule.to.kafka.check_files()
         if self.config.tracing is not None:
             self.config.tracing.check_files()
+        if self.config.telemetry is not None:
+            self.config.telemetry.check_files()
         return {path: end for tls in read if tls is not None for path, end in tls.expiry.items()}
 
     def settings(self, name: str) -> ListenerSettings:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
-from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
+from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, use_span
 
 from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.node.config.node import RuleSection
@@ -91,10 +92,12 @@ class TracedTarget:
             elif span in self._open:
                 self._open.remove(span)
                 span.end()
-            done(result)
+            with _current(span):
+                done(result)
 
         try:
-            self._target.append(prepared.prepared, finished)
+            with _current(span):
+                self._target.append(prepared.prepared, finished)
         except PenstockError as error:
             self._rejected(span, error)
             raise
@@ -190,6 +193,11 @@ class RequestSpans:
             if answer.version is not None:
                 span.set_attribute("penstock.version", str(answer.version))
         span.end()
+
+
+def _current(span: Span) -> AbstractContextManager[Span]:
+    """Return a block whose log lines have the ids of ``span``."""
+    return use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def _end_failed(span: Span, error: PenstockError) -> None:

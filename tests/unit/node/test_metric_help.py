@@ -10,7 +10,7 @@ from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig, RuleSection
 from penstock.node.config.statestore import StateStoreSection
-from penstock.node.config.tracing import TracingSection
+from penstock.node.config.tracing import TelemetrySection, TracingSection
 from penstock.node.metric_help import METRICS
 from penstock.node.node import Node
 from tests.ports import free_port
@@ -28,6 +28,7 @@ async def test_metrics_of_a_node_with_all_parts_match_the_table(tmp_path: Path) 
             statestore=StateStoreSection(capture_topic="changes"),
             bridges=[bridge],
             tracing=TracingSection(endpoint=f"http://127.0.0.1:{free_port()}"),
+            telemetry=TelemetrySection(endpoint=f"http://127.0.0.1:{free_port()}"),
         )
     )
     await node.start()

@@ -15,7 +15,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.node.config.node import RuleSection
 from penstock.node.config.statestore import StateStoreSection
-from penstock.node.config.tracing import TracingSection, needs_tracing
+from penstock.node.config.tracing import TracingSection, needs_otel
 from penstock.node.node import Node, ReadyNode
 from penstock.node.rules import Identities, RuleService, TubeTarget
 from penstock.node.tracing import TracedTarget
@@ -313,7 +313,7 @@ async def test_the_tasks_of_a_sink_continue_the_trace_of_their_batch(tmp_path: P
 
 
 def test_a_missing_library_is_reported_with_its_extra() -> None:
-    with pytest.raises(ConfigError) as raised, needs_tracing():
+    with pytest.raises(ConfigError) as raised, needs_otel("tracing"):
         raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
     assert "[otel]" in str(raised.value)
 

@@ -14,7 +14,14 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, get_current_span
 
 from penstock.errors import ConfigError
-from penstock.runtime.observability.tracing import Headers, Tracing, TracingOptions, context_of, with_context
+from penstock.runtime.observability.tracing import (
+    Headers,
+    Tracing,
+    TracingOptions,
+    context_of,
+    new_context,
+    with_context,
+)
 from tests.otlp import otlp_receiver
 from tests.ports import free_port
 
@@ -105,7 +112,13 @@ def test_a_span_of_the_past_has_its_duration_and_links() -> None:
     with otlp_receiver() as receiver:
         tracing = start(receiver.url + "/", 1.0)
         tracing.add(
-            "process lake", SpanKind.CONSUMER, {"penstock.batch": 7}, end_ns=9_000_000_000, took_s=2.5, links=[linked]
+            "process lake",
+            SpanKind.CONSUMER,
+            {"penstock.batch": 7},
+            end_ns=9_000_000_000,
+            took_s=2.5,
+            context=new_context(),
+            links=[linked],
         )
         tracing.close()
         (found,) = receiver.wait(1)

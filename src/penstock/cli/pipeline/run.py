@@ -370,14 +370,14 @@ def _address(text: str | None) -> tuple[str, int] | None:
 
 
 def _check_traces(url: str) -> None:
-    from penstock.node.config.tracing import needs_tracing, otlp_endpoint
+    from penstock.node.config.tracing import needs_otel, otlp_endpoint
 
     try:
         otlp_endpoint(url)
     except ValueError as error:
         shown = "" if "@" in url else f" {url!r}"  # it may contain a password
         raise ConfigError(f"--traces{shown}: {error}", option="traces") from None
-    with needs_tracing():
+    with needs_otel("tracing"):
         import penstock.runtime.observability.tracing  # noqa: F401 - before Spark starts
 
 

@@ -26,7 +26,7 @@ from penstock.node.config.mqtt import MqttListener, Security
 from penstock.node.config.profiles import AioFiles, Profile, add_profile
 from penstock.node.config.statestore import StateStoreSection
 from penstock.node.config.template import Template
-from penstock.node.config.tracing import TracingSection
+from penstock.node.config.tracing import TelemetrySection, TracingSection
 from penstock.node.config.tube import TubeAccess, TubeLimitOptions, TubeTls
 from penstock.runtime.config.loader import validate
 from penstock.runtime.config.yaml_document import Document, read_document
@@ -441,6 +441,9 @@ class NodeConfig(Section):
         default=None,
         description="traces of messages that rules copy and of requests to the state store, exported by "
         "OpenTelemetry; default: none",
+    )
+    telemetry: TelemetrySection | None = Field(
+        default=None, description="metrics and log lines over OTLP, exported by OpenTelemetry; default: none"
     )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="minimum severity of log lines")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="format of log lines")

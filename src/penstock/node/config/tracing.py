@@ -1,4 +1,4 @@
-"""Configuration of traces."""
+"""Configuration of traces, metrics and logs over OTLP."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from penstock.node.config.client_files import check_client_files
 from penstock.node.config.listeners import Section
 from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.tls import TlsOptions
 
-__all__ = ["TracingSection", "needs_tracing", "otlp_endpoint"]
+__all__ = ["TelemetrySection", "TracingSection", "needs_otel", "otlp_endpoint"]
 
 
-def needs_tracing() -> AbstractContextManager[None]:
-    """Translate a failed import of the extra `otel` inside the block.
+def needs_otel(section: str) -> AbstractContextManager[None]:
+    """Translate a failed import of the extra `otel`, which ``section`` needs, inside the block.
 
     Raises:
         ConfigError: a library of the extra is not installed.
     """
-    return needs_extra("otel", "tracing: a library is not installed", "tracing")
+    return needs_extra("otel", f"{section}: a library is not installed", section)
 
 
 def otlp_endpoint(value: str) -> str:
@@ -61,3 +61,34 @@ class TracingSection(Section):
         """Read the authorities. Raises ConfigError if the file cannot be used."""
         if self.ca is not None:
             check_client_files(TlsOptions(ca_file=self.ca), "tracing", prefix="")
+
+
+class TelemetrySection(Section):
+    """Export metrics and log lines over OTLP/HTTP. `tracing` exports spans."""
+
+    endpoint: Annotated[str, AfterValidator(otlp_endpoint)] = Field(
+        description="base URL of the receiver, such as `http://127.0.0.1:4318`; requests have the paths `/v1/metrics` "
+        "and `/v1/logs`"
+    )
+    metrics: bool = Field(default=True, description="whether metrics are exported, with the names of `/metrics`")
+    metrics_interval_s: float = Field(
+        default=60.0, ge=1, le=3600, description="interval of the exports of metrics in seconds"
+    )
+    logs: bool = Field(default=True, description="whether log lines are exported, of the severities of `log_level`")
+    timeout_s: float = Field(
+        default=3.0, gt=0, le=10, description="maximum duration of a request in seconds, with its retries"
+    )
+    ca: Path | None = Field(
+        default=None, description="PEM file: authorities of the receiver's certificate; default: those of `certifi`"
+    )
+
+    @model_validator(mode="after")
+    def _exports_something(self) -> TelemetrySection:
+        if not (self.metrics or self.logs):
+            raise ValueError("`metrics` and `logs` are both off: remove the section")
+        return self
+
+    def check_files(self) -> None:
+        """Read the authorities. Raises ConfigError if the file cannot be used."""
+        if self.ca is not None:
+            check_client_files(TlsOptions(ca_file=self.ca), "telemetry", prefix="")

@@ -2,25 +2,18 @@
 
 The module needs the extra `otel`, and is imported only if tracing is configured. Ended spans wait in a queue of 2,048
 spans for a thread that sends them, so a receiver that does not answer delays nothing: spans beyond the queue are
-dropped and counted. A failure is logged once, until a request has succeeded again.
+dropped and counted. A failure is logged once, until a request has succeeded again (`otlp`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import requests
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -28,11 +21,11 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.re import parse_env_headers
 from opentelemetry.util.types import AttributeValue
 
 import penstock
-from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError
+from penstock.runtime.observability.otlp import Exports, OtlpOptions, check_headers, resource_of
 
 __all__ = [
     "TRACE_HEADERS",
@@ -50,38 +43,18 @@ _log = logging.getLogger("penstock.tracing")
 
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
 """Names of the headers, and of the user properties of MQTT, that carry the context of a trace."""
-_PATH: Final = "/v1/traces"
-_CLOSE_S: Final = 3.0
-"""Seconds after which ``close`` sends no more requests."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _IDS: Final = RandomIdGenerator()
 _SCOPE: Final = InstrumentationScope("penstock", penstock.__version__)
-_NOISY: Final = (
-    # They log each failure and each dropped span; `_Exporter` reports a series of failures once.
-    "opentelemetry.exporter.otlp",
-    "opentelemetry.sdk._shared_internal",
-    # They log each malformed `tracestate`, which clients send.
-    "opentelemetry.trace.span",
-    "opentelemetry.trace.propagation.tracecontext",
-    # It logs the credentials of a malformed variable; `_check_headers` reports it without them.
-    "opentelemetry.util.re",
-)
 
 Headers = Iterable[tuple[str, str | bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracingOptions:
-    """Receiver of spans, and sampling.
+class TracingOptions(OtlpOptions):
+    """Receiver of spans; ``sample_ratio``: share of the traces without a parent that are recorded."""
 
-    ``endpoint``: base URL of the receiver; ``sample_ratio``: share of the traces without a parent that are recorded;
-    ``timeout_s``: longest duration of an export with its retries; ``ca``: authorities of the receiver's certificate.
-    """
-
-    endpoint: str
     sample_ratio: float = 1.0
-    timeout_s: float = 3.0
-    ca: Path | None = None
 
 
 class TracingStats:
@@ -136,24 +109,16 @@ class Tracing:
         Raises:
             ConfigError: a variable of OpenTelemetry has no valid value.
         """
-        for name in _NOISY:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        _check_headers()
+        check_headers("tracing", "traces")
         self.stats = TracingStats()
         self._ratio = options.sample_ratio
-        self._exporter = _Exporter(options, self.stats)
-        resource = Resource.create(
-            {
-                SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "penstock",
-                "service.version": penstock.__version__,
-                **attributes,
-            }
-        )
+        self._exports = Exports(options, "traces", "spans", _log)
+        resource = resource_of(attributes)
         sampler = ParentBased(TraceIdRatioBased(options.sample_ratio))
         # Closed by `close`, not at the exit of Python; the global provider remains that of the application.
         try:
             self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
-            self._processor = BatchSpanProcessor(self._exporter, schedule_delay_millis=1000)
+            self._processor = BatchSpanProcessor(_Exporter(self._exports, self.stats), schedule_delay_millis=1000)
             self._provider.add_span_processor(self._processor)
         except ValueError as error:
             raise ConfigError(
@@ -167,7 +132,7 @@ class Tracing:
     @property
     def failure(self) -> PenstockError | None:
         """The error of the last export; None after a success."""
-        return self._exporter.failure
+        return self._exports.failure
 
     @property
     def begins_traces(self) -> bool:
@@ -218,94 +183,25 @@ class Tracing:
 
     def close(self) -> None:
         """Send the waiting spans, for a few seconds at most. It blocks; call it once."""
-        self._exporter.stop_at = time.monotonic() + _CLOSE_S
+        self._exports.stop_soon()
         self._provider.shutdown()
 
 
-def _check_headers() -> None:
-    """Check the variables with headers of requests. Raises ConfigError, without their values: they are secrets."""
-    for name in (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS):
-        for number, pair in enumerate(os.environ.get(name, "").split(","), start=1):
-            if not pair.strip():
-                continue
-            read = parse_env_headers(pair, liberal=True)
-            if not read or any(not value.isprintable() for value in read.values()):
-                raise ConfigError(
-                    f"tracing: part {number} of {name} is no header",
-                    option="tracing",
-                    why="expected NAME=VALUE pairs with commas between them, and special characters as %XX",
-                    do=f"correct the variable: {name}='authorization=Bearer%20TOKEN'",
-                )
-
-
-class _Session(requests.Session):
-    """The HTTP session of the exporter; ``problem`` is the reason why its last request failed."""
-
-    problem = ""
-
-    def request(self, *args: Any, **fields: Any) -> requests.Response:
-        if isinstance(self.verify, str):  # otherwise the variable REQUESTS_CA_BUNDLE would replace it
-            fields["verify"] = self.verify
-        try:
-            response = super().request(*args, **fields)
-        except Exception as error:
-            self.problem = _innermost(error)
-            raise
-        self.problem = "" if response.ok else f"the receiver answered {response.status_code} {response.reason}"
-        return response
-
-
-def _innermost(error: BaseException) -> str:
-    """Return the message of the first cause: those of requests and urllib3 contain the names of their objects."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return str(error) or type(error).__name__
-
-
 class _Exporter(SpanExporter):
-    """The exporter of OpenTelemetry with counters, one warning for a series of failures, and a deadline."""
+    """The exporter of OpenTelemetry with counters."""
 
-    def __init__(self, options: TracingOptions, stats: TracingStats) -> None:
-        self.failure: UnavailableError | None = None
-        self.stop_at: float | None = None
+    def __init__(self, exports: Exports, stats: TracingStats) -> None:
+        self._exports = exports
         self._stats = stats
-        self._session = _Session()
-        base = options.endpoint.rstrip("/")
-        self._endpoint = base if base.endswith(_PATH) else base + _PATH
-        self._exporter = OTLPSpanExporter(
-            self._endpoint,
-            certificate_file=None if options.ca is None else str(options.ca),
-            timeout=options.timeout_s,
-            compression=Compression.Gzip,
-            session=self._session,
-        )
+        self._exporter = OTLPSpanExporter(**exports.arguments())
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send ``spans``; called in the thread of the span processor [SpanExporter]."""
-        late = self.stop_at is not None and time.monotonic() >= self.stop_at
-        result = SpanExportResult.FAILURE if late else self._exporter.export(spans)
-        if result is SpanExportResult.SUCCESS:
+        if self._exports.send(lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS):
             self._stats.spans_exported += len(spans)
-            if self.failure is not None:
-                self.failure = None
-                _log.info("spans are exported again", extra={"fields": {"endpoint": self._endpoint}})
-            return result
+            return SpanExportResult.SUCCESS
         self._stats.spans_failed += len(spans)
-        if not late:
-            self._report()
-        return result
-
-    def _report(self) -> None:
-        first = self.failure is None
-        self.failure = UnavailableError(
-            f"spans cannot be sent to {self._endpoint}",
-            applied=None,
-            why=self._session.problem or "the spans could not be encoded",
-            do="check that a receiver of OTLP over HTTP listens there (port 4318 by default; 4317 is gRPC)",
-        )
-        if first:
-            # Complete without fields: a pipeline's command shows the message only.
-            _log.warning("spans cannot be sent to %s and are dropped (%s)", self._endpoint, self.failure.why)
+        return SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
         """Close the connections [SpanExporter]."""
