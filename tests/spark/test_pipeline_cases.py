@@ -128,6 +128,30 @@ def test_a_sink_that_cannot_be_built_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "no_such_function" in printed
 
 
+def test_a_case_whose_steps_raise_an_error_fails_with_its_cause(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in a session for which some names of columns of a source are keywords."""
+    (tmp_path / "limits.py").write_text("def transform(batch):\n    raise SystemError('no limits today')\n")
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nsource: {topics: [t]}\nsteps:\n  - {name: parsed, parse: {schema: n INT}}\n"
+        "  - {name: limited, python: {file: limits.py, schema: high INT, on_error: fail}}\n"
+        "sinks: [{name: look, console: {}}]\n"
+    )
+    (tmp_path / "p.test.yaml").write_text(
+        "cases: [{name: first, input: [{value: {n: 1}}], expect: {look: [{n: 1}]}}]\n"
+    )
+    keywords = ("spark.sql.ansi.enforceReservedKeywords", "true")
+    spark.conf.set(*keywords)
+    try:
+        assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 2
+    finally:
+        spark.conf.unset(keywords[0])
+    printed = capsys.readouterr().err
+    assert "case 'first': sink 'look' fails" in printed
+    assert "no limits today" in printed
+
+
 def test_a_misspelt_column_is_an_error_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.yaml").write_text(FILE.replace("when: celsius", "when: celcius"))
     (tmp_path / "p.test.yaml").write_text(CASES)

@@ -205,9 +205,9 @@ VALUES = {
 """Columns of ``EXACT`` and other names, with texts of values that are valid, rare or invalid for them."""
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize(("zone", "new_fields"), [("UTC", "ignore"), ("Europe/Berlin", "add"), ("UTC", "dead_letter")])
 def test_the_exact_parser_of_the_jar_yields_what_from_json_yields(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, zone: str
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, zone: str, new_fields: str
 ) -> None:
     random = Random(2)
     texts: list[bytes] = []
@@ -220,7 +220,8 @@ def test_the_exact_parser_of_the_jar_yields_what_from_json_yields(
     texts += [mutated(random, random.choice(texts), texts) for _ in range(500)]
     texts += [b'{"d":1,"x":' + b"[" * depth + b"]" * depth + b"}" for depth in (63, 64, 998, 1001)]
     texts.append(b"{" + b",".join(b'"u%d":1' % n for n in range(70)) + b',"d":1}')
-    step = steps({"name": "parsed", "parse": {"schema": EXACT}})
+    more = {"new_fields_as": "more"} if new_fields == "add" else {}
+    step = steps({"name": "parsed", "parse": {"schema": EXACT, "new_fields": new_fields, **more}})
     records = rows(spark, *texts)
     # Dates and times as numbers: Python has no year 0.
     numbers = {"t": sf.unix_micros("t"), "day": sf.unix_date("day")}
@@ -230,7 +231,9 @@ def test_the_exact_parser_of_the_jar_yields_what_from_json_yields(
 
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
-        exact = parsing._exact_json(sf.col("_source.value"), parsing.schema_of("s", EXACT), spark)
+        is_closed = new_fields != "ignore"
+        schema = parsing.schema_of("s", EXACT)
+        exact = parsing._exact_json(sf.col("_source.value"), schema, spark, is_closed=is_closed)
         assert exact is not None
         records = records.withColumn("is_exact", exact.isNotNull())
         found = parsed_rows()
@@ -240,7 +243,7 @@ def test_the_exact_parser_of_the_jar_yields_what_from_json_yields(
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     # repr, because NaN and -0.0 are not compared by their values.
     assert [(row, other) for row, other in zip(found, expected, strict=True) if repr(row) != repr(other)] == []
-    assert sum(row["is_exact"] for row in found) > 500
+    assert sum(row["is_exact"] for row in found) > (500 if new_fields == "ignore" else 350)
 
 
 def test_a_session_without_the_exact_parser_uses_from_json(

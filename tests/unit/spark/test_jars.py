@@ -55,6 +55,16 @@ def test_maven_fetches_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [path.name for path in jars.folder(ARTEFACT).parent.iterdir()] == [jars.folder(ARTEFACT).name]
 
 
+def test_two_processes_fetch_at_the_same_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds the jars of the first when it renames its own."""
+    target = jars.folder(ARTEFACT)
+    copy = 'for o in "$@"; do case $o in -DoutputDirectory=*) d=${o#*=};; esac; done; mkdir -p $d; touch $d/b.jar'
+    maven(cache, monkeypatch, f"{copy}; mkdir {target}; touch {target}/a.jar")
+    assert jars.resolve(ARTEFACT) == target
+    assert [path.name for path in target.parent.rglob("*.jar")] == ["a.jar"]
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
 def test_errors_of_maven_are_reported(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

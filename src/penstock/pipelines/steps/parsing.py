@@ -100,9 +100,7 @@ def parse_step(rows: DataFrame, name: str, parse: Parse, births: Sequence[Storag
         ("parse.not_utf8", sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8"))),
         *failures,
     ]
-    # The function ignores names that the schema lacks.
-    is_exact = parse.format == "json" and parse.new_fields == "ignore"
-    exact = _exact_json(value, schema, rows.sparkSession) if is_exact else None
+    exact = _exact_of(value, schema, parse, rows.sparkSession) if parse.format == "json" else None
     if exact is None:
         return _columns(rows.withColumn("_parsed", parsed), rows, name, parse, schema, failures)
     made = rows.withColumn("_exact", exact).withColumn("_parsed", sf.coalesce("_exact", parsed))
@@ -267,7 +265,7 @@ def _missing(column: str) -> Column:
 def _json(
     value: Column, text: Column, columns: StructType, parse: Parse, spark: SparkSession
 ) -> tuple[Column, list[tuple[str, Column]]]:
-    schema = StructType([field for field in columns.fields if field.name != parse.new_fields_as])
+    schema = _schema_of_payload(columns, parse)
     parsed = from_json(text, schema)
     new = sf.map_filter(sf.from_json(text, "MAP<STRING, STRING>"), lambda name, _: ~name.isin(*schema.names))
     too_new: list[tuple[str, Column]] = []
@@ -314,10 +312,23 @@ def _names_of(found: Column) -> Column:
     return sf.concat(sf.lit(NEW_FIELDS), sf.array_join(sf.map_keys(found), ", "))
 
 
-def _exact_json(value: Column, schema: StructType, spark: SparkSession) -> Column | None:
+def _exact_of(value: Column, columns: StructType, parse: Parse, spark: SparkSession) -> Column | None:
+    """Return ``value`` parsed by ``_exact_json`` to the type of ``_json``; null for a payload with new fields, unless
+    they are ignored."""
+    exact = _exact_json(value, _schema_of_payload(columns, parse), spark, is_closed=parse.new_fields != "ignore")
+    if exact is None or parse.new_fields_as is None:
+        return exact
+    return exact.withField(quoted(parse.new_fields_as), sf.lit(None).cast("map<string, string>"))
+
+
+def _schema_of_payload(columns: StructType, parse: Parse) -> StructType:
+    return StructType([field for field in columns.fields if field.name != parse.new_fields_as])
+
+
+def _exact_json(value: Column, schema: StructType, spark: SparkSession, *, is_closed: bool = False) -> Column | None:
     """Return ``value`` parsed by a function of penstock's jar (``spark/jvm/ExactJson.java``); null for each text that
-    may be invalid. None if the session lacks this function or parses times by the rules of Spark 2, or the function
-    does not support a type of ``schema``.
+    may be invalid, and with ``is_closed`` for an object with a name that ``schema`` lacks. None if the session lacks
+    this function or parses times by the rules of Spark 2, or the function does not support a type of ``schema``.
     """
     is_supported = all(map(_is_exact, schema.fields)) and len(set(schema.names)) == len(schema.names)
     is_legacy = (spark.conf.get("spark.sql.legacy.timeParserPolicy") or "").upper() == "LEGACY"
@@ -325,7 +336,7 @@ def _exact_json(value: Column, schema: StructType, spark: SparkSession) -> Colum
         return None
     is_utc = spark.conf.get("spark.sql.session.timeZone") == "UTC"
     fields = StructType([*schema.fields, StructField("_corrupt", StringType())])
-    function = quoted(f"exact_json{'_utc' if is_utc else ''}:{fields.json()}")
+    function = quoted(f"exact_json{'_utc' if is_utc else ''}{'_closed' if is_closed else ''}:{fields.json()}")
     return sf.call_function(f"{_CATALOG}.{function}", value)
 
 

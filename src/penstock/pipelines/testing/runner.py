@@ -35,8 +35,9 @@ from penstock.spark.error_causes import innermost_cause
 __all__ = ["Outcome", "session_for_cases", "try_case"]
 
 _SOURCE = (
-    "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key: string, value: binary>>"
+    # Some of these names are reserved with spark.sql.ansi.enforceReservedKeywords.
+    "`topic` string, `broker` int, `partition` int, `offset` long, `timestamp` timestamp, `key` binary, "
+    "`value` binary, `headers` array<struct<`key`: string, `value`: binary>>"
 )
 _NULLS = {"ignoreNullFields": "false"}
 

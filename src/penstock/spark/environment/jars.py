@@ -241,7 +241,12 @@ def _fetch(target: Path, dependencies: Sequence[Sequence[str]], groups: str, sum
             )
         if sums:
             _compare(Path(draft) / "lib", sums)
-        (Path(draft) / "lib").rename(target)
+        try:
+            (Path(draft) / "lib").rename(target)
+        except OSError:
+            # Another process has downloaded the same meanwhile: a directory with files is not replaced.
+            if not list(target.glob("*.jar")):
+                raise
     return target
 
 

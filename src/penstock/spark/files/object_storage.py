@@ -9,6 +9,7 @@ to Spark's executors; it contains no credentials.
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import time
@@ -427,7 +428,7 @@ def _profile() -> Boto3CredentialProvider | None:
     if any(os.environ.get(name) for name in _OF_OBSTORE):
         return None
     files = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
-    if not os.environ.get("AWS_PROFILE") and not Path(files).expanduser().is_file():
+    if not os.environ.get("AWS_PROFILE") and not Path(files).expanduser().is_file() and not _is_configured():
         return None
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
@@ -438,6 +439,30 @@ def _profile() -> Boto3CredentialProvider | None:
             do="pip install boto3, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ) from error
     return Boto3CredentialProvider()
+
+
+def _is_configured() -> bool:
+    """Return True if the configuration file of the AWS command line has credentials, or a way to get them."""
+    file = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
+    found = configparser.RawConfigParser(strict=False)
+    try:
+        found.read(Path(file).expanduser(), encoding="utf-8")
+    except (OSError, ValueError, configparser.Error):
+        # boto3 would not read it either; the role of the machine may have credentials.
+        return False
+    return found.has_section("default") and any(found.has_option("default", name) for name in _CREDENTIAL_OPTIONS)
+
+
+_CREDENTIAL_OPTIONS = (
+    "aws_access_key_id",
+    "credential_process",
+    "login_session",
+    "role_arn",
+    "sso_session",
+    "sso_start_url",
+    "web_identity_token_file",
+)
+"""Options of the default profile in ``~/.aws/config``; one with a region only needs no boto3."""
 
 
 @contextmanager

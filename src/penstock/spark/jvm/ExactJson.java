@@ -41,6 +41,8 @@ import org.apache.spark.unsafe.types.UTF8String;
  * which the tests compare. Null is also returned for what is valid but rare, such as times without seconds, so that
  * this class needs no second version of the rules for it.
  *
+ * With {@code isClosed}, null is also returned for an object with a name that is no column.
+ *
  * The schema's last field is always null: it is the field of from_json for corrupt records. A text without a value for
  * a field that is not nullable is null.
  */
@@ -56,12 +58,14 @@ public final class ExactJson implements ScalarFunction<InternalRow>, Serializabl
     private final StructType resultType;
     private final Columns columns;
     private final boolean isUtc;
+    private final boolean isClosed;
 
     /** Creates the function for {@code schema}; {@code isUtc}: times without a zone are in UTC, otherwise refused. */
-    ExactJson(StructType schema, boolean isUtc) {
+    ExactJson(StructType schema, boolean isUtc, boolean isClosed) {
         this.resultType = schema.asNullable();
         this.columns = new Columns(schema, schema.size() - 1);
         this.isUtc = isUtc;
+        this.isClosed = isClosed;
     }
 
     @Override
@@ -81,7 +85,7 @@ public final class ExactJson implements ScalarFunction<InternalRow>, Serializabl
 
     @Override
     public String canonicalName() {
-        return "penstock.exact_json(" + resultType.json() + ", " + isUtc + ")";
+        return "penstock.exact_json(" + resultType.json() + ", " + isUtc + ", " + isClosed + ")";
     }
 
     /** Returns the struct for {@code text}, or null. Spark's generated code calls this method by its name. */
@@ -90,7 +94,8 @@ public final class ExactJson implements ScalarFunction<InternalRow>, Serializabl
             return null;
         }
         try (JsonParser tokens = FACTORY.createParser(text)) {
-            return new Reader(tokens, StrictJson.hasEscapedUnits(text), isUtc).row(columns);
+            Columns closed = isClosed ? columns : null;
+            return new Reader(tokens, StrictJson.hasEscapedUnits(text), isUtc, closed).row(columns);
         } catch (Refused | IOException invalid) {
             return null;
         }
@@ -211,13 +216,17 @@ public final class ExactJson implements ScalarFunction<InternalRow>, Serializabl
         private final boolean hasEscapedUnits;
         private final boolean isUtc;
 
+        /** The columns of an object that may have no other names; null: all objects may. */
+        private final Columns closed;
+
         /** Names of the open objects that are no columns. */
         private final List<String> unknown = new ArrayList<>();
 
-        Reader(JsonParser tokens, boolean hasEscapedUnits, boolean isUtc) {
+        Reader(JsonParser tokens, boolean hasEscapedUnits, boolean isUtc, Columns closed) {
             this.tokens = tokens;
             this.hasEscapedUnits = hasEscapedUnits;
             this.isUtc = isUtc;
+            this.closed = closed;
         }
 
         /** Returns the row for the whole text. */
@@ -244,6 +253,7 @@ public final class ExactJson implements ScalarFunction<InternalRow>, Serializabl
                 tokens.nextToken();
                 int found = columns.find(name, expected);
                 if (found < 0) {
+                    require(columns != closed);
                     addUnknown(outer, name);
                     skip();
                 } else {

@@ -1,5 +1,7 @@
 package penstock.spark;
 
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import org.apache.spark.sql.connector.catalog.FunctionCatalog;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.functions.BoundFunction;
@@ -12,11 +14,11 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * A catalog with the functions {@link ExactJson}, one for each schema.
  *
  * Spark tells a function the types of its arguments, not their values, so the schema is part of the function's name:
- * {@code exact_json:} or, if times without a zone are in UTC, {@code exact_json_utc:}, and the schema as JSON.
+ * {@code exact_json:} and the schema as JSON. Before the colon there is {@code _utc} if times without a zone are in UTC,
+ * then {@code _closed} if objects with other names than the columns are refused.
  */
 public final class Functions implements FunctionCatalog {
-    private static final String PREFIX = "exact_json:";
-    private static final String PREFIX_UTC = "exact_json_utc:";
+    private static final Pattern NAME = Pattern.compile("exact_json(_utc)?(_closed)?:(.*)", Pattern.DOTALL);
 
     private String name;
 
@@ -37,13 +39,12 @@ public final class Functions implements FunctionCatalog {
 
     @Override
     public UnboundFunction loadFunction(Identifier identifier) {
-        String function = identifier.name();
-        boolean isUtc = function.startsWith(PREFIX_UTC);
-        if (!isUtc && !function.startsWith(PREFIX)) {
-            throw new IllegalArgumentException("no function " + function);
+        Matcher found = NAME.matcher(identifier.name());
+        if (!found.matches()) {
+            throw new IllegalArgumentException("no function " + identifier.name());
         }
-        String schema = function.substring((isUtc ? PREFIX_UTC : PREFIX).length());
-        return new Unbound(new ExactJson((StructType) DataType.fromJson(schema), isUtc));
+        StructType schema = (StructType) DataType.fromJson(found.group(3));
+        return new Unbound(new ExactJson(schema, found.group(1) != null, found.group(2) != null));
     }
 
     private record Unbound(ExactJson function) implements UnboundFunction {

@@ -16,6 +16,7 @@ from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.births import Birth, BirthLog, birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Position
+from penstock.spark.files import object_storage as storage
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, storage_path
 from tests.object_storage import ObjectStorage
 
@@ -204,17 +205,40 @@ def test_a_storage_that_cannot_be_reached_or_refuses_is_reported(
     assert "Debug" not in str(unavailable.value.why)
 
 
+@pytest.mark.parametrize(
+    ("variable", "profile"),
+    [
+        ("AWS_SHARED_CREDENTIALS_FILE", "lake"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "default"),
+        ("AWS_CONFIG_FILE", "default"),
+    ],
+)
 def test_profiles_of_aws_need_boto3(
-    object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, profile: str
 ) -> None:
     path = state_in(object_storage) / "plan.json"
     layout.write_json(path, {"a": 1})
-    credentials = tmp_path / "credentials"
-    credentials.write_text("[lake]\naws_access_key_id = other\naws_secret_access_key = other\n")
+    file = tmp_path / "file"
+    file.write_text(f"[{profile}]\naws_access_key_id = other\naws_secret_access_key = other\n")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
-    monkeypatch.setenv("AWS_PROFILE", "lake")
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(file if name == variable else tmp_path / "missing"))
+    if profile != "default":
+        monkeypatch.setenv("AWS_PROFILE", profile)
     assert json.loads(path.read_bytes()) == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ["[default]\nregion = eu-1\n", "[other]\nsso_session = s\n", "no file of options"])
+def test_a_configuration_of_aws_without_credentials_needs_no_boto3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    """The role of the machine has them, which needs no profile."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text(text)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "missing"))
+    assert storage._profile() is None
 
 
 def test_an_object_is_created_although_another_request_for_it_is_in_progress(object_storage: ObjectStorage) -> None:
