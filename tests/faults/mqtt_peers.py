@@ -35,6 +35,8 @@ from tests.histories.mqtt import MqttRecorder
 __all__ = ["BrokerProcess", "Peer", "Reader", "Writer"]
 
 DEADLINE_S = 30
+FULL_S = 0.05
+"""Time after which a client sends again to a broker that has no space."""
 
 SERVER = """
 import asyncio, json, resource, signal, sys
@@ -161,6 +163,10 @@ class Writer(Peer):
         self.acknowledged: set[str] = set()
         self.open: dict[int, Publish | None] = {}
         """Packet identifier -> the message, None after PUBREC."""
+        self.may_be_full = False
+        """Whether the broker may refuse messages with 0x97."""
+        self.unstored = 0
+        """Number of messages that it has refused."""
 
     def connected(self) -> None:
         for packet_id, publish in self.open.items():
@@ -174,6 +180,11 @@ class Writer(Peer):
     def handle(self, packet: Packet) -> None:
         assert isinstance(packet, PubAck | PubRec | PubComp), packet
         packet_id = packet.packet_id
+        if packet.reason_code == 0x97 and self.may_be_full:
+            del self.open[packet_id]
+            self.unstored += 1
+            asyncio.get_running_loop().call_later(FULL_S, self._fill)
+            return
         # 0x92 answers a PUBREL that comes again, when the broker died between its commit and its PUBCOMP.
         assert packet.reason_code < 0x80 or (isinstance(packet, PubComp) and packet.reason_code == 0x92), packet
         if not isinstance(packet, PubComp):

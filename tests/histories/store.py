@@ -14,7 +14,7 @@ from typing import Self
 
 from penstock.errors import PenstockError
 from penstock.statestore.client.client import Condition, StateStoreClient
-from penstock.statestore.errors import FencingError
+from penstock.statestore.errors import FencingError, QuotaExceededError
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["Load", "Recorder"]
@@ -38,6 +38,10 @@ class Recorder:
         self.open = 0
         self.refused: list[str] = []
         """Errors of the store, except those of fencing."""
+        self.may_be_full = False
+        """Whether the store may refuse requests for lack of space: then they are not executed, and not recorded."""
+        self.unstored = 0
+        """Number of requests that it has refused for lack of space."""
         self.keys: dict[str, None] = {}
         self.values: dict[str, str] = {}
         """The value of each key that a client has seen last."""
@@ -59,7 +63,11 @@ class Recorder:
         except FencingError as error:
             answer, version = f"-ERR {error.text}", None
         except PenstockError as error:
-            if getattr(error, "text", None):
+            if isinstance(error, QuotaExceededError) and self.may_be_full:
+                self.unstored += 1
+                return True
+            # A standby refuses connections (0x9C): the request may have been sent on the connection before.
+            if getattr(error, "text", None) and getattr(error, "code", 0) != 0x9C:
                 self.refused.append(str(error))
             self.open += 1
             self._write(line)
@@ -106,11 +114,13 @@ class Load:
     seed: int = 0
     _generation: int = 0
     _ending: bool = False
+    _flowing: asyncio.Event = field(default_factory=asyncio.Event)
     _may_refuse: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _counts: list[int] = field(default_factory=lambda: [0] * CLIENTS)
 
     async def __aenter__(self) -> Self:
+        self.release()
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(CLIENTS)]
         return self
 
@@ -118,6 +128,7 @@ class Load:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._ending = True
+        self.release()
         if error is not None:
             for task in self._tasks:
                 task.cancel()
@@ -127,6 +138,14 @@ class Load:
         """Return when each client got so many more answers."""
         wanted = [count + answers for count in self._counts]
         await self._until(lambda: all(count >= least for count, least in zip(self._counts, wanted, strict=True)))
+
+    def hold(self) -> None:
+        """Send no further requests until :meth:`release`."""
+        self._flowing.clear()
+
+    def release(self) -> None:
+        """Send requests again."""
+        self._flowing.set()
 
     def change_keys(self) -> None:
         """Use other keys from now on: many open requests for one key cannot be checked in reasonable time."""
@@ -155,6 +174,7 @@ class Load:
         name, count = number, 0
         async with store:
             while not self._ending:
+                await self._flowing.wait()
                 count += 1
                 words, token = self._request(random, f"{number}-{count}")
                 if await self.recorder.ask(store, name, words, token):

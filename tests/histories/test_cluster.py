@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
+from penstock.node.cluster import LOGS
 from penstock.statestore.client.client import StateStoreClient
 from tests.histories.machine import Machine
 from tests.histories.porcupine import check
@@ -29,12 +31,14 @@ from tests.interop.cluster_nodes import NodeProcess, until_pair
 from tests.interop.etcd import EtcdCluster
 from tests.interop.test_cluster_tube import PARTITIONS, create_topic, masters, until_partitions
 
-FAULTS = ("kill", "ahead", "pause", "behind", "cut", "clients", "nodes")
+FAULTS = ("kill", "ahead", "pause", "behind", "cut", "clients", "nodes", "full", "restore")
 ROUNDS, BLOCK = 200, 10
 """Nightly rounds, with the kinds of fault in turn, and those of one test, which takes about three minutes."""
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 KINDS = [
     pytest.param(("ahead", "pause", "cut", "nodes"), id="4"),
+    pytest.param(("full", "kill"), id="full", marks=LONG),
+    pytest.param(("restore", "kill"), id="restore", marks=LONG),
     *(
         pytest.param(
             tuple(FAULTS[number % len(FAULTS)] for number in range(first, first + BLOCK)),
@@ -44,6 +48,8 @@ KINDS = [
         for first in range(0, ROUNDS, BLOCK)
     ),
 ]
+DIVERGED = "ends with", "is not in the log"
+"""Why a node has more commits than etcd, in ``/readyz``."""
 STEPS_S = {"ahead": 3600, "behind": -3600}
 _names = itertools.count(1)
 _readers = itertools.count(1_000_000_000)
@@ -73,9 +79,11 @@ class Pair:
         links: list[list[Proxy]],
         clients: Proxy,
         peers: list[Proxy],
+        etcd: EtcdCluster,
     ) -> None:
         self.active = nodes[0]
         self.nodes = nodes
+        self._etcd = etcd
         self.clients = clients
         self.masters = masters(nodes)
         self._machines = dict(zip(nodes, machines, strict=True))
@@ -114,6 +122,17 @@ class Pair:
             link.cut()
             link.release()
             return
+        if fault == "full":  # no takeover
+            load.recorder.may_be_full = True
+            await asyncio.to_thread(self._etcd.set_full, full=True)
+            await old.until(lambda health: "etcd is full" in str(health))
+            await asyncio.sleep(2)  # longer than half of the clients wait
+            await asyncio.to_thread(self._etcd.set_full, full=False)
+            await self.until_complete()
+            return
+        if fault == "restore":
+            await self._restore(load)
+            return
         if fault in STEPS_S:
             self._machines[new].set_clock(0)
             self._machines[old].set_clock(STEPS_S[fault])
@@ -147,6 +166,37 @@ class Pair:
                     link.release()
             assert not any(await asyncio.gather(*late)), "only the active node answers"
         await self.until_complete()
+
+    async def _restore(self, load: Load) -> None:
+        """Restore a backup of etcd that lacks acknowledged commits: both nodes have them, and neither becomes active.
+        Then do what the documentation says."""
+        copy = await asyncio.to_thread(self._etcd.back_up)
+        await self.until_complete()
+        await load.more(10)
+        await asyncio.sleep(1.5)  # the standby looks for commits every second
+        load.hold()
+        old = self.active
+        (new,) = (node for node in self.nodes if node is not old)
+        await asyncio.to_thread(self._etcd.restore, copy)
+        for node in self.nodes:
+            await node.until(lambda health: any(why in str(health) for why in DIVERGED))
+        for node in self.nodes:
+            node.signal(signal.SIGTERM)
+        for node in self.nodes:
+            await asyncio.to_thread(node.wait)
+        await asyncio.to_thread(old.delete_prefix)
+        old.write_config(new_log=True)
+        old.start()
+        await old.until_active()
+        old.signal(signal.SIGTERM)
+        await asyncio.to_thread(old.wait)
+        old.write_config()
+        copy_data(old, new)
+        old.start()
+        await old.until_active()
+        new.start()
+        await self.until_complete()
+        load.release()
 
     async def _connect(self, node: NodeProcess, stack: AsyncExitStack) -> StateStoreClient | None:
         """Connect to ``node`` itself; None if it is not active any more."""
@@ -203,7 +253,7 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
         active, _ = await until_pair(nodes)
         await asyncio.to_thread(create_topic, active)
         await until_partitions(nodes, 2 * PARTITIONS)
-        found = Pair(nodes, machines, links, clients, peers)
+        found = Pair(nodes, machines, links, clients, peers, three)
         watches = [asyncio.create_task(found.watch(node)) for node in nodes]
         try:
             yield found
@@ -212,6 +262,13 @@ async def pair(folder: Path, three: EtcdCluster) -> AsyncIterator[Pair]:
                 watch.cancel()
             for result in await asyncio.gather(*watches, return_exceptions=True):
                 assert isinstance(result, asyncio.CancelledError), result
+
+
+def copy_data(source: NodeProcess, target: NodeProcess) -> None:
+    """Give the node ``target`` the replicated data of ``source``, and leave it the records of its own broker."""
+    for name in LOGS.values():
+        shutil.rmtree(target.data_dir / name)
+        shutil.copytree(source.data_dir / name, target.data_dir / name)
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -224,7 +281,7 @@ async def test_takeovers(
     tmp_path: Path, three: EtcdCluster, faults: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     """The active node is killed, its clock steps by an hour before that, it is paused, or cut off from etcd, from the
-    clients of MQTT or from the other node."""
+    clients of MQTT or from the other node; etcd is full, or continues with a backup."""
     history = tmp_path / "history.jsonl"
     messages = tmp_path / "mqtt"
     messages.mkdir()
@@ -241,7 +298,10 @@ async def test_takeovers(
                 load.change_keys()
 
             nonlocal delivered
-            delivered = await record_messages(messages, nodes.clients.port, apply, len(faults), window=1)
+            may_be_full = "full" in faults
+            delivered = await record_messages(
+                messages, nodes.clients.port, apply, len(faults), window=1, may_be_full=may_be_full
+            )
 
         recorder = await record(history, f"mqtt://127.0.0.1:{nodes.clients.port}", fault)
         read = await tube.finish()

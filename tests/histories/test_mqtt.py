@@ -31,14 +31,23 @@ async def connected(peer: Peer, port: int, ended: asyncio.Event) -> None:
 
 
 async def record(
-    directory: Path, port: int, fault: Callable[[int], Awaitable[None]], rounds: int, window: int = 8
+    directory: Path,
+    port: int,
+    fault: Callable[[int], Awaitable[None]],
+    rounds: int,
+    window: int = 8,
+    *,
+    may_be_full: bool = False,
 ) -> str:
     """Record two publishers and two subscribers over ``fault`` in each round, and check what they received.
 
-    ``window``: messages that a publisher has in flight.
+    ``window``: messages that a publisher has in flight. ``may_be_full``: the broker may refuse messages for lack of
+    space.
     """
     history = MqttRecorder(directory / "history.jsonl")
     writers = [Writer(history, f"w{number}", window) for number in range(2)]
+    for writer in writers:
+        writer.may_be_full = may_be_full
     readers = [Reader(history, f"r{number}") for number in range(2)]
     ended = asyncio.Event()
     tasks = [asyncio.create_task(connected(reader, port, ended)) for reader in readers]

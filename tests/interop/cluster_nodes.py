@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cluster.client import EtcdClient
+from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.node.cluster import ClusterMember, read_cluster
 from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
@@ -131,6 +132,18 @@ class NodeProcess:
 
     def log(self) -> str:
         return self._log.read_text()[-4000:]
+
+    def delete_prefix(self) -> None:
+        """Delete all keys of the cluster from etcd."""
+        section = load_config(self.config, {}, {}).cluster
+        assert section is not None
+        first = section.prefix.encode()
+        request = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=first, range_end=first[:-1] + b"0"))
+        client = EtcdClient(section.etcd)
+        try:
+            client.call("KV/Txn", pb.TxnRequest(success=[request]), pb.TxnResponse)
+        finally:
+            client.close()
 
     async def until_members(self, hold: Callable[[dict[str, ClusterMember]], bool]) -> None:
         """Wait until the members of the cluster, by name, are as wanted. Nodes report themselves once a second."""

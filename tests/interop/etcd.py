@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.proto import etcd_pb2 as pb
 from tests.ports import free_ports
 from tests.tools import require_tool
 
@@ -100,20 +102,37 @@ class EtcdCluster:
         return self.endpoints.index(endpoint)
 
     def back_up(self) -> Path:
-        """Copy the database of a cluster with one member, which is restarted."""
-        assert len(self._ports) == 1
-        self.kill(0)
+        """Copy the databases of all members, which are restarted."""
+        self.kill(*self._processes)
         copy = self._folder / "backup"
-        shutil.copytree(self._folder / "m0", copy)
+        shutil.rmtree(copy, ignore_errors=True)
+        for member in range(len(self._ports)):
+            shutil.copytree(self._folder / f"m{member}", copy / f"m{member}")
         self.start()
         return copy
 
     def restore(self, copy: Path) -> None:
         """Continue with a copy of :meth:`back_up`."""
-        self.kill(0)
-        shutil.rmtree(self._folder / "m0")
-        shutil.copytree(copy, self._folder / "m0")
+        self.kill(*self._processes)
+        for member in range(len(self._ports)):
+            shutil.rmtree(self._folder / f"m{member}")
+            shutil.copytree(copy / f"m{member}", self._folder / f"m{member}")
         self.start()
+
+    def set_full(self, *, full: bool) -> None:
+        """Begin the alarm of a full database, or end it, as an operator does who has made space."""
+        client = EtcdClient(self.endpoints)
+        try:
+            members = [client.call("Maintenance/Status", pb.StatusRequest(), pb.StatusResponse).header.member_id]
+            if not full:
+                alarms = client.call("Maintenance/Alarm", pb.AlarmRequest(), pb.AlarmResponse).alarms
+                members = [alarm.memberID for alarm in alarms]
+            action = pb.AlarmRequest.ACTIVATE if full else pb.AlarmRequest.DEACTIVATE
+            for member in members:
+                request = pb.AlarmRequest(action=action, memberID=member, alarm=pb.NOSPACE)
+                client.call("Maintenance/Alarm", request, pb.AlarmResponse)
+        finally:
+            client.close()
 
     def close(self) -> None:
         """End all members."""

@@ -299,13 +299,7 @@ async def test_after_etcd_lost_its_data_a_log_begins_on_request_only(
         await store.set("key", "1")
     node.signal(signal.SIGTERM)
     assert node.wait() == 0
-    client = EtcdClient(three.endpoints)
-    prefix = load_config(node.config, {}, {}).cluster
-    assert prefix is not None
-    first = prefix.prefix.encode()
-    deletion = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=first, range_end=first[:-1] + b"0"))
-    client.call("KV/Txn", pb.TxnRequest(success=[deletion]), pb.TxnResponse)
-    client.close()
+    node.delete_prefix()
     node.start()
     await node.until(lambda health: "cluster.new_log: true" in str(health))
     node.signal(signal.SIGTERM)
