@@ -7,12 +7,11 @@ from concurrent.futures import Executor
 
 import pytest
 
-from penstock import compiled
 from tests.simulation.cluster.mutations import PLANTS, Plant, seeds_needed
 from tests.simulation.cluster.run import FAULTS, TWO_NODES, simulate
 from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
-SEEDS = 40 if compiled.form() == "compiled" else 20
+SEEDS = 20
 """The code of clusters is interpreted in both forms of the core."""
 NIGHTLY_SEEDS = 20_000
 NIGHTLY_BLOCK = 1_000

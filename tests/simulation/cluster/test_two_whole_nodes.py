@@ -7,13 +7,12 @@ from concurrent.futures import Executor
 
 import pytest
 
-from penstock import compiled
 from tests.simulation.cluster.mqtt_mutations import PLANTS, seeds_needed
 from tests.simulation.cluster.mqtt_run import FAULTS, TWO_WHOLE_NODES, simulate
 from tests.simulation.cluster.mutations import Plant
 from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
-SEEDS = 8 if compiled.form() == "compiled" else 4
+SEEDS = 4
 NIGHTLY_SEEDS = 20_000
 NIGHTLY_BLOCK = 500
 
