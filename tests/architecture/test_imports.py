@@ -165,6 +165,7 @@ RULES = [
                 IO,
             ),
             ("testing", ("spec", "rows", "sinks", "sources", "steps"), ("spark", "runtime.config"), IO),
+            ("export", ("spec", "rows"), ("runtime.config",), IO),
             (
                 "run",
                 ("catalyst", "ledger", "spec", "rows", "sinks", "sources", "state_dir", "steps"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.options import Commands
-from penstock.cli.pipeline import files, ledger, run, sample, submit, tables
+from penstock.cli.pipeline import export, files, ledger, run, sample, submit, tables
 
 __all__ = ["app"]
 
@@ -36,6 +36,11 @@ app.add(
     "penstock pipeline submit pipeline.yaml --spark-master spark://master:7077 --state-dir /shared/state",
     "penstock pipeline submit pipeline.yaml --spark-master yarn --deploy-mode cluster --archive venv.tar.gz --dry-run",
 )(submit.submit)
+app.add(
+    "penstock pipeline export pipeline.yaml",
+    "penstock pipeline export pipeline.yaml --as declarative --directory project",
+    name="export",
+)(export.export)
 app.add("penstock pipeline status pipeline.yaml", "penstock pipeline status pipeline.yaml --watch 5s")(ledger.status)
 app.add("penstock pipeline reconcile pipeline.yaml")(ledger.reconcile)
 app.add("penstock pipeline migrate pipeline.yaml --dry-run", "penstock pipeline migrate pipeline.yaml --sink readings")(

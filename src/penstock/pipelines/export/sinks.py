@@ -1,0 +1,356 @@
+"""Sinks of a pipeline as queries of a program, or as datasets and flows of a declarative project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from penstock.pipelines.export.code import literal_text, statement
+from penstock.pipelines.export.program import (
+    COORDINATES,
+    Function,
+    NotExportable,
+    Program,
+    identifier,
+    joined,
+    refuse_other_options,
+)
+from penstock.pipelines.export.streams import Streams
+from penstock.pipelines.spec.columns import quoted_name
+from penstock.pipelines.spec.pipeline import SinkPlan, sink_reads
+from penstock.pipelines.spec.sinks import MqttSink, Sink, TableSink
+from penstock.pipelines.spec.sources import (
+    SOURCE,
+    TubeOptions,
+    as_texts,
+)
+from penstock.pipelines.spec.values import MASTER_VARIABLE, late_of
+
+__all__ = ["Sinks"]
+
+
+class Sinks:
+    """The functions of the sinks of ``program``."""
+
+    def __init__(self, program: Program, streams: Streams) -> None:
+        self._program = program
+        self._streams = streams
+
+    def sink(self, sink: Sink, sink_plan: SinkPlan | None) -> Function:
+        if late_of(sink.source or "") is not None or sink_plan is None:
+            raise NotExportable("Spark drops late records of a window, so there are no rows for it")
+        build = _SINKS.get(sink.kind)
+        if build is None:
+            raise NotExportable(f"it is a {sink.kind} sink, which programs cannot have")
+        refuse_other_options("it", getattr(sink, sink.kind), _SINK_OPTIONS[sink.kind])
+        reads = sink_reads(self._program.pipeline, sink)
+        call = self._streams.stream(reads)
+        return build(self, sink, sink_plan, call, self._streams.internal[reads])
+
+    def _query(self, sink: Sink, text: str) -> Function:
+        if self._program.is_declarative:
+            return self._program.function("flow", sink.name, text)
+        made = self._program.function("write", sink.name, text)
+        made.result = "StreamingQuery"
+        return made
+
+    def _started(self, made: Function, sink_name: str, mode: str, target: str, writer: str = "") -> None:
+        """Add the start of the query of ``rows``; ``target``: argument of start."""
+        made.add(
+            f"return rows.writeStream.queryName({literal_text(sink_name)}){target}.outputMode({literal_text(mode)})"
+            f'{writer}.option("checkpointLocation", f"{{CHECKPOINTS}}/{sink_name}").trigger(**TRIGGER).start()'
+        )
+
+    def _table(self, sink: Sink, found: SinkPlan, call: str, internal: tuple[str, ...]) -> Function:
+        table = sink.table
+        assert table is not None
+        table_format = self._program.table_format or table.format
+        made = self._query(sink, f"Sink {sink.name}: a {'Delta' if table_format == 'delta' else 'Parquet'} table.")
+        made.add(f"rows = {call}")
+        columns = {}
+        for part in table.partitions:
+            column = "_record.timestamp" if part.is_coordinate else quoted_name(part.column)
+            match part.transform:
+                case "day":
+                    columns[part.name] = f"CAST({column} AS DATE)"
+                case "hour":
+                    columns[part.name] = f"date_format({column}, 'yyyy-MM-dd-HH')"
+                case "bucket":
+                    columns[part.name] = f"pmod(hash({column}), {part.buckets})"
+        if columns:
+            inner = ", ".join(f"{literal_text(name)}: sf.expr({literal_text(text)})" for name, text in columns.items())
+            made.add(f"rows = rows.withColumns({{{inner}}})")
+        if "_record" in internal:
+            fields = ("id", *COORDINATES) if self._program.has_coordinates(found) else ("id",)
+            inner = ", ".join(f'"_{name}": sf.col("_record.{name}")' for name in fields)
+            dropped = ", ".join(f'"{name}"' for name in internal if name in ("_record", "_path"))
+            made.add(f"rows = rows.withColumns({{{inner}}}).drop({dropped})")
+        names = [literal_text(part.name) for part in table.partitions]
+        if table.mode == "merge":
+            self._merge(made, sink.name, table, table_format, found, with_record="_record" in internal)
+            return made
+        if found.changes_windows:
+            raise NotExportable("it receives windows whenever they change, which a table without keys cannot replace")
+        if self._program.is_declarative:
+            partitions = f", partition_cols=[{', '.join(names)}]" if names else ""
+            named = f"name={literal_text(identifier(sink.name))}, format={literal_text(table_format)}"
+            made.decorators = statement(f"dp.table({named}{partitions})", 0)
+            made.decorators[0] = f"@{made.decorators[0]}"
+            made.add("return rows")
+            return made
+        writer = f".partitionBy({', '.join(names)})" if names else ""
+        path = f'.option("path", f"{{TABLES}}/{sink.name}")'
+        self._started(made, sink.name, "append", f".format({literal_text(table_format)})", path + writer)
+        return made
+
+    def _merge(
+        self, made: Function, name: str, table: TableSink, table_format: str, found: SinkPlan, *, with_record: bool
+    ) -> None:
+        if self._program.is_declarative or table_format != "delta":
+            raise NotExportable("it merges rows by key, which needs a Delta table and foreachBatch")
+        keys = ", ".join(map(literal_text, table.keys))
+        equal = " AND ".join(f"old.{quoted_name(key)} <=> new.{quoted_name(key)}" for key in table.keys)
+        made.lines += [
+            "",
+            "    def merge(batch: DataFrame, _number: int) -> None:",
+            f'        """Replace the rows with the same keys: {", ".join(table.keys)}."""',
+        ]
+        if table.order_by is not None:
+            by_id = ', "_id"' if with_record else ""
+            order = f"sf.col({literal_text(table.order_by)}).desc_nulls_last()"
+            made.lines += statement(f"last = Window.partitionBy({keys}).orderBy({order}{by_id})", 8)
+            made.lines += statement(
+                'batch = batch.withColumn("_place", sf.row_number().over(last)).where("_place = 1").drop("_place")', 8
+            )
+        made.lines += [
+            f'        target = f"{{TABLES}}/{name}"',
+            '        batch.limit(0).write.format("delta").mode("ignore").save(target)',
+            '        batch.createOrReplaceTempView("new")',
+            "        batch.sparkSession.sql(",
+            f"            f{literal_text(f'MERGE INTO delta.`{{target}}` AS old USING new ON {equal} ')}",
+            '            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"',
+            "        )",
+            "",
+        ]
+        mode = "update" if found.changes_windows else "append"
+        self._started(made, name, mode, ".foreachBatch(merge)")
+
+    def _keys(self, sink: Sink, found: SinkPlan, call: str, _internal: tuple[str, ...]) -> Function:
+        target = sink.statestore
+        assert target is not None
+        if self._program.is_declarative:
+            raise NotExportable("it writes keys in the order of a batch, which needs foreachBatch")
+        broker = self._program.broker()
+        fencing = '{"fencingToken": os.environ["FENCING_TOKEN"]}'
+        self._program.constants["FENCED"] = f'{fencing} if "FENCING_TOKEN" in os.environ else {{}}'
+        made = self._query(sink, f"Sink {sink.name}: keys of the state store.")
+        made.add(f"rows = {call}")
+        changes = []
+        for entry in target.entries:
+            value = self._program.json_of(entry.value)
+            if entry.when != "true":
+                value = f"sf.when(sf.expr({literal_text(joined(entry.when))}), {value})"
+            changes.append(
+                f'sf.struct({self._program.template("rows", entry.key)}.alias("key"), {value}.alias("value"))'
+            )
+        order = "sf.lit(None)" if target.order_by is None else f"sf.col({literal_text(target.order_by)})"
+        made.add(
+            f"changes = sf.array({', '.join(changes)})",
+            f'rows = rows.select({order}.alias("order"), sf.posexplode(changes).alias("entry", "change"))',
+        )
+        made.lines += [
+            "",
+            "    def write(batch: DataFrame, _number: int) -> None:",
+            '        """Write the last change of each key; without a value the key is deleted."""',
+        ]
+        made.lines += statement('place = sf.struct("order", sf.monotonically_increasing_id(), "entry")', 8)
+        made.lines += statement('changes = batch.select("change.*", place.alias("place")).where("key IS NOT NULL")', 8)
+        made.lines += statement(
+            'last = changes.groupBy("key").agg(sf.max_by(sf.struct("value"), "place").alias("last"))'
+            '.select("key", "last.value")',
+            8,
+        )
+        made.lines += statement(
+            f'last.write.format("aio-statestore").mode("append").option("statestore.broker", {broker})'
+            ".options(**FENCED).save()",
+            8,
+        )
+        made.lines.append("")
+        self._started(made, sink.name, "update" if found.changes_windows else "append", ".foreachBatch(write)")
+        return made
+
+    def _messages(self, sink: Sink, found: SinkPlan, call: str, internal: tuple[str, ...]) -> Function:
+        messages = sink.messages
+        assert messages is not None
+        if found.changes_windows and self._program.is_declarative:
+            raise NotExportable("it receives windows whenever they change")
+        if messages.order_by is not None and self._program.is_declarative:
+            raise NotExportable("it sends the rows of a batch in an order (order_by), which needs foreachBatch")
+        if "_record" in internal and not self._program.has_coordinates(found):
+            raise NotExportable("messages need an id, which records of files do not have outside of a pipeline")
+        kind = "mqtt" if isinstance(messages, MqttSink) else "tubemq"
+        made = self._query(sink, f"Sink {sink.name}: {'MQTT messages' if kind == 'mqtt' else 'records of TubeMQ'}.")
+        made.add(f"rows = {call}")
+        if messages.when != "true":
+            made.add(f"rows = rows.where({literal_text(joined(messages.when))})")
+        identity = [literal_text("_record.id" if name == "_record" else name)
+                    for name in ("_record", "_id", "_path", "_part") if name in internal]  # fmt: skip
+        unique = f"{self._program.pipeline.name}.{sink.name}"
+        made.add(f'message = sf.concat_ws("/", {", ".join(identity)}, sf.lit({literal_text(unique)}))')
+        is_json = not isinstance(messages.value, str)
+        value = (
+            f"sf.col({literal_text(messages.value)})"
+            if isinstance(messages.value, str)
+            else self._program.json_of(messages.value)
+        )
+        named = dict(
+            messages.properties if isinstance(messages, MqttSink) else sink.tubemq.headers if sink.tubemq else {}
+        )
+        if kind == "tubemq" and is_json:
+            named = {"content-type": "application/json", **named}
+        pairs = ['sf.struct(sf.lit("id").alias("key"), message.alias("value"))']
+        for name, template in named.items():
+            text = self._program.template("rows", template)
+            pairs.append(f'sf.struct(sf.lit({literal_text(name)}).alias("key"), {text}.alias("value"))')
+        made.add(f'pairs = sf.filter(sf.array({", ".join(pairs)}), lambda pair: pair["value"].isNotNull())')
+        topic = self._program.template("rows", messages.topic)
+        order = "" if messages.order_by is None else f'sf.col({literal_text(messages.order_by)}).alias("_order"), '
+        if kind == "tubemq":
+            assert sink.tubemq is not None
+            key = (
+                'sf.lit(None).cast("string")'
+                if sink.tubemq.key is None
+                else self._program.template("rows", sink.tubemq.key)
+            )
+            made.add(
+                f'rows = rows.select({order}{topic}.alias("topic"), {key}.alias("key"), '
+                f'{value}.cast("binary").alias("value"), '
+                'pairs.cast("array<struct<key: string, value: binary>>").alias("headers"))',
+            )
+            made.add("rows = rows.where(\"trim(topic) != '' AND value IS NOT NULL\")")
+        else:
+            content = 'sf.lit("application/json")' if is_json else 'sf.lit(None).cast("string")'
+            made.add(
+                f'rows = rows.select({order}{topic}.alias("topic"), {value}.cast("string").alias("payload"), '
+                f'{content}.alias("content_type"), pairs.alias("properties"))',
+                'rows = rows.where(~sf.col("topic").rlike(r"[+#\\x00]") & (sf.col("topic") != ""))'
+                '.where("payload IS NOT NULL")',
+            )
+        size = messages.largest
+        if size is not None:
+            made.add(f'rows = rows.where("octet_length({"value" if kind == "tubemq" else "payload"}) <= {size}")')
+        options = self._message_options(sink)
+        if self._program.is_declarative:
+            name = identifier(sink.name)
+            inner = ", ".join(f"{literal_text(key)}: {text}" for key, text in options.items())
+            created = statement(f'dp.create_sink({literal_text(name)}, "{kind}", {{{inner}}})', 0)
+            made.decorators = [*created, "", "", f"@dp.append_flow(target={literal_text(name)})"]
+            made.add("return rows")
+            return made
+        chain = "".join(f".option({literal_text(key)}, {text})" for key, text in options.items())
+        if not found.changes_windows and not order:
+            self._started(made, sink.name, "append", f'.format("{kind}")', chain)
+            return made
+        made.lines += ["", "    def send(batch: DataFrame, _number: int) -> None:", '        """Send a batch."""']
+        if order:
+            made.lines += statement('batch = batch.coalesce(1).sortWithinPartitions("_order").drop("_order")', 8)
+        made.lines += statement(f'batch.write.format("{kind}").mode("append"){chain}.save()', 8)
+        made.lines.append("")
+        self._started(made, sink.name, "update" if found.changes_windows else "append", ".foreachBatch(send)")
+        return made
+
+    def _message_options(self, sink: Sink) -> dict[str, str]:
+        """Return the options of the Spark format, as Python."""
+        place = self._program.sink_place(sink)
+        if sink.mqtt is not None:
+            broker = (
+                self._program.broker()
+                if sink.mqtt.broker is None
+                else self._program.given((*place, "mqtt", "broker"), sink.mqtt.broker)
+            )
+            return {
+                "mqtt.broker": broker,
+                "qos": literal_text(str(sink.mqtt.qos)),
+                "retain": literal_text(str(sink.mqtt.retain).lower()),
+            }
+        assert sink.tubemq is not None
+        found = self._program.pipeline.tube_options(sink.tubemq)
+        made = {key: literal_text(value) for key, value in found.items()}
+        for key, value in as_texts(sink.tubemq.options).items():
+            made[key] = self._program.given((*place, "tubemq", "options", key), value)
+        if sink.tubemq.master is not None:
+            made["tubemq.master"] = self._program.given((*place, "tubemq", "master"), sink.tubemq.master)
+            return made
+        for name, source in self._program.pipeline.inputs.items():
+            if isinstance(source, TubeOptions) and source.master == found.get("tubemq.master"):
+                start: tuple[str, ...] = (SOURCE,) if self._program.pipeline.source is not None else ("sources", name)
+                made["tubemq.master"] = (
+                    self._program.given((*start, "master"), source.master)
+                    if self._program.at((*start, "master")) is not None
+                    else f'os.environ.get("{MASTER_VARIABLE}", "127.0.0.1:8715")'
+                )
+                if not sink.tubemq.options:
+                    for key, value in source.login().items():
+                        made[key] = self._program.given((*start, "options", key), value)
+                break
+        return made
+
+    def _console(self, sink: Sink, found: SinkPlan, call: str, internal: tuple[str, ...]) -> Function:
+        if self._program.is_declarative:
+            raise NotExportable("a project has no console")
+        assert sink.console is not None
+        made = self._query(sink, f"Sink {sink.name}: print the first rows of each batch.")
+        dropped = ", ".join(map(literal_text, internal))
+        made.add(f"rows = {call}.drop({dropped})")
+        mode = "update" if found.changes_windows else "append"
+        self._started(made, sink.name, mode, '.format("console")', f'.option("numRows", {sink.console.rows})')
+        return made
+
+    def dead_letters(self) -> Function:
+        """Return the query of the rejected rows of all steps."""
+        sources = self._program.pipeline.inputs.values()
+        is_tube = all(isinstance(source, TubeOptions) for source in sources)
+        made = self._program.function(
+            "flow" if self._program.is_declarative else "write", "dead_letters", "Rows that steps reject."
+        )
+        fields = [f"_record.{name}" for name in ("id", *(COORDINATES if is_tube else ()), "value")]
+        columns = ", ".join(map(literal_text, fields))
+        for number, (step, name) in enumerate(self._program.rejecting.items()):
+            rows = f"{name}().where(\"_reason IS NOT NULL AND _reason != 'dropped'\")"
+            reason = f'sf.lit({literal_text(step)}).alias("step"), sf.col("_reason").alias("reason")'
+            selected = f"{rows}.select({reason}, {columns})"
+            made.add(f"rows = {selected}" if not number else f"others = {selected}")
+            if number:
+                made.add("rows = rows.unionByName(others)")
+        table_format = self._program.table_format or "parquet"
+        if self._program.is_declarative:
+            made.decorators = [f'@dp.table(name="dead_letters", format="{table_format}")']
+            made.add("return rows")
+            return made
+        made.result = "StreamingQuery"
+        path = '.option("path", f"{TABLES}/dead_letters")'
+        self._started(made, "dead_letters", "append", f'.format("{table_format}")', path)
+        return made
+
+
+_MESSAGE_OPTIONS = ("topic", "value", "when", "order_by", "max_bytes")
+_SINK_OPTIONS: Mapping[str, frozenset[str]] = {
+    "table": frozenset(
+        (
+            *("format", "path", "endpoint", "region", "mode", "keys", "order_by"),
+            *("partition_by", "target_file_size", "maintenance"),
+        )
+    ),
+    "statestore": frozenset(("entries", "order_by", "fence_prefixes")),
+    "tubemq": frozenset((*_MESSAGE_OPTIONS, "master", "options", "key", "headers")),
+    "mqtt": frozenset((*_MESSAGE_OPTIONS, "broker", "qos", "retain", "properties")),
+    "console": frozenset(("rows",)),
+}
+"""Options of sinks that programs have, or that are not about their rows."""
+_BuildSink = Callable[[Sinks, Sink, SinkPlan, str, tuple[str, ...]], Function]
+_SINKS: Mapping[str, _BuildSink] = {
+    "table": Sinks._table,  # noqa: SLF001
+    "statestore": Sinks._keys,  # noqa: SLF001
+    "tubemq": Sinks._messages,  # noqa: SLF001
+    "mqtt": Sinks._messages,  # noqa: SLF001
+    "console": Sinks._console,  # noqa: SLF001
+}

@@ -1,0 +1,236 @@
+"""Exported programs: the same rows as the pipeline, with the same data, in the session of the suite."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.pipelines.export.script import raw_document, streaming_script
+from penstock.pipelines.spec import loader
+from penstock.pipelines.testing import runner
+from penstock.pipelines.testing.cases import Case
+from penstock.tube.record import Record
+
+PIPELINE = """\
+name: {name}
+source: {{topics: [{topic}], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+dead_letters: {{path: {lake}/dead}}
+steps:
+  - name: readings
+    parse:
+      schema: "machine STRING NOT NULL, at TIMESTAMP NOT NULL, values ARRAY<STRUCT<name: STRING, value: DOUBLE>>, t INT"
+  - name: known
+    enrich: {{key: "{name}/limit/{{machine}}", as: limit, schema: high DOUBLE, missing: dead_letter}}
+  - name: each
+    explode: {{column: values, as: reading, position: number}}
+  - name: flat
+    flatten: {{columns: [reading], prefix: false}}
+  - name: judged
+    sql: "SELECT *, value > limit.high AS hot, 'a, (b' AS text FROM flat"
+  - name: named
+    map: {{rename: {{t: tick}}, compute: {{limit.low: limit.high - 5, tick: tick + 1}}, drop: [text, limit.high]}}
+  - name: checked
+    expect:
+      - {{name: low, expression: value > 0, on_violation: dead_letter}}
+      - {{name: few, expression: number < 3, on_violation: drop}}
+      - {{name: ticks, expression: tick > 5}}
+  - name: warm
+    filter: value > 10
+  - name: raw
+    from: source
+    parse: {{format: csv, schema: "first STRING, second INT"}}
+  - name: once
+    from: readings
+    dedupe: {{within: 1 day}}
+  - name: minutes
+    from: readings
+    window:
+      time: at
+      duration: 1 minute
+      watermark: 1 minute
+      by: [machine]
+      aggregates: {{n: count(*), most: max(t)}}
+      emit: closed
+sinks:
+  - name: rows
+    from: warm
+    table: {{format: parquet, path: {lake}/rows, partition_by: []}}
+  - name: lines
+    from: raw
+    table: {{format: parquet, path: {lake}/lines}}
+  - name: once
+    from: once
+    table: {{format: parquet, path: {lake}/once}}
+  - name: minutes
+    table: {{format: parquet, path: {lake}/minutes}}
+  - name: out
+    from: warm
+    tubemq:
+      topic: {topic}_out
+      key: "{{machine}}-{{at}}"
+      when: hot
+      value: [value, hot]
+      headers: {{site: "{{machine}}"}}
+  - name: last
+    from: warm
+    statestore:
+      order_by: value
+      entries:
+        - {{key: "{name}/last/{{name}}", when: hot, value: [value]}}
+        - {{key: "{name}/seen/{{machine}}", value: [machine]}}
+"""
+
+
+def readings() -> list[Record | bytes]:
+    def reading(machine: str, minute: int, *values: tuple[str, float]) -> bytes:
+        listed = [{"name": name, "value": value} for name, value in values]
+        return json.dumps(
+            {"machine": machine, "at": f"2024-05-01T06:{minute:02}:00Z", "values": listed, "t": 5}
+        ).encode()
+
+    return [
+        reading("press", 0, ("celsius", 93.5), ("bar", 7.0), ("rpm", -1.0)),
+        Record(reading("press", 1, ("celsius", 11.5)), b"k", id="same"),
+        Record(reading("press", 1, ("celsius", 11.5)), b"k", id="same"),
+        reading("oven", 2, ("celsius", 300.0)),
+        reading("press", 3),
+        reading("press", 4, *(("celsius", 20.0 + n) for n in range(5))),
+        b"not JSON",
+        b'{"machine": "press", "at": "2024-05-01T06:00:00Z", "t": 1.5}',
+        b'{"machine": "press", "at": "2024-05-01T06:00:00Z"} {}',
+        b'{"machine": "press", "machine": "pump", "at": "2024-05-01T06:00:00Z"}',
+        b'{"machine": "press", "at": null}',
+        b"\xff\xfe",
+        b"plain,17",
+        b'"quo""ted, ",18',
+        b"plain,not a number",
+        b"a,1\nb,2",
+        reading("press", 50, ("celsius", 12.0)),
+    ]
+
+
+def run_program(files: dict[str, str], directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the program with the records that exist, and return its namespace."""
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    (name,) = (name for name in files if "def main(" in files[name])
+    monkeypatch.setenv("TABLES", str(directory / "tables"))
+    monkeypatch.setattr(sys, "argv", [name, "--once"])
+    monkeypatch.syspath_prepend(str(directory))
+    names: dict[str, Any] = {"__name__": "program", "__file__": str(directory / name)}
+    exec(compile(files[name], str(directory / name), "exec"), names)
+    names["main"]()
+    return names
+
+
+class Reader:
+    """Stands for a reader of a stream or a batch: returns the frame of its format."""
+
+    def __init__(self, frames: dict[str, DataFrame]) -> None:
+        self._frames = frames
+        self._name = ""
+
+    def format(self, name: str) -> Reader:
+        self._name = name
+        return self
+
+    def option(self, _name: str, _value: object) -> Reader:
+        return self
+
+    def load(self) -> DataFrame:
+        return self._frames[self._name]
+
+
+class Writer:
+    """Stands for a writer of a stream or a batch: keeps its rows under the name of the query."""
+
+    running = ""
+
+    def __init__(self, rows: DataFrame, written: dict[str, DataFrame]) -> None:
+        self._rows = rows
+        self._written = written
+        self._function: Callable[[DataFrame, int], None] | None = None
+        self.isActive = False
+
+    def queryName(self, name: str) -> Writer:  # noqa: N802 - Spark's name
+        Writer.running = name
+        return self
+
+    def foreachBatch(self, function: Callable[[DataFrame, int], None]) -> Writer:  # noqa: N802 - Spark's name
+        self._function = function
+        return self
+
+    def __getattr__(self, _name: str) -> Callable[..., Writer]:
+        return lambda *_args, **_options: self
+
+    def start(self) -> Writer:
+        if self._function is None:
+            self._written[Writer.running] = self._rows
+        else:
+            self._function(self._rows, 0)
+        return self
+
+    def save(self) -> None:
+        self._written[Writer.running] = self._rows
+
+
+def test_the_sinks_of_a_program_have_the_rows_of_the_pipeline(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batch form, as test cases run, with the sources and sinks of both in memory."""
+    file = tmp_path / "pipeline.yaml"
+    names = {"name": "plant", "topic": "telemetry", "master": "tube:1", "broker": "mqtt://broker:1", "lake": "lake"}
+    file.write_text(PIPELINE.format(**names), encoding="utf-8")
+    pipeline = loader.load(file)
+    payloads = [each if isinstance(each, Record) else Record(each) for each in readings()]
+    given = [
+        {"base64": base64.b64encode(each.value).decode(), "id": each.id or f"r{n}", "at": f"2024-05-01T07:00:{n:02}Z"}
+        for n, each in enumerate(payloads)
+    ]
+    case = Case.model_validate({"name": "all", "keys": {"plant/limit/press": {"high": 20}}, "input": given})
+    outcome = runner.try_case(spark, pipeline, case)
+
+    with monkeypatch.context() as raw:
+        raw.setattr(runner, "source_rows", lambda _name, _source, records: records)
+        records = runner._records(spark, "source", pipeline.inputs["source"], case)
+    keys = spark.createDataFrame([(b"plant/limit/press", b'{"high": 20}')], "key binary, value binary")
+    frames = {"tubemq": records, "aio-statestore": keys}
+    written: dict[str, DataFrame] = {}
+    frame = type(records)
+    monkeypatch.setattr(frame, "writeStream", property(lambda rows: Writer(rows, written)))
+    monkeypatch.setattr(frame, "write", property(lambda rows: Writer(rows, written)))
+    monkeypatch.setattr(frame, "dropDuplicatesWithinWatermark", frame.dropDuplicates)
+    monkeypatch.setattr(type(spark), "readStream", property(lambda _: Reader(frames)))
+    monkeypatch.setattr(type(spark), "read", property(lambda _: Reader(frames)))
+    exported = streaming_script(pipeline, raw_document(file).data)
+    assert exported.left_out == {}
+    run_program(exported.files, tmp_path, monkeypatch)
+
+    def sorted_rows(rows: list[dict[str, Any]]) -> list[str]:
+        return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+    found: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
+    for name in ("rows", "lines", "once", "minutes"):
+        rows = written[name]
+        columns = [column for column in rows.columns if not column.startswith("_")]
+        found[name] = sorted_rows(runner._collect(rows, columns))
+        expected[name] = sorted_rows(outcome.found[name])
+    found["out"] = sorted_rows(list(runner._messages(written["out"])))
+    expected["out"] = sorted_rows(outcome.found["out"])
+    changes = written["last"].collect()
+    found["last"] = {row.key: None if row.value is None else json.loads(row.value) for row in changes}
+    expected["last"] = outcome.found["last"]
+    letters = written["dead_letters"].select("step", "id").collect()
+    found["letters"] = sorted(map(tuple, letters))
+    expected["letters"] = sorted((str(row["step"]), str(row["id"])) for row in outcome.dead_letters)
+    assert all(found.values())
+    assert found == expected

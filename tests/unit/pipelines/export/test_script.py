@@ -1,0 +1,189 @@
+"""Programs of the example and of the documentation's pipelines: layout, what is left out, and variables."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.errors import ConfigError
+from penstock.pipelines.export.code import statement
+from penstock.pipelines.export.script import Exported, declarative_project, raw_document, streaming_script
+from penstock.pipelines.spec.loader import load
+from tests.docs.pages import ROOT, blocks, page_paths
+
+PIPELINES = [
+    (page, block)
+    for page in page_paths()
+    for block in blocks(page)
+    if block.language == "yaml" and re.search(r"^name:.*^sinks:", block.text, re.MULTILINE | re.DOTALL)
+]
+INVALID = ("protobuf.md", "runbooks.md", "run.md")
+"""Pages with a pipeline that is invalid here: without another file or a variable, or on purpose."""
+
+
+def exported(text: str, directory: Path, kind: str = "pyspark", **environment: str) -> Exported:
+    file = directory / "pipeline.yaml"
+    file.write_text(text, encoding="utf-8")
+    pipeline = load(file, environment)
+    raw = raw_document(file).data
+    if kind == "pyspark":
+        return streaming_script(pipeline, raw)
+    return declarative_project(pipeline, raw, storage="file:///lake/storage")
+
+
+def program(found: Exported) -> str:
+    (text,) = (text for text in found.files.values() if "written by `penstock pipeline export`" in text)
+    return text
+
+
+def test_programs_of_all_pages_have_the_layout_of_a_formatter(tmp_path: Path) -> None:
+    made = 0
+    refused: list[tuple[str, str]] = []
+    for page, block in PIPELINES:
+        directory = tmp_path / page.stem
+        directory.mkdir(exist_ok=True)
+        for other in blocks(page):
+            if other.directive.startswith("file "):
+                path = directory / other.directive.removeprefix("file ").strip()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(other.text, encoding="utf-8")
+        for kind in ("pyspark", "declarative"):
+            try:
+                found = exported(block.text, directory, kind)
+            except ConfigError as error:
+                refused.append((page.name, str(error)))
+                continue
+            made += 1
+            (directory / f"program_{block.line}_{kind}.py").write_text(program(found), encoding="utf-8")
+    for name, text in refused:
+        assert name in INVALID or re.match(r"no sink of pipeline '.*' can be exported\n  why: .", text), text
+    for each in (ROOT / "examples" / "water", ROOT / "examples" / "reference"):
+        made += 1
+        text = (each / "pipeline.yaml").read_text(encoding="utf-8")
+        (tmp_path / f"program_{each.name}.py").write_text(program(exported(text, tmp_path)), encoding="utf-8")
+    programs = list(tmp_path.rglob("program_*.py"))
+    assert len(programs) == made > 25
+    ruff = [str(Path(sys.executable).with_name("ruff"))]
+    options = ["--isolated", "--line-length", "100"]
+    subprocess.run([*ruff, "format", "--check", *options, *programs], check=True)
+    subprocess.run([*ruff, "check", "--select", "F,I", "--isolated", *programs], check=True)
+
+
+def test_the_page_shows_the_program(tmp_path: Path) -> None:
+    page = blocks(ROOT / "docs" / "pipelines" / "export.md")
+    pipeline, shown = (next(each.text for each in page if each.language == name) for name in ("yaml", "python"))
+    assert shown in program(exported(pipeline, tmp_path))
+
+
+PIPELINE = """\
+name: plant
+source:
+  topics: [telemetry]
+  master: "${MASTER}"
+  options: {tubemq.user: "${PLANT_USER:-water}", tubemq.passwordFile: /secrets/tube}
+statestore: {broker: "mqtts://water:${file:secret}@edge-7"}
+steps:
+  - name: readings
+    parse: {schema: "machine STRING, celsius DOUBLE, at TIMESTAMP"}
+  - name: hot
+    sql: "SELECT machine, concat(machine, ',(') AS `a, b`, celsius IS DISTINCT FROM 3 AS odd FROM readings"
+sinks:
+  - name: hot
+    mqtt: {topic: "hot/{machine}"}
+"""
+
+
+def test_variables_and_secrets_are_read_when_the_program_starts(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s3cr3t-value\n")
+    text = program(exported(PIPELINE, tmp_path, MASTER="tube-1:8715"))
+    assert 'os.environ["MASTER"]' in text
+    assert 'os.environ.get("PLANT_USER", "water")' in text
+    assert 'BROKER = "mqtts://water:" + Path("secret").read_text().splitlines()[0] + "@edge-7"' in text
+    assert "s3cr3t-value" not in text
+    assert "tube-1" not in text
+    assert '"celsius IS DISTINCT FROM 3 AS odd"' in text
+    assert "\"concat(machine, ',(') AS `a, b`\"" in text
+
+
+def test_a_secret_elsewhere_in_the_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "secret").write_text("s3cr3t-value\n")
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        PIPELINE.replace("${MASTER}", "tube-1:8715").replace("concat(machine, ',(')", "'${file:secret}'"),
+        encoding="utf-8",
+    )
+    assert main(["pipeline", "export", str(file), "--directory", str(tmp_path / "out")]) == 2
+    assert "would be part of the program" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+LEFT_OUT = """\
+name: plant
+source: {topics: [telemetry]}
+steps:
+  - name: readings
+    parse: {schema: "machine STRING, celsius DOUBLE, at TIMESTAMP"}
+  - name: placed
+    enrich: {key: machines, match: {id: machine}, as: place, schema: hall STRING}
+  - name: hours
+    from: readings
+    window: {time: at, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}}
+sinks:
+  - {name: readings, from: readings, table: {path: lake/readings}}
+  - {name: placed, from: placed, table: {path: lake/placed}}
+  - {name: late, from: hours.late, table: {path: lake/late}}
+  - {name: small, from: readings, statestore: {entries: [{key: "at/{machine}"}], max_bytes: 10}}
+  - {name: hours, statestore: {entries: [{key: "hour/{window_start}"}]}}
+"""
+
+
+def test_what_cannot_be_exported_is_marked_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = exported(LEFT_OUT, tmp_path)
+    assert found.left_out == {
+        "placed": "step placed looks up a dataset (match); write it to a table, and join that table",
+        "late": "Spark drops late records of a window, so there are no rows for it",
+        "small": "it has the option max_bytes, which programs cannot have",
+    }
+    text = program(found)
+    assert "# Left out: sink late. Spark drops late records" in text
+    functions = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    assert {"write_readings", "write_hours"} < functions
+    assert not {"write_placed", "write_late", "step_placed"} & functions
+    project = exported(LEFT_OUT, tmp_path, "declarative")
+    assert set(project.left_out) == {"placed", "late", "small", "hours"}
+    assert list(project.files) == ["spark-pipeline.yml", "transformations/plant.py"]
+
+    command = ["pipeline", "export", str(tmp_path / "pipeline.yaml"), "--directory", str(tmp_path / "out")]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path}/out/plant.py\n"
+    assert "sink placed is left out: step placed looks up" in printed.err
+    assert main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("x = f(1)", ["    x = f(1)"]),
+        ("return a.b('x').c()", ['    return a.b("x").c()']),
+        (
+            f"rows = rows.read('{'x' * 60}').where('{'y' * 40}').load()",
+            [
+                "    rows = (",
+                f'        rows.read("{"x" * 60}")',
+                f'        .where("{"y" * 40}")',
+                "        .load()",
+                "    )",
+            ],
+        ),
+    ],
+)
+def test_statements_are_broken_like_those_of_a_formatter(text: str, lines: list[str]) -> None:
+    assert statement(text) == lines
