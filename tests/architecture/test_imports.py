@@ -164,7 +164,7 @@ RULES = [
                 ("spark", "statestore.hlc", "tube.producer", "tube.record"),
                 IO,
             ),
-            ("testing", ("spec", "rows", "sinks", "sources", "steps"), ("spark", "runtime.config"), IO),
+            ("testing", ("spec", "rows", "sinks", "sources", "state_dir", "steps"), ("spark", "runtime.config"), IO),
             ("export", ("spec", "rows"), ("runtime.config",), IO),
             (
                 "run",
@@ -176,6 +176,12 @@ RULES = [
                 IO,
             ),
         )
+    ),
+    # Its files are Arrow's.
+    Rule(
+        "penstock.pipelines.state_dir.changes",
+        ("pipelines.spec", "pipelines.state_dir", "spark.files.object_storage"),
+        IO | {"pyspark", "pandas"},
     ),
     # Lease and write-back are clients of the state store in an event loop of their own; nothing else of a run is.
     *(

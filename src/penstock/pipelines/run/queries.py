@@ -36,6 +36,7 @@ from penstock.pipelines.sinks.delta import check_fields, check_partitions
 from penstock.pipelines.sinks.partitions import check_partition_columns
 from penstock.pipelines.sinks.postgresql import column_kinds
 from penstock.pipelines.sinks.table import check_columns
+from penstock.pipelines.sources.changes import AsOfJoins
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.expectations import check_limits, expectation_counts
 from penstock.pipelines.spec.pipeline import SinkPlan
@@ -132,6 +133,7 @@ class RunContext:
     report: Callable[[FinishedBatch], None]
     with_lookup: WithLookup
     targets: Targets
+    as_of: AsOfJoins
 
 
 class BatchCounts(NamedTuple):
@@ -187,6 +189,7 @@ class SinkBatches:
             began = time.monotonic()
             self.running = {self.plan.sink.name: RunningBatch(batch, began, end)}
             try:
+                self._context.as_of.begin(rows.sparkSession, self.plan.as_of_joins, [(self.checkpoint, batch)])
                 entry = (
                     self._windows(rows, batch, start, end)
                     if self.plan.windowed

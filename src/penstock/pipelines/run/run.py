@@ -45,12 +45,13 @@ from penstock.pipelines.run.queries import (
 from penstock.pipelines.run.shared import QueryBuilder
 from penstock.pipelines.run.write_back import WriteBack
 from penstock.pipelines.sinks.delivery import Targets, check_sinks
+from penstock.pipelines.sources.changes import AsOfJoins
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.description import graph
 from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.checkpoint import START_OVER, Offsets, check_shapes
+from penstock.pipelines.state_dir.checkpoint import START_OVER, Checkpoint, Offsets, check_shapes
 from penstock.pipelines.state_dir.layout import claim, ready_directory, write_text
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.pipelines.steps.lookups import store_lookup
@@ -139,6 +140,8 @@ class _PipelineRun:
         self._barrier = BatchBarrier()
         self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span, options.redriven)
+        checkpoints = [Checkpoint(layout.checkpoint(state, found.sink.name)) for found in plan(pipeline)]
+        self._as_of = AsOfJoins(pipeline, state, checkpoints, wall_clock_ms)
         self._queries: list[RunningQuery] = []
         self._next_join = 0.0
         self._traces: BatchTraces | None = None
@@ -166,6 +169,7 @@ class _PipelineRun:
                 store.connect()
             with names_setting("master of the source", MASTER_VARIABLE):
                 self._source.check()
+                self._as_of.check()
             for text in [*self._options.warnings, *check_sinks(self._pipeline)]:
                 self._emit_event("warning", text=text)
             if self._options.on_start is not None:
@@ -262,8 +266,9 @@ class _PipelineRun:
             ledger=self._ledger,
             barrier=self._barrier,
             report=self._done.put,
-            with_lookup=store_lookup(pipeline.statestore.broker),
+            with_lookup=store_lookup(pipeline.statestore.broker, self._state),
             targets=Targets(pipeline, store, dead_letters, self._show, self._state),
+            as_of=self._as_of,
         )
         state, why = FAILED, ""
         maintenance = MaintenanceSchedule(pipeline.sinks, self._queue_event)

@@ -182,7 +182,7 @@ class _Member:
         Raises:
             StorageError: the sink is at other offsets: rows would be lost or repeated.
         """
-        batch, finished, begun = self.position
+        batch, finished, begun, _ = self.position
         at = None if finished is None else offsets_of(finished)
         if at != start or (begun is not None and offsets_of(begun) != offsets_of(entry)):
             raise StorageError(
@@ -198,7 +198,7 @@ class _Member:
 
     def commit(self) -> None:
         """Commit the batch that the sink has begun."""
-        batch, _, begun = self.position
+        batch, _, begun, _ = self.position
         self.checkpoint.commit(batch)
         self.position = Position(batch + 1, begun, None)
 
@@ -234,6 +234,9 @@ class SharedBatches:
             numbers = {member.name: member.begin(start, entry) for member in due}
             try:
                 if due:
+                    joins = {name: join for member in self.members for name, join in member.plan.as_of_joins.items()}
+                    begun = [(member.checkpoint, numbers[member.name]) for member in due]
+                    self._context.as_of.begin(rows.sparkSession, joins, begun)
                     end = due[0].checkpoint.planned(numbers[due[0].name]).end
                     self.running = dict.fromkeys(numbers, RunningBatch(batch, time.monotonic(), end))
                     self._write(rows, due, numbers)
@@ -461,7 +464,7 @@ class QueryBuilder:
 
     def _end(self, name: str) -> Offsets:
         """Return the offsets at which the finished batches of the sink ``name`` end."""
-        batch, finished, _ = self._checkpoints[name].position()
+        batch, finished, _, _ = self._checkpoints[name].position()
         start = self._context.source.start(name)
         return start if finished is None else start | self._checkpoints[name].planned(batch - 1).end
 

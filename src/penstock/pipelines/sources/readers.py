@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.spec.sources import FilesSource, RateSource
 
 __all__ = [
+    "CHECK_TIMEOUT_MS",
     "FilesSourceReader",
     "Lag",
     "LagMeter",

@@ -271,6 +271,8 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _flatten_problems(step.flatten, before, reads[0], where)
         else:
             yield from _missing(_named_by(step), before, reads[0], where)
+            if step.enrich is not None and step.enrich.as_of is not None:
+                yield from _time_problems(step.enrich.as_of.time, before, (*where, "as_of", "time"))
             yield from _wrong_expressions(_expressions_of(step), before, reads[0], where)
     for index, sink in enumerate(pipeline.sinks):
         stream, where = sink.source or sink_reads(pipeline, sink), ("sinks", index, sink.kind)
@@ -280,6 +282,13 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
         if sink.table is not None:
             reads_windows = stream in streams.of_windows
             yield from _partition_problems(sink.table, columns, where, reads_windows=reads_windows)
+
+
+def _time_problems(name: str, columns: Columns, where: Location) -> Iterator[Problem]:
+    column = (columns or {}).get(name.lower())
+    if column is not None and column.type is not None and not column.type.upper().startswith("TIMESTAMP"):
+        expected = f"expected a column of type TIMESTAMP; {name} is {column.type}"
+        yield Problem(where, name, expected)
 
 
 def _partition_problems(
@@ -417,6 +426,8 @@ def _named_by(step: Step) -> Iterator[Named]:
     if step.enrich is not None:
         yield from _in_template(("key",), step.enrich.key)
         yield from ((("match", field), column) for field, column in step.enrich.match.items())
+        if step.enrich.as_of is not None:
+            yield ("as_of", "time"), step.enrich.as_of.time
     elif step.python is not None:
         yield from _listed(("input",), map(_whole, step.python.input or ()))
     elif step.dedupe is not None and step.dedupe.key != "id":

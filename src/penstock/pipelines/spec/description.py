@@ -166,6 +166,13 @@ def _does(step: Step) -> str:
         return f"{called.function}{of} in {called.file} (SHA-256 {digest}): {called.columns}{fails}"
     if step.enrich is not None:
         policies = {"pass": "null", "fail": "an error of the run", "dead_letter": "a dead letter"}
+        if (as_of := step.enrich.as_of) is not None:
+            kept = "all changes are kept" if as_of.history is None else f"changes of {as_of.history} are kept"
+            return (
+                f"with the value that key {step.enrich.key} had at {as_of.time} as {step.enrich.into} "
+                f"({step.enrich.columns}), by as-of join: each worker has the changes in {as_of.topic} from "
+                f"before the batch in memory; {kept}; a missing one is {policies[step.enrich.missing]}"
+            )
         match = " and ".join(f"{field} = {column}" for field, column in step.enrich.match.items())
         what = f"the object with {match} under key" if match else "the value of key"
         return (

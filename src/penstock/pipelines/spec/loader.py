@@ -170,6 +170,7 @@ def problems(pipeline: Pipeline) -> list[Problem]:
         *fence_prefixes(pipeline),
         *_chains(pipeline),
         *_sparkplug(pipeline),
+        *_change_topics(pipeline),
         *_paths(pipeline),
     ]
 
@@ -322,6 +323,23 @@ def _sparkplug(pipeline: Pipeline) -> Iterator[Problem]:
                         "expected one task for each partition with `format: sparkplug`, whose births precede data"
                     )
                     yield Problem((*where, "options", option), value, expected)
+
+
+def _change_topics(pipeline: Pipeline) -> Iterator[Problem]:
+    """Check that the topics of as-of joins can be read."""
+    for index, step in enumerate(pipeline.steps):
+        as_of = None if step.enrich is None else step.enrich.as_of
+        if as_of is None:
+            continue
+        where, options = ("steps", index, "enrich", "as_of"), pipeline.change_options(as_of)
+        if "tubemq.master" not in options:
+            yield Problem(where, as_of.topic, "expected master, since no source reads TubeMQ")
+            continue
+        try:
+            SourceOptions.parse(options)
+        except ConfigError as error:
+            field = {"tubemq.master": "master", "subscribe": "topic"}.get(error.option or "", "topic")
+            yield Problem((*where, field), as_of.topic, f"{error.what}; {error.do}" if error.do else error.what)
 
 
 def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:

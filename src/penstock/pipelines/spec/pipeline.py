@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
-from penstock.pipelines.spec.steps import Expectation, Step, Window
+from penstock.pipelines.spec.steps import AsOf, Enrich, Expectation, Step, Window
 from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, is_uri, late_of, sink_letter
 from penstock.spark.files.object_storage import StoragePath, is_object_url, storage_path
 
@@ -112,9 +112,19 @@ class Pipeline(Part):
         They have no master if neither the sink nor a source has one.
         """
         master = sink.master or self.master
-        same = (s.login() for s in self.inputs.values() if isinstance(s, TubeOptions) and s.master == master)
-        given = as_texts(sink.options) if sink.options else next(same, {})
+        given = as_texts(sink.options) if sink.options else self._login(master)
         return given if master is None else {"tubemq.master": master, **given}
+
+    def change_options(self, as_of: AsOf) -> dict[str, str]:
+        """Return the options of the TubeMQ source with the changes for ``as_of``; without a master if there is none."""
+        master = as_of.master or self.master
+        address = {} if master is None else {"tubemq.master": master}
+        return {**address, **self._login(master), "subscribe": as_of.topic}
+
+    def _login(self, master: str | None) -> dict[str, str]:
+        """Return the login options of the first source with ``master``."""
+        same = (s.login() for s in self.inputs.values() if isinstance(s, TubeOptions) and s.master == master)
+        return next(same, {})
 
     @model_validator(mode="after")
     def _check_source_or_sources(self) -> Pipeline:
@@ -192,6 +202,12 @@ class SinkPlan(NamedTuple):
     def has_dedupe(self) -> bool:
         """True if one of its steps drops duplicates."""
         return any(step.dedupe is not None for step in self.steps)
+
+    @property
+    def as_of_joins(self) -> dict[str, Enrich]:
+        """Its as-of joins, by the name of the step."""
+        found = ((step.name, step.enrich) for step in self.steps)
+        return {name: enrich for name, enrich in found if enrich is not None and enrich.as_of is not None}
 
     @property
     def windowed(self) -> bool:

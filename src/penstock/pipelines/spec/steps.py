@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -20,12 +21,14 @@ from penstock.pipelines.spec.values import (
     Part,
     directory,
     duration_ms,
+    template_parts,
 )
 
 __all__ = [
     "CLOUDEVENT_ATTRIBUTES",
     "SPARKPLUG_COLUMNS",
     "STEP_KINDS",
+    "AsOf",
     "Dedupe",
     "Enrich",
     "Expectation",
@@ -256,11 +259,34 @@ def _content(file: str) -> bytes:
     return found
 
 
+_CURRENT_ONLY = ("match", "unavailable", "wait", "refresh")
+"""Options of an enrich step for current values."""
+_GLOB_MARK = re.compile(r"[*?\[]")
+
+
+class AsOf(Part):
+    """Look up the value that a key had at the time of the row, in the topic with the changes of the state store."""
+
+    time: str = Field(min_length=1, description="column with the event time of the row")
+    topic: str = Field(
+        min_length=1, description="TubeMQ topic with the changes: `statestore.capture_topic` of the node"
+    )
+    master: str | None = Field(
+        default=None, description="TubeMQ masters of the topic; default: those of the first source that reads TubeMQ"
+    )
+    history: Duration | None = Field(
+        default=None,
+        description="how far an event time may be before the batch that processes it; rows before that have no value, "
+        "and older values are removed from memory and disk. Default: all changes are kept",
+    )
+
+
 class Enrich(Part):
     """Look up a key of the state store and add its JSON value as a struct column.
 
     With ``match`` the value is a dataset (a JSON array of objects, or one object per line), and the column has the
-    object whose fields are equal to columns of the row, compared as text. A dataset is indexed once per change.
+    object whose fields are equal to columns of the row, compared as text. A dataset is indexed once per change. With
+    ``as_of`` the column has the value that the key had at the time of the row, instead of the current one.
     """
 
     key: KeyTemplate = Field(description="key to look up; `{column}` inserts a column")
@@ -282,6 +308,23 @@ class Enrich(Part):
     )
     wait: Duration = Field(default="30 seconds", description="timeout of a lookup")
     refresh: Duration = Field(default="5 seconds", description="maximum age of a cached value")
+    as_of: AsOf | None = Field(
+        default=None, description="as-of join: the value at the time of the row, from the changes of the state store"
+    )
+
+    @model_validator(mode="after")
+    def _check_as_of(self) -> Enrich:
+        if self.as_of is not None:
+            given = next((name for name in _CURRENT_ONLY if name in self.model_fields_set), None)
+            if given is not None:
+                raise ValueError(f"expected no {given} with as_of, which reads changes instead of current values")
+        return self
+
+    @property
+    def keys(self) -> str:
+        """Glob of the keys that rows can have."""
+        literals = ("*" if part.column else _GLOB_MARK.sub(r"[\g<0>]", part.text) for part in template_parts(self.key))
+        return "".join(literals)
 
 
 class Dedupe(Part):

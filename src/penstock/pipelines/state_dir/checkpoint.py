@@ -27,6 +27,7 @@ from penstock.spark.files.object_storage import StoragePath
 __all__ = [
     "START_OVER",
     "Checkpoint",
+    "KnownChanges",
     "Offsets",
     "PlannedBatch",
     "Position",
@@ -40,6 +41,8 @@ __all__ = [
 
 Offsets = dict[str, dict[str, int]]
 """Stream -> partition -> offset; for TubeMQ: topic -> ``<broker>:<partition>`` -> index offset."""
+KnownChanges = dict[str, Any]
+"""The changes of keys that a batch knows, by as-of join: see ``changes.VisibleChanges``."""
 ONLY = "source"
 """Label of a single source, with which its streams are not prefixed."""
 
@@ -74,6 +77,7 @@ def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> PlannedBatch:
 KEPT_BATCHES = 100
 """Batches whose entries are kept, as in Spark (``spark.sql.streaming.minBatchesToRetain``)."""
 _NUMBER = re.compile("[0-9]+")
+_KNOWN = re.compile(r"([0-9]+)\.json")
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 """Entry of the commit log of a query without watermark."""
 
@@ -90,18 +94,21 @@ def offsets_of(entry: str) -> str:
 class Position(NamedTuple):
     """Position of a sink: entries of its offset log for its last finished batch, and for the batch that it has begun.
 
-    ``batch`` is the number of its next batch: of the one that it has begun, if there is one.
+    ``batch`` is the number of its next batch: of the one that it has begun, if there is one. ``known``: what this one
+    knows of the changes of keys (``Checkpoint.known_changes``), if it has an as-of join.
     """
 
     batch: int
     finished: str | None
     begun: str | None
+    known: str | None = None
 
     @property
     def key(self) -> tuple[str | None, str | None]:
-        """The same for sinks that are at the same offsets."""
+        """The same for sinks that are at the same offsets, and know the same changes in the batch they have begun."""
         finished, begun = self.finished, self.begun
-        return None if finished is None else offsets_of(finished), None if begun is None else offsets_of(begun)
+        ends = None if begun is None else offsets_of(begun) + (self.known or "")
+        return None if finished is None else offsets_of(finished), ends
 
 
 class Checkpoint:
@@ -168,7 +175,39 @@ class Checkpoint:
             return Position(0, None, None)
         if self.is_committed(last):
             return Position(last + 1, self.entry(last), None)
-        return Position(last, self.entry(last - 1) if last else None, self.entry(last))
+        known = self.known_changes(last)
+        text = None if known is None else json.dumps(known, sort_keys=True)
+        return Position(last, self.entry(last - 1) if last else None, self.entry(last), text)
+
+    def known_changes(self, batch: int) -> KnownChanges | None:
+        """Return what ``batch`` knows of the changes of keys; None if that is not decided yet."""
+        try:
+            return read_json(self._known(batch))
+        except FileNotFoundError:
+            return None
+
+    def decide_changes(self, batch: int, known: KnownChanges) -> KnownChanges:
+        """Store durably what ``batch``, which was begun, knows of the changes of keys, and return it.
+
+        If another run has decided it, that decision holds: a run that has lost its lease and its successor compute the
+        same rows.
+        """
+        path = self._known(batch)
+        if not create_text(path, json.dumps(known, sort_keys=True)):
+            return read_json(path)
+        # Spark keeps the plans of old batches, but repeats the last one only.
+        self._known(batch - 2).unlink(missing_ok=True)
+        return known
+
+    def repeatable_changes(self) -> list[KnownChanges]:
+        """Return what the batches know that may be repeated."""
+        directory = self.path / "changes"
+        numbers = [int(match[1]) for match in listed(directory, _KNOWN)]
+        found = (self.known_changes(number) for number in numbers)
+        return [known for known in found if known is not None]
+
+    def _known(self, batch: int) -> StoragePath:
+        return self.path / "changes" / f"{batch}.json"
 
     def exists(self) -> bool:
         """Return True if the query has run."""

@@ -4,6 +4,8 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 
 <state>/checkpoints/<sink>/             the sink's checkpoint, in Spark's format
 <state>/checkpoints/<sink>/births/      births of Sparkplug that the sink has read (``births``)
+<state>/checkpoints/<sink>/changes/     how much of the changes of keys each batch knows (``checkpoint``)
+<state>/changes/<step>-<digest>/        changes of keys that an as-of join has read (``changes``)
 <state>/shared/<sink>-<id>/             Spark's checkpoint of a query of several sinks, another one at each start
 <state>/shared/<sink>.rows/             rows of a batch on their way to a sink without files of its own
 <state>/ledger/<sink>/<batch>.json      counts of the records of each batch
@@ -40,10 +42,12 @@ from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath
 
 __all__ = [
+    "changes",
     "check_owner",
     "checkpoint",
     "claim",
     "clock",
+    "create_bytes",
     "create_json",
     "create_text",
     "failure",
@@ -97,6 +101,11 @@ def shared(state: AnyPath) -> AnyPath:
 def staged(state: AnyPath, sink: str) -> AnyPath:
     """Return the directory of rows of a batch on their way to ``sink``."""
     return _below(shared(state), f"{sink}.rows")
+
+
+def changes(state: AnyPath, history: str) -> AnyPath:
+    """Return the directory of the changes of the as-of join with the name ``history``."""
+    return _below(state, "changes", history)
 
 
 def ledger(state: AnyPath) -> AnyPath:
@@ -246,7 +255,7 @@ def write_text(path: StoragePath, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         make_directory(path.parent)
-        _write(temporary, text)
+        _write(temporary, text.encode())
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
@@ -263,13 +272,18 @@ def create_json(path: StoragePath, value: Mapping[str, Any]) -> bool:
 
 def create_text(path: StoragePath, text: str) -> bool:
     """Like :func:`create_json`, for ``text``."""
+    return create_bytes(path, text.encode())
+
+
+def create_bytes(path: StoragePath, data: bytes) -> bool:
+    """Like :func:`create_json`, for ``data``."""
     if isinstance(path, ObjectPath):
-        return path.create(text.encode())
+        return path.create(data)
     # A unique name, since another process may be creating the same file.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         make_directory(path.parent)
-        _write(temporary, text)
+        _write(temporary, data)
         return _linked(temporary, path)
     except OSError as error:
         raise _failed(path, "written", error) from error
@@ -327,9 +341,9 @@ def _as_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
 

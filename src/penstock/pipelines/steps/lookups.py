@@ -2,6 +2,9 @@
 
 Workers look up the distinct keys of each Arrow batch. A dataset is indexed in the worker, and a row gets only its
 object: a copy of the dataset for each row would need the size of the dataset times 10,000.
+
+An as-of join looks up the value that a key had at the time of the row, in the changes that the driver has read before
+the batch (``state_dir.changes``). Workers have them in memory.
 """
 
 from __future__ import annotations
@@ -9,18 +12,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampNTZType, TimestampType
 
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.rows import alive, key_column, mark_dead
 from penstock.pipelines.spec.steps import Enrich
 from penstock.pipelines.spec.values import duration_ms
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.changes import (
+    KNOWN_CHANGES,
+    KeyHistory,
+    Version,
+    VisibleChanges,
+    history_in,
+    history_of,
+)
 from penstock.pipelines.steps.arrow_functions import arrow_function
 from penstock.pipelines.steps.parsing import from_json, schema_of
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
 from penstock.spark.option_parsing import json_value
 from penstock.spark.statestore.lookup import read_values
 
@@ -28,10 +43,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "MISSING",
     "NOT_JSON",
+    "TOO_LARGE",
     "UNAVAILABLE",
     "UNKNOWN",
     "DatasetIndex",
+    "GetHistory",
     "GetValues",
     "Lookup",
     "LookupResult",
@@ -42,6 +60,7 @@ __all__ = [
     "lookup_with",
     "store_lookup",
     "text_of",
+    "values_at",
 ]
 
 
@@ -60,6 +79,9 @@ class Lookup(NamedTuple):
     missing: str = "pass"
     unavailable: str = "fail"
     wait_ms: int = 30_000
+    time: str = ""
+    """Column with a time in ms since 1970; the lookup returns the value at this time, from the changes ``history``."""
+    history: str = ""
 
 
 WithLookup = Callable[[DataFrame, Lookup], DataFrame]
@@ -80,11 +102,14 @@ def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLoo
         enrich.unavailable,
         duration_ms(enrich.wait),
     )
+    if enrich.as_of is not None:
+        keyed = keyed.withColumn("_at", _milliseconds(rows, name, enrich.as_of.time))
+        lookup = lookup._replace(time="_at", history=history_of(name, enrich))
     found = with_lookup(keyed, lookup)
     with_value = found.withColumn("_json", from_json(sf.col("_found.value").cast("string"), schema))
     failures = [
         (code, sf.when(sf.col("_found.code") == code, sf.col("_found.reason")))
-        for code in ("lookup.unavailable", "lookup.not_json")
+        for code in (UNAVAILABLE, NOT_JSON, *([TOO_LARGE, MISSING] if enrich.as_of is not None else []))
     ]
     failures.append(
         (
@@ -92,7 +117,7 @@ def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLoo
             sf.when(sf.col("_json._corrupt").isNotNull(), sf.format_string("the value of key %s is not JSON", "_key")),
         )
     )
-    if enrich.missing == "dead_letter":
+    if enrich.missing == "dead_letter" and enrich.as_of is None:
         reason = sf.format_string("the state store has no key %s", "_key")
         if enrich.match:
             texts = [sf.format_string(f"{_format_escaped(field)} %s", column) for field, column in enrich.match.items()]
@@ -104,7 +129,20 @@ def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLoo
         failures.append(("lookup.missing", sf.when(nothing, reason)))
     marked = mark_dead(with_value, name, failures)
     value = sf.when(sf.col("_json").isNotNull(), sf.col("_json").dropFields("_corrupt"))
-    return marked.withColumn(enrich.into, value).drop("_key", "_found", "_json")
+    return marked.withColumn(enrich.into, value).drop("_key", "_at", "_found", "_json")
+
+
+def _milliseconds(rows: DataFrame, step: str, column: str) -> Column:
+    """Return the event time in ``column`` in ms since 1970."""
+    kind = rows.select(column).schema.fields[0].dataType
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        raise ConfigError(
+            f"step {step!r}: the column {column!r} is {kind.simpleString()}",
+            option="as_of.time",
+            why="an as-of join compares times",
+            do=f"use a column of type TIMESTAMP, or compute one in a map step: CAST({column} AS TIMESTAMP)",
+        )
+    return sf.unix_millis(sf.col(column).cast("timestamp"))
 
 
 def _format_escaped(text: str) -> str:
@@ -162,6 +200,8 @@ def _object_list(data: bytes) -> list[dict[str, Any]]:
 
 UNAVAILABLE = "lookup.unavailable"
 NOT_JSON = "lookup.not_json"
+MISSING = "lookup.missing"
+TOO_LARGE = "lookup.too_large"
 UNKNOWN = "lookup.unknown"
 """Code for a store that did not answer; the step continues without the value."""
 _RESULT = StructType(
@@ -185,41 +225,125 @@ GetValues = Callable[[Collection[str], Lookup], Mapping[str, bytes | None]]
 """Function from distinct keys to their values; a missing key has None, or no entry."""
 
 
-def store_lookup(broker: str) -> WithLookup:
-    """Return the lookup function of enrich steps for the state store at ``broker``."""
+GetHistory = Callable[[str], tuple[KeyHistory, VisibleChanges | None]]
+"""Function that returns the changes with a name, and which of them this batch knows; None: all."""
+
+
+def store_lookup(broker: str, state: StoragePath) -> WithLookup:
+    """Return the lookup function of enrich steps for the state store at ``broker``.
+
+    As-of joins read the changes in the state directory ``state``.
+    """
 
     def get(keys: Collection[str], lookup: Lookup) -> dict[str, bytes | None]:
         encoded = {key: key.encode() for key in keys}
         found = read_values(encoded.values(), broker, refresh_ms=lookup.refresh_ms, timeout_ms=lookup.wait_ms)
         return {key: found[name] for key, name in encoded.items()}
 
-    return lookup_with(get, broker)
+    directory = state if isinstance(state, ObjectPath) else state.absolute()
+    return lookup_with(get, broker, partial(_known_history, directory))
 
 
-def lookup_with(get: GetValues, name: str) -> WithLookup:
-    """Return the lookup function of enrich steps with ``get``, which runs in workers; ``name`` identifies its data."""
+def _known_history(state: StoragePath, name: str) -> tuple[KeyHistory, VisibleChanges]:
+    """Return the changes ``name`` and which of them the batch of this task knows."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    text = None if context is None else context.getLocalProperty(KNOWN_CHANGES)
+    assert text is not None, "the driver sets it before it starts a job"
+    known = VisibleChanges.from_data(json.loads(text)[name])
+    return history_in(layout.changes(state, name), known), known
+
+
+def lookup_with(get: GetValues, name: str, history: GetHistory) -> WithLookup:
+    """Return the lookup function of enrich steps with ``get`` and ``history``, which run in workers; ``name``
+    identifies the data of ``get``."""
+
+    def look_up_at(rows: DataFrame, lookup: Lookup) -> DataFrame:
+        def look(keys: pa.Array[Any], times: pa.Array[Any]) -> pa.Array[Any]:
+            found = values_at(*history(lookup.history), lookup, keys.to_pylist(), times.to_pylist())
+            return _as_array(found)
+
+        function = arrow_function(look, _RESULT)
+        return rows.withColumn(lookup.into, function(sf.col(lookup.key), sf.col(lookup.time)))
 
     def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
-        import pyarrow as pa
-
         def look(keys: pa.Array[Any], wanted: pa.Array[Any]) -> pa.Array[Any]:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
             values: list[Any] = wanted.to_pylist()
-            found = look_up_keys(get, name, lookup, texts, values)
-            _check_size(found)
-            # Built by column: a dictionary for each row would cost more than the lookup.
-            fields = [
-                pa.array([each[place] for each in found], kind)
-                for place, kind in enumerate((pa.binary(), pa.string(), pa.string()))
-            ]
-            return pa.StructArray.from_arrays(fields, ["value", "code", "reason"])
+            return _as_array(look_up_keys(get, name, lookup, texts, values))
 
         function = arrow_function(look, _RESULT)
         columns = [sf.col(name).cast("string") for name in lookup.columns]
         wanted = sf.array(*columns) if columns else sf.expr("CAST(array() AS array<string>)")
         return rows.withColumn(lookup.into, function(sf.col(lookup.key), wanted))
 
-    return look_up
+    return lambda rows, lookup: look_up_at(rows, lookup) if lookup.time else look_up(rows, lookup)
+
+
+def _as_array(found: Sequence[LookupResult]) -> pa.Array[Any]:
+    import pyarrow as pa
+
+    _check_size(found)
+    # Built by column: a dictionary for each row would cost more than the lookup.
+    fields = [
+        pa.array([each[place] for each in found], kind)
+        for place, kind in enumerate((pa.binary(), pa.string(), pa.string()))
+    ]
+    return pa.StructArray.from_arrays(fields, ["value", "code", "reason"])
+
+
+def values_at(
+    history: KeyHistory, known: VisibleChanges | None, lookup: Lookup, keys: list[str | None], times: list[int | None]
+) -> list[LookupResult]:
+    """Return the value of each of ``keys`` at the time of the row, in ms since 1970, from the ``known`` changes.
+
+    Raises:
+        PenstockError: a key has no value at this time, and the step's policy is to fail.
+    """
+    floor_ms = history.floor_ms if known is None else max(known.floor_ms, history.floor_ms)
+    found: list[LookupResult] = []
+    for key, time_ms in zip(keys, times, strict=True):
+        if key is None:
+            found.append(_NOTHING)
+            continue
+        version = None
+        if time_ms is not None and time_ms >= floor_ms:
+            version = history.at(key.encode(), time_ms, known)
+        if version is not None and version.value is not None:
+            is_json = _is_json(version.value)
+            found.append((version.value, None, None) if is_json else (None, NOT_JSON, _not_json(key)))
+        elif version is not None and version.omitted is not None:
+            reason = f"the value of key {key} has {version.omitted} bytes, too many for the topic with the changes"
+            found.append((None, TOO_LARGE, reason))
+        else:
+            reason = _why_missing(history, key, time_ms, version, floor_ms)
+            if lookup.missing == "fail":
+                raise PenstockError(reason, why="the enrich step has `missing: fail`", do=_MISSING_REMEDY)
+            found.append((None, MISSING, reason) if lookup.missing == "dead_letter" else _NOTHING)
+    return found
+
+
+def _why_missing(history: KeyHistory, key: str, time_ms: int | None, version: Version | None, floor_ms: int) -> str:
+    """Return why ``key`` has no value at ``time_ms``."""
+    if time_ms is None:
+        return f"the value of key {key} is unknown: the event time is null"
+    if version is not None:
+        return f"the state store had no key {key} at {_time(time_ms)}: it was deleted at {_time(version.time_ms)}"
+    if time_ms < floor_ms:
+        return f"the value of key {key} at {_time(time_ms)} is unknown: the history begins at {_time(floor_ms)}"
+    if time_ms < history.begin_ms:
+        begin = _time(history.begin_ms)
+        return f"the value of key {key} at {_time(time_ms)} is unknown: the topic with the changes begins at {begin}"
+    return f"the state store had no key {key} at {_time(time_ms)}"
+
+
+def _time(time_ms: int) -> str:
+    try:
+        text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError):
+        return f"{time_ms} ms since 1970"
+    return text.replace("+00:00", "Z")
 
 
 def look_up_keys(
@@ -247,6 +371,7 @@ def look_up_keys(
 
 
 _NOTHING: LookupResult = (None, None, None)
+_MISSING_REMEDY = "set the key and start the pipeline again, or use `missing: pass` or `missing: dead_letter`"
 
 
 def _result_or_index(store: str, fields: tuple[str, ...], key: str, value: bytes | None) -> LookupResult | DatasetIndex:
@@ -254,7 +379,7 @@ def _result_or_index(store: str, fields: tuple[str, ...], key: str, value: bytes
     if value is None:
         return _NOTHING
     if not fields:
-        return (value, None, None) if _is_json(value) else (None, NOT_JSON, f"the value of key {key} is not JSON")
+        return (value, None, None) if _is_json(value) else (None, NOT_JSON, _not_json(key))
     try:
         return _index_of(store, key, fields, value)
     except ValueError as error:
@@ -277,6 +402,10 @@ def _check_size(found: Sequence[LookupResult]) -> None:
             do="select one object of a large value with match, or set spark.sql.execution.arrow.maxRecordsPerBatch "
             "(default 10000) to a smaller number",
         )
+
+
+def _not_json(key: str) -> str:
+    return f"the value of key {key} is not JSON"
 
 
 def _is_json(value: bytes) -> bool:
@@ -320,5 +449,5 @@ def _fail_where_missing(
             raise PenstockError(
                 what,
                 why="the enrich step has `missing: fail`",
-                do="set the key and start the pipeline again, or use `missing: pass` or `missing: dead_letter`",
+                do=_MISSING_REMEDY,
             )

@@ -31,7 +31,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.runtime.config import loader as config
 
-__all__ = ["Case", "Cases", "Difference", "Input", "Rows", "cases_path", "compare", "lines", "load_cases"]
+__all__ = ["Case", "Cases", "Difference", "Input", "KeyChange", "Rows", "cases_path", "compare", "lines", "load_cases"]
 
 Rows = list[dict[str, Any]]
 Keys = dict[str, Any]
@@ -88,6 +88,25 @@ class Input(_Part):
         return None if self.at is None else datetime.fromisoformat(self.at).astimezone(UTC)
 
 
+class KeyChange(_Part):
+    """A change of a key of the state store. ``value``: as in :class:`Input`; null deletes the key."""
+
+    key: str
+    value: Any = None
+    at: str = Field(description="time of the change, ISO 8601")
+
+    @model_validator(mode="after")
+    def _check_time(self) -> KeyChange:
+        if _TIME.fullmatch(self.at) is None:
+            raise ValueError("expected `at` to be a time with a time zone, such as 2024-05-01T06:00:00Z")
+        return self
+
+    @property
+    def time_ms(self) -> int:
+        """``at`` in ms since 1970."""
+        return int(datetime.fromisoformat(self.at).timestamp() * 1000)
+
+
 class Case(_Part):
     """Input of a test case and its expected output.
 
@@ -97,6 +116,9 @@ class Case(_Part):
 
     name: Annotated[str, Field(min_length=1)]
     keys: Keys = Field(default_factory=dict, description="contents of the state store for enrich steps")
+    changes: list[KeyChange] = Field(
+        default_factory=list, description="changes of the state store for as-of joins, in order"
+    )
     input: list[Input] = Field(min_length=1)
     expect: dict[str, Rows | Keys] = Field(default_factory=dict)
     dead_letters: Rows = Field(default_factory=list)

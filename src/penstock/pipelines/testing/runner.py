@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from penstock.pipelines.sinks.delta import DELETES
 from penstock.pipelines.spec.expectations import exceeded, expectation_counts
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import Source, TubeOptions
+from penstock.pipelines.state_dir.changes import BEGINNING, Change, ChangeFile, KeyHistory, change_table
 from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
@@ -138,7 +140,23 @@ def _lookup(case: Case) -> WithLookup:
     def get(_keys: Collection[str], _lookup: Lookup) -> Mapping[str, bytes | None]:
         return values
 
-    return lookup_with(get, f"case {case.name}")
+    return lookup_with(get, f"case {case.name}", partial(_history, case))
+
+
+def _history(case: Case, _name: str) -> tuple[KeyHistory, None]:
+    """Return the changes of the case, all of which are known."""
+    history = KeyHistory()
+    changes = []
+    for number, (time_ms, key, value) in enumerate(_in_order(case)):
+        found = None if value is None else _bytes(value)
+        changes.append(Change("", number, key.encode(), time_ms, found, None))
+    history.add(ChangeFile({}, BEGINNING, BEGINNING, change_table(changes)))
+    return history, None
+
+
+def _in_order(case: Case) -> Iterator[tuple[int, str, object]]:
+    for change in sorted(case.changes, key=lambda each: each.time_ms):
+        yield change.time_ms, change.key, change.value
 
 
 def _bytes(value: object) -> bytes:

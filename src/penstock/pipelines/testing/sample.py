@@ -8,6 +8,7 @@ is written, and no offset of a group changes.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,10 +21,12 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, windows_as_rows
+from penstock.pipelines.sources.changes import AsOfJoins
 from penstock.pipelines.sources.readers import QueryInput, TubeSourceReader
 from penstock.pipelines.spec.pipeline import Pipeline, path_to
 from penstock.pipelines.spec.sources import TubeOptions
 from penstock.pipelines.spec.steps import Step
+from penstock.pipelines.state_dir.changes import KNOWN_CHANGES
 from penstock.pipelines.steps.graph import build_stream
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.spark.error_causes import innermost_cause
@@ -98,13 +101,18 @@ def sample_steps(
             sources[name] = _newest(spark, pipeline, name, records).persist()
         return sources[name]
 
-    with_lookup = store_lookup(pipeline.statestore.broker)
     try:
-        with TemporaryDirectory(prefix="penstock-births-") as births:
+        with TemporaryDirectory(prefix="penstock-sample-") as temporary:
+            state = Path(temporary)
+            with_lookup = store_lookup(pipeline.statestore.broker, state)
+            joins = {s.name: s.enrich for s in pipeline.steps if s.enrich is not None and s.enrich.as_of is not None}
+            if joins:
+                known = AsOfJoins(pipeline, state, [], lambda: int(time.time() * 1000)).newest(joins)
+                spark.sparkContext.setLocalProperty(KNOWN_CHANGES, json.dumps(known))
             for step in steps:
                 nodes, reads, _ = path_to(pipeline, step.name)
                 try:
-                    rows = build_stream(source, nodes, reads, with_lookup, births=[Path(births)])
+                    rows = build_stream(source, nodes, reads, with_lookup, births=[state / "births"])
                     window = next((node.step.name for node in nodes if node.step.window is not None), None)
                     yield _sample(rows if window is None else windows_as_rows(rows, window), step, limit)
                 except PySparkException as error:

@@ -20,7 +20,7 @@ from penstock.statestore.hlc import Hlc
 if TYPE_CHECKING:
     from penstock.tube.reader import MessageBatch
 
-__all__ = ["SNAPSHOT", "KeyRow", "change_batches", "key_batch", "version_at"]
+__all__ = ["SNAPSHOT", "ChangeAt", "KeyRow", "change_batches", "changes_at", "key_batch", "version_at"]
 
 SNAPSHOT: Final = "SNAPSHOT"
 """``operation`` of a row with the current value of a key; changes have ``SET`` or ``DELETE``."""
@@ -50,6 +50,17 @@ class KeyRow(NamedTuple):
     version: Hlc
     expires_at_ms: int | None = None
     writer: str | None = None
+
+
+class ChangeAt(NamedTuple):
+    """A change at ``offset`` of the topic; ``value`` is None after a delete, and if ``omitted``, its size, is too
+    large for the topic."""
+
+    offset: int
+    key: bytes
+    time_ms: int
+    value: bytes | None
+    omitted: int | None
 
 
 class _ChangeLayout(NamedTuple):
@@ -102,7 +113,7 @@ def change_batches(topic: str, batches: Iterable[MessageBatch], keys: str) -> It
     pattern = Glob(keys.encode())
     layouts: dict[tuple[str, ...], _ChangeLayout | None] = {}
     for joined in join(batches):
-        rows = [row for row in _rows(topic, joined, layouts) if pattern.matches(row[0])]
+        rows = [row for row, _ in _rows(topic, joined, layouts) if pattern.matches(row[0])]
         if rows:
             found = list(zip(*rows, strict=True))
             yield pa.RecordBatch.from_arrays(
@@ -123,7 +134,23 @@ def change_batches(topic: str, batches: Iterable[MessageBatch], keys: str) -> It
 _Row = tuple[bytes, bytes | None, str, str, str | None, int, int | None, int | None]
 
 
-def _rows(topic: str, joined: JoinedBatches, layouts: dict[tuple[str, ...], _ChangeLayout | None]) -> Iterator[_Row]:
+def changes_at(topic: str, batches: Iterable[MessageBatch], keys: str) -> Iterator[ChangeAt]:
+    """Yield the changes in ``batches`` whose key matches the glob ``keys``, in order.
+
+    Raises:
+        PenstockError: a record is not a change, so ``topic`` is not the topic of the changes.
+    """
+    pattern = Glob(keys.encode())
+    layouts: dict[tuple[str, ...], _ChangeLayout | None] = {}
+    for joined in join(batches):
+        for (key, value, _, _, _, time_ms, _, omitted), offset in _rows(topic, joined, layouts):
+            if pattern.matches(key):
+                yield ChangeAt(offset, key, time_ms, value, omitted)
+
+
+def _rows(
+    topic: str, joined: JoinedBatches, layouts: dict[tuple[str, ...], _ChangeLayout | None]
+) -> Iterator[tuple[_Row, int]]:
     keys, values, counts, names, contents = joined.lists()
     stop = 0
     for number, (key, value, count) in enumerate(zip(keys, values, counts, strict=True)):
@@ -137,7 +164,7 @@ def _rows(topic: str, joined: JoinedBatches, layouts: dict[tuple[str, ...], _Cha
         if layout is None or key is None:
             raise _not_a_change(topic, int(joined.offsets[number]))
         try:
-            yield _row(key, value, contents[start:stop], layout)
+            yield _row(key, value, contents[start:stop], layout), int(joined.offsets[number])
         except ValueError:
             raise _not_a_change(topic, int(joined.offsets[number])) from None
 

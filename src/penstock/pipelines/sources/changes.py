@@ -1,0 +1,213 @@
+"""Changes of keys for the as-of joins of a pipeline, read by the driver: what each batch knows of them.
+
+Before a batch runs, the driver reads the changes that the topic has, stores them in the state directory
+(``state_dir.changes``), and stores in the checkpoint of the sink up to where this batch knows them. Tasks learn it from
+a property of their job.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import DataLossError
+from penstock.pipelines.sources.readers import CHECK_TIMEOUT_MS, explain_missing_changes
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.steps import Enrich
+from penstock.pipelines.spec.values import duration_ms
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.changes import (
+    BEGINNING,
+    KNOWN_CHANGES,
+    Change,
+    ChangeFiles,
+    ChangeFilesWriter,
+    VisibleChanges,
+    history_of,
+)
+from penstock.pipelines.state_dir.checkpoint import Checkpoint, KnownChanges
+from penstock.spark.files.object_storage import StoragePath
+from penstock.spark.statestore.options import SnapshotOptions
+from penstock.spark.statestore.rows import changes_at
+from penstock.spark.statestore.source import plan_keys, read_keys
+from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
+from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.tube_client import TubeClient
+
+__all__ = ["AsOfJoins"]
+
+
+class _Join(NamedTuple):
+    step: str
+    enrich: Enrich
+    history_ms: int | None
+    options: SourceOptions
+    writer: ChangeFilesWriter
+    directory: StoragePath
+    reached: dict[str, int]
+    """Offsets up to which the topic was read, which are after the ends of the files if only other keys changed."""
+
+
+class AsOfJoins:
+    """The as-of joins of ``pipeline``; ``checkpoints``: those of its sinks. ``clock`` returns ms since 1970.
+
+    Used from the threads of several queries.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        state: StoragePath,
+        checkpoints: Sequence[Checkpoint],
+        clock: Callable[[], int],
+    ) -> None:
+        self._pipeline = pipeline
+        self._state = state
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._joins: dict[str, _Join] = {}
+
+    def check(self) -> None:
+        """Check that the topics with changes can be read.
+
+        Raises:
+            UnavailableError: no master answers.
+            ConfigError: a topic does not exist.
+        """
+        for step in self._pipeline.steps:
+            if step.enrich is not None and step.enrich.as_of is not None:
+                options = SourceOptions.parse(self._pipeline.change_options(step.enrich.as_of))
+                timeout_ms = min(options.timeout_ms, CHECK_TIMEOUT_MS)
+                tube = TubeClient.from_options(options, timeout_ms=timeout_ms)
+                with tube, explain_missing_changes(step.enrich.as_of.topic):
+                    tube.partitions(options.topics)
+
+    def begin(
+        self, spark: SparkSession, joins: Mapping[str, Enrich], batches: Sequence[tuple[Checkpoint, int]]
+    ) -> None:
+        """Decide what the begun ``batches`` know of the changes for ``joins``, and tell it the jobs of this thread.
+
+        ``batches`` are batches of several sinks that are computed together: the decision for one holds for all.
+
+        Raises:
+            UnavailableError: TubeMQ or the state store does not answer.
+            DataLossError: retention has deleted changes that were not read.
+        """
+        if not joins:
+            return
+        names = {history_of(step, enrich): step for step, enrich in joins.items()}
+        # Until it is stored, a compaction must not leave out what these batches need.
+        with self._lock:
+            decided = [found for checkpoint, batch in batches if (found := checkpoint.known_changes(batch)) is not None]
+            known: KnownChanges = decided[0] if decided else {}
+            if not names.keys() <= known.keys():
+                # Also if the pipeline has another join since the batch was begun.
+                known = self.newest(joins) | known
+            # Another run may have decided a moment earlier.
+            for checkpoint, batch in batches:
+                known = known | checkpoint.decide_changes(batch, known)
+        spark.sparkContext.setLocalProperty(KNOWN_CHANGES, json.dumps(known))
+
+    def newest(self, joins: Mapping[str, Enrich]) -> KnownChanges:
+        """Read the changes that the topics have now, and return up to where they are known."""
+        made: KnownChanges = {}
+        with self._lock:
+            for step, enrich in joins.items():
+                name = history_of(step, enrich)
+                if name not in self._joins:
+                    self._joins[name] = self._opened(step, enrich)
+                self._compact(name)
+                made[name] = self._read(self._joins[name]).as_data()
+        return made
+
+    def _opened(self, step: str, enrich: Enrich) -> _Join:
+        assert enrich.as_of is not None
+        history = enrich.as_of.history
+        files = ChangeFiles(layout.changes(self._state, history_of(step, enrich)))
+        options = SourceOptions.parse(self._pipeline.change_options(enrich.as_of))
+        history_ms = None if history is None else duration_ms(history)
+        return _Join(step, enrich, history_ms, options, ChangeFilesWriter(files), files.directory, {})
+
+    def _read(self, join: _Join) -> VisibleChanges:
+        """Read new changes into the files."""
+        writer = join.writer
+        is_first = writer.ends is None
+        # Before the topic, so that no change between the two is missed.
+        stored = list(self._stored_keys(join)) if is_first else []
+        begin_ms, changes, ends = BEGINNING, list[Change](), dict[str, int]()
+        with TubeClient.from_options(join.options) as tube, explain_missing_changes(join.options.topics[0]):
+            for partition, bound in tube.bounds(tube.partitions(join.options.topics)).items():
+                name = partition.key
+                start = join.reached.get(name, (writer.ends or {}).get(name, bound.oldest))
+                if not bound.oldest <= start <= bound.end:
+                    raise _lost(join, partition, start, bound)
+                piece = Slice(partition, start, bound.end)
+                found = [
+                    Change(name, *each) for each in changes_at(partition.topic, tube.read(piece), join.enrich.keys)
+                ]
+                changes += found
+                ends[name] = bound.end
+                if is_first and bound.oldest > 0:
+                    begin_ms = max(begin_ms, found[0].time_ms if found else self._clock())
+        if is_first:
+            writer.begin(ends, begin_ms, [*_before(stored, changes), *changes])
+            # Those of another driver, if it was faster, may have earlier ends.
+            return self._read(join)
+        if changes or sum(ends.values()) - sum((writer.ends or {}).values()) > _MOST_UNWRITTEN:
+            writer.add({**(writer.ends or {}), **ends}, changes)
+        join.reached.update(ends)
+        return self._known(join)
+
+    def _known(self, join: _Join) -> VisibleChanges:
+        """Return what a batch knows that is decided now."""
+        floor_ms = BEGINNING if join.history_ms is None else self._clock() - join.history_ms
+        return VisibleChanges(dict(join.writer.ends or {}), max(floor_ms, join.writer.floor_ms))
+
+    def _stored_keys(self, join: _Join) -> Iterator[Change]:
+        """Yield the current values of the keys that rows can have, with the times of their versions."""
+        options = SnapshotOptions(self._pipeline.statestore.broker, join.enrich.keys)
+        for task in plan_keys(options):
+            for batch in read_keys(options, task):
+                columns = (batch.column(name).to_pylist() for name in ("key", "value", "version"))
+                for key, value, version in zip(*columns, strict=True):
+                    yield Change("", -1, key, int(version.partition(":")[0]), value, None)
+
+    def _compact(self, name: str) -> None:
+        join = self._joins[name]
+        if not join.writer.is_due():
+            return
+        oldest = self._known(join)
+        for checkpoint in self._checkpoints:
+            for found in checkpoint.repeatable_changes():
+                if name in found:
+                    known = VisibleChanges.from_data(found[name])
+                    ends = {part: min(end, known.ends.get(part, 0)) for part, end in oldest.ends.items()}
+                    oldest = VisibleChanges(ends, min(oldest.floor_ms, known.floor_ms))
+        join.writer.compact(oldest)
+
+
+_MOST_UNWRITTEN = 280_000
+"""Offsets, those of 10,000 changes of other keys, that are read again after a restart."""
+
+
+def _before(stored: Iterable[Change], logged: Iterable[Change]) -> list[Change]:
+    """Return those of ``stored`` that are not among ``logged``, the changes in the topic."""
+    first: dict[bytes, int] = {}
+    for change in logged:
+        first.setdefault(change.key, change.time_ms)
+    return [change for change in stored if change.time_ms < first.get(change.key, change.time_ms + 1)]
+
+
+def _lost(join: _Join, partition: TopicPartition, start: int, bound: Bounds) -> DataLossError:
+    return DataLossError(
+        f"the as-of join {join.step!r} cannot read the changes of the state store from offset {start} of {partition}",
+        why=f"the topic has the offsets {bound.oldest} to {bound.end}: retention deleted changes before they were "
+        "read, or the topic was created anew",
+        do=f"remove the directory {str(join.directory)!r}: the history of the keys then begins with the changes that "
+        "the topic still has; and raise the topic's retention above the longest pause of the pipeline",
+    )
