@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -100,6 +101,7 @@ def _letters(directory: Path, found: PassResult) -> list[dict[str, object]]:
     assert found.letters is not None
     rows = [row for name in found.letters.names for row in pq.ParquetFile(directory / name).read().to_pylist()]
     assert len(rows) == found.letters.rows
+    assert found.letters_by_step == Counter(row["step"] for row in rows)
     return sorted(rows, key=lambda row: str(row["value"]))
 
 

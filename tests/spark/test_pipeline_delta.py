@@ -275,6 +275,7 @@ def test_a_table_follows_a_state_store_with_its_deletes(setup_of: Callable[[str]
     # A row on which the condition fails is neither written nor deleted; a table without a condition accepts it.
     (letter,) = setup.dead()
     assert (letter["step"], letter["code"]) == ("sink:newest", "expression.failed")
+    assert setup.ledger.counts("newest").letters_by_step == {"sink:newest": 1}
     # Only rows that the table does not have are deleted, then this batch is repeated.
     change(("g", 1), ("g", None))
     setup.run()

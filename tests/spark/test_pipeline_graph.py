@@ -176,7 +176,8 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
     assert {(x.code, x.source, json.loads(x.value)["n"]) for x in windows} == {("sink.size", "hours", 6)}
     sums = setup.ledger.counts("rows")
     assert (sums.read, sums.late, sums.dead, sums.filtered) == (68, 2, 5, 1)
-    assert setup.ledger.counts("panel").letters == len(windows)
+    counts = setup.ledger.counts("panel")
+    assert (counts.letters, counts.letters_by_step) == (len(windows), {"sink:panel": len(windows)})
     setup.forget_the_last_data("rows")
     setup.run()
     assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]

@@ -69,6 +69,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "filtered": 0,
             "duplicates": 1,
             "late": 0,
+            "letters_by_step": {"parsed": 2},
             "expectations": {},
             "rows_per_s": 2.5,
             "lag_records": 7,
@@ -92,6 +93,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
     assert "7 (2 min 10 s)" in printed.out
     assert "1 min 1 s behind" in printed.out
     assert "5 rows" in printed.out
+    assert printed.out.splitlines()[-2:] == ["SINK  STEP    DEAD LETTERS", "rows  parsed             2"]
 
 
 def _end_of_watch(*_: object, as_json: bool) -> None:
@@ -124,6 +126,9 @@ def test_the_status_of_a_directory_has_all_its_pipelines(
         ["PIPELINE", "SINK"],
         [name, "rows"],
         ["other", "rows"],
+        [],
+        ["PIPELINE", "SINK"],
+        [name, "rows"],
     ]
     assert f"pipeline {name}: no run holds the lease" in printed.err
     assert "c.yaml" in printed.err
@@ -164,7 +169,7 @@ def test_status_is_watched_until_an_interrupt(
     printed = capsys.readouterr()
     assert pauses == [5, 5]
     assert len(re.findall(r"^20..-..-.. ..:..:..$", printed.out, re.MULTILINE)) == 2
-    assert printed.out.count("SINK ") == 2
+    assert printed.out.count("SINK  BATCH") == 2
     assert printed.err.count("no run holds the lease") == 2
     assert main([*command, "--json"]) == 0
     assert [line["sink"] for line in lines(capsys)] == ["rows", "rows"]

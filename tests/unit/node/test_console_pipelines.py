@@ -109,6 +109,7 @@ def test_every_field_of_a_sink_is_shown() -> None:
         "waiting_records",  # the lag without the batch that runs, which is shown
         "waiting_s",
         "expectations",  # in `penstock pipeline status` and in metrics
+        "letters_by_step",  # the graph has the open ones, from their table
         "state_by_kind",  # in the graph
     }
 

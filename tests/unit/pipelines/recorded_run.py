@@ -99,4 +99,5 @@ class RecordedRun:
             watermark_ms=0,
             fencing_token="1:0:n",
             letters=dead,
+            letters_by_step={"parsed": dead} if dead else {},
         )

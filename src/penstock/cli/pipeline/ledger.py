@@ -159,7 +159,14 @@ def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus
         now = {name: getattr(reported.get(sink.name), name, None) for name in _NOW}
         batch = None if last is None else last.batch
         expectations = {name: asdict(each) for name, each in sums.expectations.items()}
-        sums_of_sink = {"sink": sink.name, "batch": batch, **counts, "expectations": expectations}
+        steps = dict(sums.letters_by_step)
+        sums_of_sink = {
+            "sink": sink.name,
+            "batch": batch,
+            **counts,
+            "letters_by_step": steps,
+            "expectations": expectations,
+        }
         rows.append({**sums_of_sink, **now, "lease": lease, "run": run})
     return PipelineStatus(rows, holder, text)
 
@@ -186,6 +193,14 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
     now += [name for name in ("watermark", "state") if any(row[name] != "-" for row in rows)]
     columns = [*first, "batch", *_shown_sums(rows), *now]
     print_table(rows, columns, as_json=False)
+    rejected = [
+        {"pipeline": row["pipeline"], "sink": row["sink"], "step": step, "dead_letters": letters}
+        for row in rows
+        for step, letters in row["letters_by_step"].items()
+    ]
+    if rejected:
+        sys.stdout.write("\n")
+        print_table(rejected, [*first, "step", "dead_letters"], as_json=False)
     checked = [
         {"pipeline": row["pipeline"], "sink": row["sink"], "expectation": name, **counts}
         for row in rows

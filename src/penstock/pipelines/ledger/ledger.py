@@ -10,6 +10,7 @@ A repeated batch replaces its file, so sums over the files count each batch once
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
@@ -63,6 +64,8 @@ class LedgerEntry:
     """Counts of each expectation, by ``<step>.<name>``."""
     exploded: int = 0
     """Rows that explode steps added: a record with five elements has four rows more than it would have otherwise."""
+    letters_by_step: Mapping[str, int] = field(default_factory=dict)
+    """Dead letters that this batch wrote, by the step that rejected them; empty in entries of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,7 @@ class QueryCounts(Counts):
     """Counts of a query over all its batches, and its dead letters; None if an entry of an older version lacks them."""
 
     letters: int | None = 0
+    letters_by_step: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[LedgerEntry]) -> Self:
@@ -112,7 +116,8 @@ class QueryCounts(Counts):
     def plus(self, entry: LedgerEntry) -> Self:
         """Return the sums plus one batch."""
         letters = None if self.letters is None or entry.letters is None else self.letters + entry.letters
-        return replace(Counts.plus(self, entry), letters=letters)
+        by_step = dict(Counter(self.letters_by_step) + Counter(entry.letters_by_step))
+        return replace(Counts.plus(self, entry), letters=letters, letters_by_step=by_step)
 
 
 class Ledger:
@@ -170,7 +175,7 @@ def _is_newer(token: object, other: str) -> bool:
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(each.name for each in fields(LedgerEntry))
-_NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded"})
+_NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded", "letters_by_step"})
 
 
 def _entry(path: StoragePath) -> LedgerEntry:

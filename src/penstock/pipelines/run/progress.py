@@ -74,7 +74,9 @@ class SinkProgress(QueryCounts):
     state_by_kind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-COUNTERS: Final = (*(f.name for f in fields(QueryCounts) if f.name != "expectations"), "restarts")
+_LABELLED = ("expectations", "letters_by_step", "state_by_kind")
+"""Fields of a sink that are no metric with only the labels of the sink."""
+COUNTERS: Final = (*(f.name for f in fields(QueryCounts) if f.name not in _LABELLED), "restarts")
 
 MEANINGS: Final = {
     "batches": "Micro-batches that this run has completed.",
@@ -109,13 +111,16 @@ EXPECTATION_MEANINGS: Final = {
 }
 
 
+STEP_LETTERS: Final = "Dead letters of the step that the sink's query wrote."
+
+
 def metric_values(sink: SinkProgress) -> dict[str, int | float]:
     """Return the metrics of ``sink`` by name, without unknown values; the suffix ``_s`` becomes ``_seconds``.
 
-    Metrics of expectations are not included: they have another label. Those by kind of step are parts of others.
+    Metrics of expectations and by step are not included: they have another label. Those by kind of step are parts of
+    others.
     """
-    left_out = ("expectations", "state_by_kind")
-    values = {each.name: getattr(sink, each.name) for each in fields(sink) if each.name not in left_out}
+    values = {each.name: getattr(sink, each.name) for each in fields(sink) if each.name not in _LABELLED}
     named = {name.removesuffix("_s") + "_seconds" if _is_seconds(name) else name: v for name, v in values.items()}
     return {name.replace("rows_per_s", "rows_per_second"): v for name, v in named.items() if v is not None}
 
@@ -264,6 +269,11 @@ class _Collector:
                     kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
                     families[full] = kind(full, MEANINGS[name], labels=["pipeline", "sink"])
                 families[full].add_metric([pipeline, sink], value)
+            for step, letters in progress.letters_by_step.items():
+                full = "penstock_pipeline_step_letters"
+                if full not in families:
+                    families[full] = CounterMetricFamily(full, STEP_LETTERS, labels=["pipeline", "sink", "step"])
+                families[full].add_metric([pipeline, sink, step], letters)
             for expectation, counts in progress.expectations.items():
                 for name, value in asdict(counts).items():
                     full = f"penstock_pipeline_expectation_{name}"

@@ -26,6 +26,8 @@ from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, added_rows, alive, windows_as_rows
 from penstock.pipelines.run.progress import RunningBatch
 from penstock.pipelines.sinks.delivery import (
+    NO_LETTERS,
+    DeadLetterCounts,
     SinkBatch,
     SinkWriter,
     Targets,
@@ -285,7 +287,7 @@ class SinkBatches:
 
     def _into_windows(
         self, spark: SparkSession, batch: int, start: Offsets, end: Offsets, refused: list[DataFrame]
-    ) -> tuple[BatchCounts, dict[str, int], int, int]:
+    ) -> tuple[BatchCounts, dict[str, int], int, DeadLetterCounts]:
         """Count the rows that this batch added to windows, its late events, and its dead letters.
 
         The windows do not contain these numbers, and Spark counts partial aggregates, so the batch's records are read
@@ -339,7 +341,7 @@ def ledger_entry(
     *,
     out: int,
     late: int = 0,
-    letters: int = 0,
+    letters: DeadLetterCounts = NO_LETTERS,
     checks: Mapping[str, int],
 ) -> LedgerEntry:
     """Return the ledger entry of a batch of the sink of ``plan``; ``checks``: rows by name in ``_checks``.
@@ -362,7 +364,8 @@ def ledger_entry(
         late_watermark_ms=checkpoint.late_watermark_ms(batch),
         watermark_ms=checkpoint.planned(batch).watermark_ms,
         fencing_token=str(targets.store.token),
-        letters=letters,
+        letters=letters.written,
+        letters_by_step=dict(letters.by_step),
         table=plan.sink.path,
         letters_table=None if targets.dead_letters is None else str(targets.dead_letters),
         expectations=expectation_counts(plan.expectations, checks),

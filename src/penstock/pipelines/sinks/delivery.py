@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyspark.errors import AnalysisException
@@ -82,6 +83,8 @@ __all__ = [
     "CHECK_TIMEOUT_S",
     "COORDINATES",
     "DELIVERY",
+    "NO_LETTERS",
+    "DeadLetterCounts",
     "FencedStore",
     "OnePassCounts",
     "RemoteDeltaTable",
@@ -346,8 +349,18 @@ class SinkBatch:
     windows: bool = False
 
 
+class DeadLetterCounts(NamedTuple):
+    """Number of dead letters that a batch has in their table, and of those that its rows have ``by_step``."""
+
+    written: int
+    by_step: Mapping[str, int]
+
+
+NO_LETTERS = DeadLetterCounts(0, MappingProxyType({}))
+
+
 class OnePassCounts(NamedTuple):
-    """Counts of a batch by state, and the numbers of rows in the table and of dead letters that the batch wrote.
+    """Counts of a batch by state, and the rows in the table and the dead letters that the batch wrote.
 
     ``checks``: number of rows for each name in the column ``_checks``; ``exploded``: rows that explode steps added.
     """
@@ -356,7 +369,7 @@ class OnePassCounts(NamedTuple):
     dead: int
     filtered: int
     written: int
-    letters: int
+    letters: DeadLetterCounts
     checks: Mapping[str, int]
     exploded: int
 
@@ -450,8 +463,10 @@ class SinkWriter:
                 out = self._write_staged(spark, sink, batch, found.rows)
             finally:
                 layout.remove_tree(found.rows.attempt)
-        written = 0 if letters is None or found.letters is None else letters.commit(batch, *found.letters)
-        return OnePassCounts(found.out, found.dead, found.filtered, out, written, found.checks, found.exploded)
+        made = NO_LETTERS
+        if letters is not None and found.letters is not None:
+            made = DeadLetterCounts(letters.commit(batch, *found.letters), found.letters_by_step)
+        return OnePassCounts(found.out, found.dead, found.filtered, out, made, found.checks, found.exploded)
 
     def _write_staged(self, spark: SparkSession, sink: Sink, batch: int, staged: WrittenFiles) -> int:
         if not staged.rows:
@@ -488,13 +503,16 @@ class SinkWriter:
         steps = ", ".join(map(literal, sorted(self._plan.dead_letters_of)))
         return f"coalesce(_dead.step IN ({steps}) AND NOT _dead.again, false)"
 
-    def write_dead_letters(self, rows: Sequence[DataFrame], batch: int) -> int:
-        """Write the dead rows of which this query is the owner to the dead letter table; return their number."""
+    def write_dead_letters(self, rows: Sequence[DataFrame], batch: int) -> DeadLetterCounts:
+        """Write the dead rows of which this query is the owner to the dead letter table, and count them."""
         path = self.targets.dead_letters
         if path is None or not rows or not self._plan.dead_letters_of:
-            return 0
+            return NO_LETTERS
         letters = reduce(DataFrame.unionByName, map(self._dead_letters, rows))
-        return self._parquet(self._plan.sink.name, path).write(batch, letters, letters.count())
+        counted = letters.groupBy("step").agg(sf.count("*").alias("letters")).collect()
+        by_step = {str(row["step"]): int(row["letters"]) for row in counted}
+        table = self._parquet(self._plan.sink.name, path)
+        return DeadLetterCounts(table.write(batch, letters, sum(by_step.values())), by_step)
 
     def _dead_letters(self, rows: DataFrame) -> DataFrame:
         columns = _LETTER_REASON | _record_columns(rows)

@@ -60,7 +60,7 @@ __all__ = [
 _SIMPLE = (BinaryType, BooleanType, DateType, NumericType, DecimalType, TimestampNTZType, TimestampType)
 _RESULT = (
     "sink LONG, out LONG, dead LONG, filtered LONG, exploded LONG, letters LONG, rows_files STRING, "
-    "letters_files STRING, checks STRING"
+    "letters_files STRING, letters_steps STRING, checks STRING"
 )
 
 
@@ -75,7 +75,8 @@ class WrittenFiles(NamedTuple):
 class PassResult(NamedTuple):
     """Counts of a batch by state, and the files of its rows and of its dead letters; None without a directory.
 
-    ``checks``: number of rows for each name in the column ``_checks``; ``exploded``: rows that explode steps added.
+    ``checks``: number of rows for each name in the column ``_checks``; ``exploded``: rows that explode steps added;
+    ``letters_by_step``: number of dead letters for each step that rejected them.
     """
 
     out: int
@@ -85,6 +86,7 @@ class PassResult(NamedTuple):
     rows: WrittenFiles
     letters: WrittenFiles | None
     checks: Mapping[str, int]
+    letters_by_step: Mapping[str, int]
 
 
 def is_supported(kind: DataType) -> bool:
@@ -244,8 +246,10 @@ def _letter_type(batch: StructType) -> StructType:
 
 def _result(sink: Outcomes, results: list[Row]) -> PassResult:
     checks: Counter[str] = Counter()
+    steps: Counter[str] = Counter()
     for result in results:
         checks.update(json.loads(result["checks"]))
+        steps.update(json.loads(result["letters_steps"]))
     out, dead, filtered, exploded = (
         sum(int(result[name]) for result in results) for name in ("out", "dead", "filtered", "exploded")
     )
@@ -257,6 +261,7 @@ def _result(sink: Outcomes, results: list[Row]) -> PassResult:
         _files(sink.rows, results, "rows_files", "out"),
         None if sink.letters is None else _files(sink.letters, results, "letters_files", "letters"),
         checks,
+        steps,
     )
 
 
@@ -297,7 +302,7 @@ def _write_task(sinks: Sequence[_SinkTargets], batches: Iterator[pa.RecordBatch]
         for sink in written:
             sink.close()
     results = [sink.result() for sink in written]
-    types = {name: pa.string() if name.endswith(("files", "checks")) else pa.int64() for name in results[0]}
+    types = {name: pa.string() if name.endswith(("files", "steps", "checks")) else pa.int64() for name in results[0]}
     yield pa.RecordBatch.from_arrays(
         [pa.array([result[name] for result in results], kind) for name, kind in types.items()], names=list(types)
     )
@@ -320,12 +325,22 @@ def _letters_of(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     return pa.RecordBatch.from_struct_array(cast("pa.StructArray", letters)) if len(letters) else None
 
 
+def _counted(names: pa.Array[Any]) -> dict[str, int]:
+    """Return how often each of ``names`` occurs."""
+    import pyarrow.compute as pc
+
+    found = pc.value_counts(names)
+    pairs = zip(found.field("values"), found.field("counts"), strict=True)
+    return {str(name.as_py()): int(count.as_py()) for name, count in pairs}
+
+
 class _SinkFiles:
     """The files of one sink in one task, and its counts."""
 
     def __init__(self, targets: _SinkTargets) -> None:
         self._dead = self._filtered = self._exploded = 0
         self._checks: Counter[str] = Counter()
+        self._steps: Counter[str] = Counter()
         self._number = targets.number
         self._columns = targets.columns
         self._rows = (
@@ -345,9 +360,7 @@ class _SinkFiles:
             self._exploded += int(pc.sum(batch.column(f"more{n}")).as_py() or 0)
         if f"checks{n}" in batch.schema.names:
             names = cast("pa.ListArray[pa.StringScalar]", batch.column(f"checks{n}")).flatten()
-            found = pc.value_counts(names)
-            for name, count in zip(found.field("values"), found.field("counts"), strict=True):
-                self._checks[str(name.as_py())] += int(count.as_py())
+            self._checks.update(_counted(names))
         is_alive = _is(state, _ALIVE)
         if is_alive.true_count:
             rows = self._rows_of(batch)
@@ -359,6 +372,7 @@ class _SinkFiles:
             return
         mine = letters.filter(_is(letters.column(_SINK), self._number))
         if len(mine):
+            self._steps.update(_counted(mine.column("step")))
             self._letters.write(mine.drop_columns([_SINK]))
 
     def _rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -394,5 +408,6 @@ class _SinkFiles:
             "letters": 0 if letters is None else letters.count,
             "rows_files": json.dumps(rows.names),
             "letters_files": json.dumps([] if letters is None else letters.names),
+            "letters_steps": json.dumps(self._steps),
             "checks": json.dumps(self._checks),
         }

@@ -27,6 +27,7 @@ def entry(batch: int, *, read: int = 10, dead: int = 0, duplicates: int | None =
         watermark_ms=0,
         fencing_token="1:0:n",
         letters=dead,
+        letters_by_step={"parsed": 1, "known": dead - 1} if dead else {},
     )
 
 
@@ -42,7 +43,10 @@ def test_sums(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.write(entry(0, dead=2))
     ledger.write(entry(1, duplicates=None))
-    assert ledger.counts("rows") == QueryCounts(batches=2, read=20, out=17, dead=2, duplicates=1, letters=2)
+    ledger.write(entry(2, dead=3))
+    by_step = {"parsed": 2, "known": 3}
+    sums = QueryCounts(batches=3, read=30, out=23, dead=5, duplicates=2, letters=5, letters_by_step=by_step)
+    assert ledger.counts("rows") == sums
     assert ledger.counts("others") == QueryCounts()
 
 

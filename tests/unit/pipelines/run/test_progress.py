@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.pipelines.ledger.ledger import LedgerEntry
-from penstock.pipelines.run.progress import Progress, SinkProgress, metric_values, of_spark
+from penstock.pipelines.run.progress import Progress, SinkProgress, metric_values, of_spark, render
 from penstock.pipelines.sources.readers import Lag
 
 WALL_MS = 1_700_000_000_000
@@ -29,13 +29,20 @@ def test_before_the_first_batch_little_is_known() -> None:
 
 def test_sums_rates_and_the_age_of_the_watermark() -> None:
     progress = Progress(["rows"])
-    progress.finished(entry(7, 100, out=90, dead=10, letters=6), 1.0, 0.5)
+    progress.finished(entry(7, 100, out=90, dead=10, letters=6, letters_by_step={"parsed": 4, "known": 2}), 1.0, 0.5)
     progress.finished(entry(8, 300, out=300, letters=0, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0, 1.5)
     progress.restarted("rows", 1.5)
     found = take(progress, 4.0)
     assert (found.batch, found.batches, found.read, found.out, found.dead, found.restarts) == (8, 2, 400, 390, 10, 1)
     # Another sink has written the dead letters of the other records.
     assert found.letters == 6
+    assert found.letters_by_step == {"parsed": 4, "known": 2}
+    lines = render({"p": lambda: progress.latest}).decode().splitlines()
+    labels = 'pipeline="p",sink="rows",step'
+    assert [line for line in lines if line.startswith("penstock_pipeline_step_letters_total")] == [
+        f'penstock_pipeline_step_letters_total{{{labels}="parsed"}} 4.0',
+        f'penstock_pipeline_step_letters_total{{{labels}="known"}} 2.0',
+    ]
     assert found.rows_per_s == 200.0
     assert found.behind_s == 5.0
     # The first batch is more than ten seconds ago, then both are.
