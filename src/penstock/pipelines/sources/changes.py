@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import DataLossError
+from penstock.errors import DataLossError, StorageError
 from penstock.pipelines.sources.readers import CHECK_TIMEOUT_MS, explain_missing_changes
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.steps import Enrich
@@ -97,6 +97,7 @@ class AsOfJoins:
         Raises:
             UnavailableError: TubeMQ or the state store does not answer.
             DataLossError: retention has deleted changes that were not read.
+            StorageError: other runs have begun these batches, and decided differently.
         """
         if not joins:
             return
@@ -108,9 +109,18 @@ class AsOfJoins:
             if not names.keys() <= known.keys():
                 # Also if the pipeline has another join since the batch was begun.
                 known = self.newest(joins) | known
-            # Another run may have decided a moment earlier.
+            made: list[KnownChanges] = []
             for checkpoint, batch in batches:
-                known = known | checkpoint.decide_changes(batch, known)
+                # Another run may have decided a moment earlier.
+                known = checkpoint.decide_changes(batch, known)
+                made.append({name: known[name] for name in names})
+            if any(each != made[0] for each in made):
+                raise StorageError(
+                    "sinks that share a query have begun their batches with different changes of the state store",
+                    path=str(batches[0][0].path),
+                    why="another run has begun one of these batches: this run may have lost its lease",
+                    do="check which run holds the lease (penstock pipeline status)",
+                )
         spark.sparkContext.setLocalProperty(KNOWN_CHANGES, json.dumps(known))
 
     def newest(self, joins: Mapping[str, Enrich]) -> KnownChanges:
@@ -141,7 +151,8 @@ class AsOfJoins:
         stored = list(self._stored_keys(join)) if is_first else []
         begin_ms, changes, ends = BEGINNING, list[Change](), dict[str, int]()
         with TubeClient.from_options(join.options) as tube, explain_missing_changes(join.options.topics[0]):
-            for partition, bound in tube.bounds(tube.partitions(join.options.topics)).items():
+            bounds = tube.bounds(tube.partitions(join.options.topics))
+            for partition, bound in bounds.items():
                 name = partition.key
                 start = join.reached.get(name, (writer.ends or {}).get(name, bound.oldest))
                 if not bound.oldest <= start <= bound.end:
@@ -158,7 +169,7 @@ class AsOfJoins:
             writer.begin(ends, begin_ms, [*_before(stored, changes), *changes])
             # Those of another driver, if it was faster, may have earlier ends.
             return self._read(join)
-        if changes or sum(ends.values()) - sum((writer.ends or {}).values()) > _MOST_UNWRITTEN:
+        if changes or _is_worth_storing(writer.ends or {}, bounds):
             writer.add({**(writer.ends or {}), **ends}, changes)
         join.reached.update(ends)
         return self._known(join)
@@ -195,11 +206,20 @@ _MOST_UNWRITTEN = 280_000
 """Offsets, those of 10,000 changes of other keys, that are read again after a restart."""
 
 
+def _is_worth_storing(stored: Mapping[str, int], bounds: Mapping[TopicPartition, Bounds]) -> bool:
+    """Return True if the end of the topic should replace the ``stored`` ends although no key of the join has changed.
+
+    A restart would read many changes again. Or it could not read them: retention approaches the stored ends.
+    """
+    behind = [(bound, stored.get(partition.key, 0)) for partition, bound in bounds.items()]
+    return any(b.end - end > _MOST_UNWRITTEN or end - b.oldest < b.end - end for b, end in behind)
+
+
 def _before(stored: Iterable[Change], logged: Iterable[Change]) -> list[Change]:
     """Return those of ``stored`` that are not among ``logged``, the changes in the topic."""
     first: dict[bytes, int] = {}
     for change in logged:
-        first.setdefault(change.key, change.time_ms)
+        first[change.key] = min(change.time_ms, first.get(change.key, change.time_ms))
     return [change for change in stored if change.time_ms < first.get(change.key, change.time_ms + 1)]
 
 

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -303,7 +303,8 @@ class KeyHistory:
 
     def _append(self, change: Change) -> None:
         version = Version(change.time_ms, change.offset, change.partition, change.value, change.omitted)
-        self._new.setdefault(change.key, []).append(version)
+        # Not always the newest one: a store that was restored from a backup captures changes again.
+        insort(self._new.setdefault(change.key, []), version, key=itemgetter(0, 1))
         self._new_changes.append(change)
 
     def _sort(self) -> None:
@@ -322,15 +323,15 @@ class KeyHistory:
 
         A deleted key has a version without a value.
         """
-        versions = self._new.get(key)
-        if versions is not None:
-            place = bisect_right(versions, time_ms, key=itemgetter(0))
-            while place:
-                found = versions[place - 1]
-                if known is None or found.offset < 0 or known.includes(found.partition, found.offset):
-                    return found
-                place -= 1
-        return None if self._sorted is None else self._sorted.at(key, time_ms, known)
+        older = None if self._sorted is None else self._sorted.at(key, time_ms, known)
+        versions = self._new.get(key, [])
+        place = bisect_right(versions, time_ms, key=itemgetter(0))
+        while place:
+            place -= 1
+            found = versions[place]
+            if known is None or found.offset < 0 or known.includes(found.partition, found.offset):
+                return found if older is None or found[:2] > older[:2] else older
+        return older
 
     def needed_by(self, oldest: VisibleChanges) -> pa.Table:
         """Return the changes that batches need which know at least what ``oldest`` knows: all that it does not know,
@@ -341,12 +342,15 @@ class KeyHistory:
         import numpy as np
 
         found = _SortedChanges(self.table())
-        # In the order of each key, the old changes come first.
         is_old = (found.times <= oldest.floor_ms) & found.are_known(oldest)
-        is_last = is_old.copy()
-        is_last[:-1] &= (found.codes[:-1] != found.codes[1:]) | ~is_old[1:]
-        (needed,) = np.nonzero(~is_old | (is_last & found.have_value))
-        return found.table.take(needed)
+        (old,) = np.nonzero(is_old)
+        of_key = found.codes[old]
+        is_needed = ~is_old
+        is_needed[old[np.append(of_key[1:], -1) != of_key]] = True
+        (needed,) = np.nonzero(is_needed)
+        of_key = found.codes[needed]
+        is_first = np.append(-1, of_key[:-1]) != of_key
+        return found.table.take(needed[~(is_first & is_old[needed]) | found.have_value[needed]])
 
 
 def _encoded(column: pa.ChunkedArray[Any]) -> Any:

@@ -193,17 +193,23 @@ class Checkpoint:
         same rows.
         """
         path = self._known(batch)
-        if not create_text(path, json.dumps(known, sort_keys=True)):
-            return read_json(path)
+        created = create_text(path, json.dumps(known, sort_keys=True))
         # Spark keeps the plans of old batches, but repeats the last one only.
         self._known(batch - 2).unlink(missing_ok=True)
-        return known
+        if created:
+            return known
+        found = read_json(path)
+        if not known.keys() <= found.keys():
+            # The pipeline has a join that it did not have when the batch was begun.
+            found = known | found
+            write_text(path, json.dumps(found, sort_keys=True))
+        return found
 
     def repeatable_changes(self) -> list[KnownChanges]:
         """Return what the batches know that may be repeated."""
-        directory = self.path / "changes"
-        numbers = [int(match[1]) for match in listed(directory, _KNOWN)]
-        found = (self.known_changes(number) for number in numbers)
+        numbers = sorted(int(match[1]) for match in listed(self.path / "changes", _KNOWN))
+        # An older one that a crash has left there would keep its changes forever.
+        found = (self.known_changes(number) for number in numbers[-2:])
         return [known for known in found if known is not None]
 
     def _known(self, batch: int) -> StoragePath:

@@ -38,10 +38,12 @@ def value(found: Version | None) -> bytes | None:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Change]:
-    """Changes of a few keys; a key is always in the same partition, and times increase with offsets."""
+    """Changes of a few keys; a key is always in the same partition. Times increase with offsets, until the store was
+    restored from a backup."""
     made = []
     ends = dict.fromkeys(PARTITIONS, 0)
-    for time_ms in sorted(draw(st.lists(st.integers(0, 40), max_size=30))):
+    times = st.lists(st.integers(0, 40), max_size=15).map(sorted)
+    for time_ms in [*draw(times), *draw(times)]:
         number = draw(st.integers(0, 3))
         partition = PARTITIONS[number % 2]
         content = draw(st.sampled_from([None, b"1", b"2", b"3"]))
