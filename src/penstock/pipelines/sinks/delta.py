@@ -265,6 +265,7 @@ class DeltaWriter:
             with storage_errors(self.path):
                 table = self._open(fields)
                 if self._is_committed(table, batch):
+                    self._sync_again(table, batch)
                     return
                 _check_partitions(table, self.path, self.writer, self._partitions)
                 before = table.version()
@@ -380,11 +381,10 @@ class DeltaWriter:
         is_new = None
         if DELETES in found.schema.names:
             merge, is_new = merge.when_matched_delete(f"new.{DELETES}"), f"NOT new.{DELETES}"
-        before = table.version()
         merge.when_matched_update_all(except_cols=[DELETES]).when_not_matched_insert_all(
             is_new, except_cols=[DELETES]
         ).execute()
-        if table.version() == before:
+        if not self._is_committed(table, batch):
             # Only rows that do not exist were deleted: deltalake commits nothing, but the batch has to be known.
             self._append(table, batch, [])
 
@@ -396,6 +396,20 @@ class DeltaWriter:
     def _sync(self, version: int) -> None:
         """Sync what versions after ``version`` added; files with rows are on disk already, but for a merge."""
         sync_versions(self.path, version, files=bool(self._keys))
+
+    def _sync_again(self, table: DeltaTable, batch: int) -> None:
+        """Sync the version of ``batch`` and those after it: a run that committed it may have been killed before that."""
+        if isinstance(self.path, ObjectPath):
+            return
+        for version in range(table.version(), -1, -1):
+            entry = self.path / "_delta_log" / f"{version:020}.json"
+            if not entry.exists():
+                # Maintenance has removed it, long after it was written.
+                return
+            made = (json.loads(line).get("txn") or {} for line in lines(entry))
+            if any((txn.get("appId"), txn.get("version")) == (self._id, batch) for txn in made):
+                self._sync(version - 1)
+                return
 
 
 def discard(attempt: StoragePath) -> None:

@@ -375,6 +375,29 @@ def test_all_that_a_version_names_is_synced_before_the_commit_returns(
     assert sorted(numbers(path, "k")) == (["a", "b", "d", "ä c"] if keys else ["a", "b", "b", "d", "ä c"])
 
 
+@pytest.mark.parametrize("keys", [(), ("k",)])
+def test_a_repeated_batch_is_synced_if_its_run_was_killed_before_that(
+    tmp_path: Path, keys: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    rows = pa.table({"k": ["a"], "n": [1]})
+    commit(DeltaWriter(path, "rows", "q", keys), 0, rows)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaWriter, "_sync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            commit(DeltaWriter(path, "rows", "q", keys), 1, rows)
+    commit(DeltaWriter(path, "others", "p", keys), 0, rows)
+    synced = synced_by(monkeypatch)
+    commit(DeltaWriter(path, "rows", "q", keys), 1, rows)
+    entry = path / "_delta_log" / f"{2:020}.json"
+    assert (DeltaTable(path).version(), entry.stat().st_ino in synced.files, entry in synced.entries) == (3, True, True)
+    assert not keys or unsynced(path, tmp_path, 2, synced) <= {path}
+
+
 def test_rows_are_deleted_by_key_in_the_order_of_batches(tmp_path: Path) -> None:
     """A row that does not exist is no error, and a batch that changes nothing is known all the same."""
     path = tmp_path / "t"
