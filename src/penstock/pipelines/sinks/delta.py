@@ -398,7 +398,7 @@ class DeltaWriter:
         sync_versions(self.path, version, files=bool(self._keys))
 
     def _sync_again(self, table: DeltaTable, batch: int) -> None:
-        """Sync the version of ``batch`` and those after it: a run that committed it may have been killed before that."""
+        """Sync the version of ``batch`` and those after it: the run that committed it may have been killed before."""
         if isinstance(self.path, ObjectPath):
             return
         for version in range(table.version(), -1, -1):

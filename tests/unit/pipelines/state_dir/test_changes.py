@@ -124,6 +124,26 @@ def test_a_compaction_leaves_out_what_no_event_time_needs(tmp_path: Path) -> Non
     assert history.at(b"b", 4) is None
 
 
+@pytest.mark.parametrize("few", [0, 10_000])
+def test_changes_of_a_restored_store_are_found_by_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """They are after those of the store before, which are newer."""
+    monkeypatch.setattr(changes, "_FEW_CHANGES", few)
+    files = ChangeFiles(tmp_path)
+    writer = ChangeFilesWriter(files)
+    log = [Change("1:0", 28 * n, b"a", time_ms, b"%d" % n, None) for n, time_ms in enumerate((1, 5, 9, 3, 6))]
+    writer.begin({"1:0": 28 * 3}, BEGINNING, log[:3])
+    writer.add({"1:0": 28 * 5}, log[3:])
+    known = VisibleChanges({"1:0": 28 * 5}, BEGINNING)
+    for _ in range(2):
+        history = KeyHistory(files)
+        history.refresh(known)
+        found = [value(history.at(b"a", time_ms, known)) for time_ms in (1, 2, 3, 4, 5, 6, 8, 9, 10)]
+        assert found == [b"0", b"0", b"3", b"3", b"1", b"4", b"4", b"2", b"2"]
+        writer.compact(known)
+
+
 def test_files_are_compacted_when_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_MOST_FILES", 4)
     writer = ChangeFilesWriter(ChangeFiles(tmp_path))
