@@ -20,6 +20,7 @@ from penstock.pipelines.state_dir.changes import KNOWN_CHANGES, Change, ChangeFi
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.spark.statestore.rows import ChangeAt
 from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
+from penstock.spark.tube.tube_client import TubeClient
 
 FILE = """\
 name: p
@@ -82,7 +83,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
     def stored(_self: AsOfJoins, _join: object) -> Iterator[Change]:
         return iter(())
 
-    monkeypatch.setattr(changes.TubeClient, "from_options", lambda *_, **__: made)
+    monkeypatch.setattr(TubeClient, "from_options", lambda *_, **__: made)
     monkeypatch.setattr(changes, "changes_at", matching)
     monkeypatch.setattr(AsOfJoins, "_stored_keys", stored)
     return made
