@@ -60,8 +60,11 @@ class Postgres:
         """The URL for a pipeline file."""
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{_DATABASE}"
 
-    def start(self, certificate: tuple[Path, Path] | None = None) -> None:
-        """Start the server, and wait until it accepts connections; with a ``certificate`` and its key also over TLS."""
+    def start(self, certificate: tuple[Path, Path] | None = None, language: str = "") -> None:
+        """Start the server, and wait until it accepts connections; with a ``certificate`` and its key also over TLS.
+
+        ``language``: that of its messages, as an ISO code.
+        """
         # A test kills processes, not the machine: what was written without fsync stays.
         options = (
             f"-h 127.0.0.1 -p {self.port} -k {self.directory} -c shared_buffers=16MB -c fsync=off -c max_connections=50"
@@ -73,8 +76,11 @@ class Postgres:
             if self._user is not None:
                 shutil.chown(own, self._user)
             options += f" -c ssl=on -c ssl_{name}_file={own}"
+        if language:
+            # Translations are used with each locale but C.
+            options += " -c lc_messages=C.UTF-8"
         self._run(*("pg_ctl", "start", "--pgdata", str(self._data), "--wait", "--timeout=60"), f"--options={options}",
-                  f"--log={self.directory / 'log'}")  # fmt: skip
+                  f"--log={self.directory / 'log'}", LANGUAGE=language)  # fmt: skip
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server if it runs; with ``immediate`` as in a crash, after which it empties unlogged tables."""
@@ -102,9 +108,14 @@ class Postgres:
         """The log of the server."""
         return (self.directory / "log").read_text(encoding="utf-8", errors="replace")
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def _run(self, program: str, *arguments: str, **variables: str) -> None:
         done = subprocess.run(
-            [self._bin / program, *arguments], user=self._user, cwd=self.directory, capture_output=True, text=True
+            [self._bin / program, *arguments],
+            user=self._user,
+            cwd=self.directory,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr + done.stdout
 

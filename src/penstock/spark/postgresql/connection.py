@@ -6,11 +6,14 @@ a connection is made, on the driver and on the executors, so it is neither in th
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -21,6 +24,7 @@ from penstock.runtime.io.tls import read_password
 
 if TYPE_CHECKING:
     import psycopg
+    from psycopg import pq
 
 __all__ = ["Server", "connected", "identifier", "parse_url", "translated_errors"]
 
@@ -37,10 +41,14 @@ _RETRIED_CLASSES = ("08", "40", "53", "57", "58")
 _RETRIED = ("55P03", "25006", "XX000")
 """Further ones: a lock was not available, the server is read-only (a standby), the server failed."""
 _REFUSED = re.compile(
+    # Of libpq itself, and of servers whose messages are in English.
     r"password authentication failed|no password supplied|authentication failed|does not exist|no pg_hba\.conf entry|"
     r"does not support SSL|certificate|is not permitted to log in|permission denied|SSL error|private key"
 )
-"""Messages of failed connections that a retry does not change. libpq returns no SQLSTATE for them."""
+"""Messages of failed connections that a retry does not change; libpq returns no SQLSTATE for them (:func:`_sqlstate`).
+"""
+_ERROR_RESPONSE = re.compile(rb'\tErrorResponse\t S "[^"]*" (?:V "[^"]*" )?C "([0-9A-Z]{5})"')
+"""An error of the server in a trace of libpq; the severity ``S`` is translated, the SQLSTATE ``C`` is not."""
 
 
 class Server(NamedTuple):
@@ -115,27 +123,29 @@ def connected(server: Server, application: str) -> Iterator[psycopg.Connection[A
     with needs_extra("postgresql", "the client of PostgreSQL is not installed"):
         import psycopg
     password = None if server.password_file is None else read_password(Path(server.password_file))
+    parameters = {
+        "host": server.host,
+        "port": server.port,
+        "user": server.user,
+        "dbname": server.database,
+        "password": password,
+        "application_name": application[:63],
+        "client_encoding": "utf8",
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 30_000,
+        **_tls(server),
+    }
     try:
-        connection = psycopg.connect(
-            host=server.host,
-            port=server.port,
-            user=server.user,
-            dbname=server.database,
-            password=password,
-            autocommit=True,
-            # Statements that are prepared in a session fail behind a pooler of transactions.
-            prepare_threshold=None,
-            application_name=application[:63],
-            client_encoding="utf8",
-            connect_timeout=CONNECT_TIMEOUT_S,
-            keepalives_idle=10,
-            keepalives_interval=5,
-            keepalives_count=3,
-            tcp_user_timeout=30_000,
-            **_tls(server),
-        )
+        # Statements that are prepared in a session fail behind a pooler of transactions.
+        connection = psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)
+    except psycopg.errors.ConnectionTimeout as error:
+        raise _connect_error(server, str(error), None) from error
     except psycopg.OperationalError as error:
-        raise _connect_error(server, str(error)) from error
+        is_known = _REFUSED.search(str(error)) is not None
+        raise _connect_error(server, str(error), None if is_known else _sqlstate(parameters)) from error
     try:
         with translated_errors(server):
             yield connection
@@ -152,15 +162,60 @@ def _tls(server: Server) -> dict[str, Any]:
     return options
 
 
-def _connect_error(server: Server, text: str) -> PenstockError:
+def _sqlstate(parameters: dict[str, Any]) -> str | None:
+    """Connect again, and return the SQLSTATE with which the server refuses it; None if it is not known.
+
+    Messages of the server are in its language, and libpq tells their SQLSTATE only in a trace of the protocol (libpq 18
+    or newer, which the wheel contains, on Linux).
+    """
+    import psycopg
+    from psycopg import conninfo, pq
+
+    if not hasattr(os, "memfd_create"):
+        return None
+    # The trace may have the password, so it is in memory only.
+    with os.fdopen(os.memfd_create("libpq"), "r+b") as trace, suppress(psycopg.Error, OSError):
+        connection = pq.PGconn.connect_start(conninfo.make_conninfo("", **parameters).encode())
+        try:
+            connection.trace(trace.fileno())
+            _poll(connection)
+            connection.untrace()
+        finally:
+            connection.finish()
+        trace.seek(0)
+        found = _ERROR_RESPONSE.findall(trace.read())
+        return found[-1].decode() if found else None
+    return None
+
+
+def _poll(connection: pq.abc.PGconn) -> None:
+    """Wait until ``connection`` is connected, refused, or too slow."""
+    from psycopg.pq import ConnStatus, PollingStatus
+
+    wanted = {PollingStatus.READING: EVENT_READ, PollingStatus.WRITING: EVENT_WRITE}
+    ends = time.monotonic() + CONNECT_TIMEOUT_S
+    while connection.status != ConnStatus.BAD and (left := ends - time.monotonic()) > 0:
+        events = wanted.get(PollingStatus(connection.connect_poll()))
+        if events is None:
+            return
+        with DefaultSelector() as selector:
+            selector.register(connection.socket, events)
+            selector.select(left)
+
+
+def _is_temporary(state: str) -> bool:
+    return state in _RETRIED or state[:2] in _RETRIED_CLASSES
+
+
+def _connect_error(server: Server, text: str, state: str | None) -> PenstockError:
     why = _plain(text)
     if "certificate" in why or "SSL" in why:
         do = "set sslmode, sslrootcert, sslcert and sslkey in the url"
-    elif "password" in why:
+    elif "password" in why or state in ("28P01", "28000"):
         do = "correct the user in url, or the password in password_file, PGPASSWORD or PGPASSFILE"
     else:
         do = "correct url, create the user or the database, or permit the connection in pg_hba.conf"
-    if _REFUSED.search(why) is not None:
+    if _REFUSED.search(why) is not None or (state is not None and not _is_temporary(state)):
         return PenstockError(f"{server.shown} refused user {server.user!r}", why=why, do=do)
     return UnavailableError(
         f"{server.shown} is not available",
@@ -195,7 +250,7 @@ def translated_errors(server: Server) -> Iterator[None]:
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
         why = shortened(" ".join(f"{error.diag.message_primary or error}{detail}".split()), 500)
         lost = state is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-        if lost or state in _RETRIED or (state or "")[:2] in _RETRIED_CLASSES:
+        if lost or _is_temporary(state or ""):
             raise UnavailableError(
                 f"{server.shown} did not complete a statement",
                 why=why,

@@ -72,6 +72,35 @@ def test_a_refused_connection_says_what_to_correct(postgres: Postgres, tmp_path:
     assert "grant the user USAGE and CREATE" in str(refused.value.do)
 
 
+def test_a_server_with_messages_in_another_language_refuses_a_wrong_password(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "password"
+    wrong.write_text("wrong", encoding="utf-8")
+    right = str(postgres.password_file)
+    postgres.stop()
+    postgres.start(language="de")
+    try:
+        for url, password, why in (
+            (postgres.url, str(wrong), "Passwort-Authentifizierung"),
+            (postgres.url.replace("/plant", "/none"), right, "existiert nicht"),
+        ):
+            server = parse_url(url, password)
+            with pytest.raises(PenstockError, match="refused user 'writer'") as refused, connected(server, "test"):
+                pass
+            assert why in str(refused.value.why)
+            assert not isinstance(refused.value, UnavailableError)
+        # Temporary, although the server refuses the user.
+        postgres.execute("ALTER DATABASE plant CONNECTION LIMIT 0")
+        with pytest.raises(UnavailableError, match="is not available"), connected(parse_url(postgres.url, right), "t"):
+            pass
+    finally:
+        with postgres.connect("admin", "postgres") as connection:
+            connection.execute("ALTER DATABASE plant CONNECTION LIMIT -1")
+        postgres.stop()
+        postgres.start()
+
+
 def test_certificate_and_host_are_verified(postgres: Postgres, tmp_path: Path) -> None:
     ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
     right = str(postgres.password_file)
