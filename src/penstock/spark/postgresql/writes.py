@@ -266,13 +266,11 @@ class BatchWriter:
     def _move(self, connection: psycopg.Connection[Any], move: _Move) -> None:
         if move.what.key and move.what.order_by is None:
             self._check_distinct(connection, move)
-        import psycopg
-
         try:
             with connection.transaction():
                 for statement in move.statements(move.selected):
                     connection.execute(statement)
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
+        except _row_errors() as error:
             raise self._row_error(connection, move, error) from error
 
     def _check_distinct(self, connection: psycopg.Connection[Any], move: _Move) -> None:
@@ -291,7 +289,13 @@ class BatchWriter:
 
     def _row_error(self, connection: psycopg.Connection[Any], move: _Move, error: psycopg.Error) -> PenstockError:
         """Return the error that names the first row that the table refuses; the transaction must not be committed."""
-        row = _first_refused(connection, move)
+        import psycopg
+
+        try:
+            row = _first_refused(connection, move)
+        except psycopg.Error:
+            # For example, the user may not create temporary tables.
+            row = None
         detail = str(error) if row is None else row.why
         which = "" if row is None else f" of record {row.id!r}"
         return PenstockError(
@@ -353,8 +357,6 @@ class _RefusedRow(NamedTuple):
 
 def _first_refused(connection: psycopg.Connection[Any], move: _Move) -> _RefusedRow | None:
     """Find the first row, by id, that the table refuses after those before it: a binary search of inserts."""
-    import psycopg
-
     connection.execute(
         "CREATE TEMPORARY TABLE penstock_rows ON COMMIT DROP AS "
         f"SELECT row_number() OVER (ORDER BY _id, _part) AS _row, staged.* FROM ({move.selected}) AS staged"
@@ -369,7 +371,7 @@ def _first_refused(connection: psycopg.Connection[Any], move: _Move) -> _Refused
                 selected = f"SELECT * FROM pg_temp.penstock_rows WHERE _row BETWEEN {first} AND {middle}"
                 for statement in move.statements(selected):
                     connection.execute(statement)
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
+        except _row_errors() as error:
             last = middle - 1
             found = connection.execute("SELECT _id FROM penstock_rows WHERE _row = %s", (middle,)).fetchone()
             why = f"{error.diag.message_primary}: {error.diag.message_detail or ''}".rstrip(": ")
@@ -377,6 +379,14 @@ def _first_refused(connection: psycopg.Connection[Any], move: _Move) -> _Refused
         else:
             first = middle + 1
     return refused
+
+
+def _row_errors() -> tuple[type[psycopg.Error], ...]:
+    """Errors that a row causes: its values, a constraint, or a trigger."""
+    from psycopg import DataError, IntegrityError
+    from psycopg.errors import RaiseException
+
+    return DataError, IntegrityError, RaiseException
 
 
 def _parsed(token: str) -> Hlc:

@@ -271,6 +271,29 @@ def test_a_refused_row_is_named_and_nothing_is_written(postgres: Postgres, const
     assert table.write(1, ["x", 2.0]) == 1
 
 
+def test_the_error_of_a_trigger_and_of_a_user_without_temporary_tables_is_the_cause(postgres: Postgres) -> None:
+    table = Table(postgres, KINDS)
+    assert table.write(0, ["a", 1.0]) == 1
+    schema = identifier(table.name.schema)
+    postgres.execute(
+        f"CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF NEW.flow > 5 THEN RAISE 'too much flow'; END IF; RETURN NEW; END $$"
+    )
+    postgres.execute(
+        f"CREATE TRIGGER low BEFORE INSERT ON {table.name.quoted} FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
+    )
+    rows = (["b", 1.0], ["c", 9.0])
+    with pytest.raises(PenstockError, match=r"(?s)of record 'r1' of sink.*too much flow \[SQLSTATE P0001\]"):
+        table.write(1, *rows)
+    postgres.execute("REVOKE TEMPORARY ON DATABASE plant FROM PUBLIC, writer")
+    try:
+        with pytest.raises(PenstockError, match=r"(?s)refused a row of sink 'sink'.*too much flow"):
+            table.write(1, *rows)
+    finally:
+        postgres.execute("GRANT TEMPORARY ON DATABASE plant TO PUBLIC, writer")
+    assert table.rows() == [("a", 1.0)]
+
+
 def test_a_value_that_does_not_fit_is_refused_not_cut_off(postgres: Postgres) -> None:
     table = Table(postgres, {"place": "STRING", "nested": "STRING"})
     postgres.execute(f"CREATE TABLE {table.name.quoted} (place varchar(3), nested jsonb)")
