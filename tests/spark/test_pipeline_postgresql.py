@@ -1,9 +1,10 @@
-"""Sinks of PostgreSQL in whole pipelines: rows, upserts and windows, repeated batches, refused rows."""
+"""Sinks of PostgreSQL in whole pipelines: rows, upserts and windows, repeated batches, refused rows, outages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,6 +16,7 @@ from penstock.pipelines.spec import loader
 from penstock.tube.record import Record
 from tests.postgresql import PASSWORD, Postgres, running_postgres
 from tests.spark.pipelines import Setup
+from tests.spark.processes import until
 
 HEAD = """\
 name: {name}
@@ -60,8 +62,14 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-def record(name: str, minute: int, place: str | None = "p", flow: float | None = 1.0) -> Record:
-    value = {"place": place, "time": (NOON + timedelta(minutes=minute)).isoformat(), "flow": flow, "tags": ["a", None]}
+TAGS = ["a", None, "\\u0000"]
+"""The last one is a backslash and five characters."""
+
+
+def record(
+    name: str, minute: int, place: str | None = "p", flow: float | None = 1.0, tags: Sequence[str | None] = TAGS
+) -> Record:
+    value = {"place": place, "time": (NOON + timedelta(minutes=minute)).isoformat(), "flow": flow, "tags": tags}
     return Record(json.dumps(value).encode(), id=name)
 
 
@@ -75,16 +83,15 @@ def test_rows_are_in_the_tables_once(setup_of: Callable[..., Setup], postgres: P
     setup = setup_of(filled(FILE, postgres, 100), 1)
     check_table_types(setup.pipeline)
     setup.send(record("a", 0), record("b", 1, "q", 2.0), record("c", 2, None), record("d", 3, "p\0"), b"nope")
-    setup.send(record("e", 4, "p", 5.0), record("f", 5, "q", -1.0))
+    setup.send(record("e", 4, "p", 5.0), record("f", 5, "q", -1.0), record("k", 5, None, tags=["\\\0"]))
     setup.run()
     history = 'SELECT place, time, flow, tags FROM "History" ORDER BY time'
-    tags = ["a", None]
 
     def at(minute: int) -> datetime:
         return NOON + timedelta(minutes=minute)
 
-    first = [("p", at(0), 1.0, tags), ("q", at(1), 2.0, tags), (None, at(2), 1.0, tags), ("p", at(4), 5.0, tags)]
-    assert postgres.rows(history) == [*first, ("q", at(5), -1.0, tags)]
+    first = [("p", at(0), 1.0, TAGS), ("q", at(1), 2.0, TAGS), (None, at(2), 1.0, TAGS), ("p", at(4), 5.0, TAGS)]
+    assert postgres.rows(history) == [*first, ("q", at(5), -1.0, TAGS)]
     assert postgres.rows("SELECT place, flow FROM newest") == [("p", 5.0)]
     counts = "SELECT place, window_start, n FROM counts ORDER BY place, window_start"
     # The window of a place that PostgreSQL does not store, and that without one, are dead letters of their sink.
@@ -93,7 +100,8 @@ def test_rows_are_in_the_tables_once(setup_of: Callable[..., Setup], postgres: P
     nul = "column place has U+0000 or invalid UTF-8, which PostgreSQL does not store"
     null = "column place of the key is null"
     assert letters == sorted([
-        *(("sink:history", nul), ("sink:newest", nul), ("sink:newest", null)),
+        *(("sink:history", nul), ("sink:history", "column tags has U+0000, which PostgreSQL does not store")),
+        *(("sink:newest", nul), ("sink:newest", null), ("sink:newest", null)),
         *(("sink:counts", nul), ("sink:counts", null)),
     ])  # fmt: skip
 
@@ -142,6 +150,50 @@ def test_rows_are_in_the_tables_once(setup_of: Callable[..., Setup], postgres: P
         setup.run()
     assert 'violates check constraint "low"' in str(stopped.value)
     assert postgres.rows('SELECT count(*) FROM "History"') == [(7,)]
-    postgres.execute('ALTER TABLE "History" DROP CONSTRAINT low')
-    setup.run()
-    assert postgres.rows('SELECT count(*) FROM "History"') == [(9,)]
+
+
+OUTAGE = (
+    HEAD
+    + """\
+sinks:
+  - name: history
+    postgresql: {{url: "URL", password_file: "PASSWORD", table: after_outage, create: true}}
+  - name: rows
+    table: {{path: "{lake}/rows"}}
+"""
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_server_that_is_down_gets_everything_once_it_is_back(
+    setup_of: Callable[..., Setup], postgres: Postgres
+) -> None:
+    setup = setup_of(filled(OUTAGE, postgres, 20), 1)
+    setup.send(*(record(f"r{n}", n) for n in range(60)))
+    stop, failed = threading.Event(), []
+
+    def run() -> None:
+        try:
+            setup.run(stop, available_now=False, progress_s=0.2)
+        except Exception as error:  # noqa: BLE001 - told by the thread of the test
+            failed.append(error)
+
+    postgres.stop("immediate")
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        # The other sink of the query does not wait.
+        until(lambda: setup.ledger.counts("rows").out == 60, "the table to have all rows")
+        assert setup.ledger.counts("history").out == 0
+        postgres.start()
+        until(lambda: setup.ledger.counts("history").out == 60, "PostgreSQL to have all rows")
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed
+    assert postgres.rows("SELECT count(*), count(DISTINCT time) FROM after_outage") == [(60, 60)]
+    (warning,) = [event["text"] for event in setup.events if event["event"] == "warning" and "history" in event["text"]]
+    assert "is not available; each batch is retried until it is available" in warning
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2

@@ -62,6 +62,10 @@ def _unstorable(name: str, kind: DataType) -> Column | None:
     if isinstance(kind, StringType):
         wrong = value.contains("\0") | ~sf.call_function("is_valid_utf8", value)
         return sf.when(wrong, sf.lit(f"column {name} has U+0000 or invalid UTF-8, which PostgreSQL does not store"))
+    if family(kind.simpleString()) == "JSON":
+        # Not an escaped backslash before the text u0000.
+        wrong = _json(value).rlike(r"(?<!\\)(?:\\\\)*\\u0000")
+        return sf.when(wrong, sf.lit(f"column {name} has U+0000, which PostgreSQL does not store"))
     if isinstance(kind, (DateType, TimestampType, TimestampNTZType)):
         wrong = ~sf.year(value).between(1, 9999)
         return sf.when(wrong, sf.lit(f"column {name} is not in the years 1 to 9999"))
@@ -121,9 +125,13 @@ _IDENTITY = ("_id", "_part")
 def _text(name: str, kind: DataType) -> Column:
     value = quoted_column(name)
     if family(kind.simpleString()) == "JSON":
-        return sf.to_json(value, {"ignoreNullFields": "false"})
+        return _json(value)
     if isinstance(kind, BinaryType):
         return sf.concat(sf.lit("\\x"), sf.hex(value))
     if isinstance(kind, (DecimalType, FractionalType)):
         return value.cast("string")
     return value
+
+
+def _json(value: Column) -> Column:
+    return sf.to_json(value, {"ignoreNullFields": "false"})
