@@ -82,7 +82,8 @@ def write_postgresql(rows: DataFrame, count: int, sink: Sink, batch: int, writer
     target = sink.postgresql
     assert target is not None
     if not count:
-        return 0
+        # A repeated batch may have had rows, for example if a lookup has another value now.
+        return writer.written(batch)
     names = data_columns(rows)
     kinds = column_kinds(rows.select(*map(quoted_column, names)).schema)
     with connected(target.server, writer.application) as connection:

@@ -168,6 +168,15 @@ class BatchWriter:
                 )
         return Staged(self._server, staging, len(kinds), self.application)
 
+    def written(self, batch: int) -> int:
+        """Return the number of rows that the server has of ``batch``: 0 unless it is repeated.
+
+        Raises:
+            UnavailableError: the server did not answer.
+        """
+        found = written_batches(self._server, self._work, *self._names, self._query, application=self.application)
+        return found.rows if found is not None and found.batch == batch else 0
+
     def commit(
         self,
         batch: int,
@@ -398,14 +407,16 @@ def _parsed(token: str) -> Hlc:
     return found
 
 
-def written_batches(server: Server, work_schema: str, pipeline: str, sink: str, query: str) -> WrittenBatches | None:
+def written_batches(
+    server: Server, work_schema: str, pipeline: str, sink: str, query: str, *, application: str = "penstock reconcile"
+) -> WrittenBatches | None:
     """Return what the query ``query`` of a sink has written, as the server knows it; None if it has nothing.
 
     Raises:
         UnavailableError: the server did not answer.
         PenstockError: it refused the query.
     """
-    with connected(server, "penstock reconcile") as connection:
+    with connected(server, application) as connection:
         if not _has_batches(connection, work_schema):
             return None
         row = connection.execute(

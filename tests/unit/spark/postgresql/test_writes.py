@@ -131,6 +131,9 @@ def test_a_batch_is_written_once(postgres: Postgres) -> None:
     assert table.rows() == [("a", 1.0), ("b", 2.0), ("c", 3.0)]
     assert written_batches(table.server, table.name.schema, "p", "sink", "q") == WrittenBatches(4, 1, 3)
     assert written_batches(table.server, table.name.schema, "p", "sink", "other") is None
+    # A batch that has no rows when it is repeated has been written, too.
+    assert [table.writer(run=2).written(batch) for batch in (3, 4, 5)] == [0, 1, 0]
+    assert table.writer(query="other").written(4) == 0
     with pytest.raises(StorageError, match="cannot repeat batch 3") as old:
         table.write(3, ["a", 1.0], run=2)
     assert "has its batch 4" in str(old.value)
