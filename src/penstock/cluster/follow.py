@@ -10,8 +10,8 @@ import threading
 from collections.abc import Mapping
 
 from penstock.cluster.client import EtcdClient
-from penstock.cluster.commit import CommitFrame
-from penstock.cluster.log import LogKeys, read_frames, read_head
+from penstock.cluster.commit import CommitFrame, Head
+from penstock.cluster.log import RESTORED, LogKeys, read_frames, read_head
 from penstock.cluster.watch import KeyWatch
 from penstock.errors import StorageError
 from penstock.runtime.io.commit_log import LogPosition
@@ -59,16 +59,27 @@ class LogFollower:
             position = self.positions[name]
             head = read_head(self._client, keys)
             if head is None or head.identity != position.identity or head.sequence < position.sequence:
-                end = "no log" if head is None else f"a log that ends with commit {head.sequence}"
-                raise StorageError(
-                    f"{name}: this node has commit {position.sequence}, and etcd has {end}"
-                    + ("" if head is None or head.identity == position.identity else " of another cluster"),
-                    why="etcd was restored from a backup or emptied",
-                    do="start the node whose data directory has the newest commits, with a new prefix in etcd",
-                )
+                raise _restored(name, f"this node has commit {position.sequence}", head, position)
             end_sequence = min(head.sequence, position.sequence + MOST_FRAMES)
             if end_sequence > position.sequence:
-                frames = found[name] = list(read_frames(self._client, keys, position.sequence, end_sequence))
+                try:
+                    frames = found[name] = list(read_frames(self._client, keys, position.sequence, end_sequence))
+                except StorageError:
+                    now = read_head(self._client, keys)
+                    if now is None or now.identity != head.identity or now.sequence < head.sequence:
+                        raise _restored(name, f"etcd had commit {head.sequence}", now, position) from None
+                    raise
                 self.positions[name] = position._replace(sequence=frames[-1].sequence)
         self._watch.follow_endpoint()
         return found
+
+
+def _restored(name: str, before: str, head: Head | None, position: LogPosition) -> StorageError:
+    """Return the error of a log that lacks a commit which exists; ``before`` says of whom, ``head`` is the log's."""
+    end = "no log" if head is None else f"a log that ends with commit {head.sequence}"
+    return StorageError(
+        f"{name}: {before}, and etcd has {end}"
+        + ("" if head is None or head.identity == position.identity else " of another cluster"),
+        why="etcd was restored from a backup or emptied",
+        do=RESTORED,
+    )

@@ -40,6 +40,7 @@ from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 
 __all__ = [
+    "RESTORED",
     "EtcdLog",
     "EtcdLogs",
     "FencedError",
@@ -64,6 +65,11 @@ MAINTENANCE_S: Final = 1.0
 """Seconds between deletions and compactions: etcd compacts only every five minutes, when its database would be full."""
 
 ANOTHER_ACTIVE: Final = "another node is active"
+RESTORED: Final = (
+    "stop all nodes, empty the prefix of the cluster in etcd, start the node with the newest commits once with "
+    "`cluster.new_log: true`, and the other nodes from copies of its data directory"
+)
+"""What to do after a backup of etcd was restored."""
 
 _log = logging.getLogger("penstock.cluster")
 
@@ -390,7 +396,7 @@ class EtcdLog(CommitLog):
         return StorageError(
             f"{self.name}: the data directory does not continue the log in etcd: {what}",
             why="etcd was restored from a backup or emptied, or the directory belongs to another cluster",
-            do="start the node whose data directory has the newest commits, with a new prefix in etcd",
+            do=RESTORED,
         )
 
     def start(self, released: int | None = None) -> None:

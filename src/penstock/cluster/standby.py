@@ -17,9 +17,9 @@ from typing import Final, Protocol
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import CommitFrame
 from penstock.cluster.follow import LogFollower
-from penstock.cluster.log import LogKeys, read_frames, read_head
+from penstock.cluster.log import LogKeys, is_full, read_frames, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.errors import OutOfSpaceError, RefusedError, StorageError, UnavailableError
+from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.clock import boot_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 from penstock.runtime.io.wal import LoggedEnvironment
@@ -141,6 +141,8 @@ class Standby:
         self._closed = threading.Event()
         self._lease: int | None = None
         self._follower: LogFollower | None = None
+        self._obstacle = ""
+        """Why this node does not follow or report for now, as it was logged: a kind of error, or "full"."""
         self._thread = threading.Thread(target=self._follow, name="cluster standby", daemon=True)
 
     @property
@@ -184,7 +186,7 @@ class Standby:
                     environment.commit_body(body, "following the active node")
                     break
                 except OutOfSpaceError as full:
-                    _log.error("this node does not follow the active one for now: %s", full)
+                    self._note_obstacle(type(full).__name__, "this node does not follow the active one for now", full)
                     if self._closed.wait(1.0):
                         raise
             if preload is not None:
@@ -194,22 +196,43 @@ class Standby:
         """Apply commits and report them; runs in the thread."""
         assert self._follower is not None
         reported = 0.0
+        is_reported = False
         while not self._closed.is_set():
             try:
                 # Report first, so that etcd keeps the commits that this node is about to read.
                 if time.monotonic() - reported > 1:
-                    self._report()
+                    is_reported = self._report_unless_full()
                     reported = time.monotonic()
                 for name, frames in self._follower.next().items():
                     self._note_clock(frames[-1])
                     self._apply(name, [frame.body for frame in frames])
+                if self._obstacle and is_reported:
+                    _log.info("this node follows the active one again")
+                    self._obstacle = ""
             except StorageError as failure:
                 self.failure = failure
                 _log.critical("this node cannot follow the active one: %s", failure)
                 return
             except (UnavailableError, RefusedError) as error:
-                _log.warning("this node does not follow the active one for now: %s", error)
+                self._note_obstacle(type(error).__name__, "this node does not follow the active one for now", error)
                 self._closed.wait(0.1)
+
+    def _note_obstacle(self, kind: str, what: str, error: PenstockError) -> None:
+        """Log an error that may be repeated several times a second: once, until the node follows again."""
+        if kind != self._obstacle:
+            self._obstacle = kind
+            _log.warning("%s: %s", what, error)
+
+    def _report_unless_full(self) -> bool:
+        """Report; a full etcd has no space for it, but commits can still be read. Returns whether it was reported."""
+        try:
+            self._report()
+        except RefusedError as error:
+            if not is_full(error):
+                raise
+            self._note_obstacle("full", "this node cannot report what it has, and follows the active one", error)
+            return False
+        return True
 
     def _note_clock(self, frame: CommitFrame) -> None:
         offset = frame.time_ms - boot_ms()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 import pytest
 
-from penstock.cluster import standby
+from penstock.cluster import follow, standby
 from penstock.cluster.client import EtcdClient
+from penstock.cluster.commit import CommitFrame, Head
+from penstock.cluster.follow import LogFollower
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.cluster.standby import StandbyLog, applied_by_members
-from penstock.errors import StorageError
+from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
+from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.commit_log import LogPosition
 from tests.ports import free_port
 
@@ -68,3 +73,101 @@ def test_an_empty_standby_needs_a_log_that_answers(log: StandbyLog, monkeypatch:
     monkeypatch.setattr(EtcdClient, "call", lambda self, *args: call(self, *args, within_s=0.1))
     with pytest.raises(StorageError, match="cannot be read"):
         log.recover(None)
+
+
+class ScriptedFollower:
+    """Ends the standby after its last step; before, each call of ``next`` takes one."""
+
+    def __init__(self, found: list[Standby], steps: list[Exception | None]) -> None:
+        self.found = found
+        self.steps = steps
+
+    def next(self) -> dict[str, list[CommitFrame]]:
+        step = self.steps.pop(0)
+        if not self.steps:
+            self.found[0]._closed.set()
+        if step is not None:
+            raise step
+        return {}
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_a_standby_logs_why_it_does_not_follow_once_until_it_follows_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    away, denied = UnavailableError("no answer", applied=None), RefusedError("no right", text="permission denied")
+    found: list[Standby] = []
+    other = UnavailableError("another one", applied=None)
+    steps: list[Exception | None] = [away, other, denied, denied, None, away, None]
+    monkeypatch.setattr(standby, "LogFollower", lambda *_: ScriptedFollower(found, steps))
+    monkeypatch.setattr(Standby, "_report", lambda _: None)
+    found.append(Standby(EtcdClient(["127.0.0.1:1"]), "/test/", "node", {}, {}))
+    found[0].start()
+    found[0]._thread.join(60)
+    found[0].close()
+    behind, again = "this node does not follow the active one for now: ", "this node follows the active one again"
+    assert [line.message for line in caplog.records] == [
+        f"{behind}no answer",
+        f"{behind}no right",
+        again,
+        f"{behind}no answer",
+        again,
+    ]
+
+
+def test_a_standby_follows_a_full_etcd_which_refuses_its_reports(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = RefusedError("KV/Txn was rejected", text="etcdserver: mvcc: database space exceeded")
+    found: list[Standby] = []
+    steps: list[Exception | None] = [None] * 5
+    monkeypatch.setattr(standby, "LogFollower", lambda *_: ScriptedFollower(found, steps))
+    monkeypatch.setattr("time.monotonic", iter(range(100, 1000, 2)).__next__)
+    reports: list[int] = []
+
+    def report(_: Standby) -> None:
+        reports.append(1)
+        if len(reports) < 4:
+            raise full
+
+    monkeypatch.setattr(Standby, "_report", report)
+    found.append(Standby(EtcdClient(["127.0.0.1:1"]), "/test/", "node", {}, {}))
+    caplog.set_level(logging.INFO)
+    found[0]._follower = ScriptedFollower(found, steps)  # type: ignore[assignment]
+    found[0]._follow()
+    assert steps == []
+    assert [line.message for line in caplog.records] == [
+        "this node cannot report what it has, and follows the active one: KV/Txn was rejected",
+        "this node follows the active one again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ([9, 6], "rows: etcd had commit 9, and etcd has a log that ends with commit 6"),
+        ([6], "rows: this node has commit 7, and etcd has a log that ends with commit 6"),
+        ([9, 9], "etcd: commit 8 is not in the log"),
+    ],
+)
+def test_a_log_that_has_lost_commits_was_restored_and_one_with_the_same_end_has_deleted_them(
+    monkeypatch: pytest.MonkeyPatch, heads: list[int], message: str
+) -> None:
+    """etcd may be restored between two reads."""
+
+    class Watch:
+        def __init__(self, _client: EtcdClient, _keys: list[bytes], _on_change: Callable[[], None]) -> None:
+            """Nothing to watch."""
+
+    answers = iter([Head(b"identity", sequence, 1) for sequence in heads])
+    monkeypatch.setattr(follow, "KeyWatch", Watch)
+    monkeypatch.setattr(follow, "read_head", lambda *_: next(answers))
+    monkeypatch.setattr(EtcdClient, "call", lambda *_args, **_options: pb.RangeResponse())
+    follower = LogFollower(EtcdClient(["127.0.0.1:1"]), "/test/", {"rows": POSITION})
+    with pytest.raises(StorageError) as caught:
+        follower.next()
+    assert caught.value.what == message
+    assert ("cluster.new_log" in str(caught.value)) == (len(set(heads)) > 1 or heads == [6])
