@@ -1,9 +1,10 @@
 // SETs of the Go SDK of Azure IoT Operations at a broker on 127.0.0.1, one every 100 ms, each with a value of its own.
 //
-// `PROGRAM PORT CLIENT-ID` prints `connected` at each connection, `set` for each SET that was answered with +OK, and
-// `failed REASON` for each other one, and `error REASON` for each lost connection, until standard input ends. The SDK's client of the state store is a thin layer
-// over the two modules that are used here, the session client and the invoker of commands: its requests have this
-// topic, this response topic and these payloads. All waiting and repeating is in those two, with their own settings.
+// `PROGRAM PORT CLIENT-ID` prints `connected` at each connection, `set` for each SET that was answered with +OK,
+// `failed REASON` for each other one, and `error REASON` for each lost connection, until standard input ends. The SDK's
+// client of the state store is a thin layer over the two modules that are used here, the session client and the invoker
+// of commands: its requests have this topic, this response topic and these payloads. All waiting and repeating is in
+// those two, with their own settings.
 package main
 
 import (
