@@ -26,6 +26,7 @@ from penstock.node.cluster import ActiveNode, ClusterMembership
 from penstock.node.config.node import NodeConfig, load_config
 from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
 from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.errors import QuotaExceededError
 from penstock.statestore.hlc import Hlc
 from tests.faults.mqtt_peers import Peer, Reader, Writer
 from tests.histories.mqtt import MqttRecorder, check
@@ -349,25 +350,33 @@ async def test_a_full_etcd_refuses_with_a_reason_and_service_resumes(tmp_path: P
     try:
         node.start()
         await node.until_active()
-        put = pb.RequestOp(request_put=pb.PutRequest(key=b"/another", value=bytes(1 << 20)))
-        with suppress(RefusedError):  # another user of etcd fills it
-            for _ in range(100):
-                client.call("KV/Txn", pb.TxnRequest(success=[put]), pb.TxnResponse)
-        await node.until(lambda health: "cluster: etcd is full" in str(health))
-        assert "etcdctl alarm disarm" in str(node.health())
-        async with MqttClient(node.url) as publisher:
-            with pytest.raises(RefusedError) as refused:
-                await asyncio.wait_for(publisher.publish("a", b"1", qos=1, retain=True), DEADLINE_S)
-        assert refused.value.code == 0x97
-        assert "etcd is full" in node.log()
-        revision = client.call("KV/Range", pb.RangeRequest(key=b"/another"), pb.RangeResponse).header.revision
-        with suppress(RefusedError):  # the node compacts, too
-            client.call("KV/Compact", pb.CompactionRequest(revision=revision, physical=True), pb.CompactionResponse)
-        client.call("Maintenance/Defragment", pb.DefragmentRequest(), pb.DefragmentResponse, deadline_s=DEADLINE_S)
-        (alarm,) = client.call("Maintenance/Alarm", pb.AlarmRequest(), pb.AlarmResponse).alarms
-        off = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=pb.NOSPACE)
-        client.call("Maintenance/Alarm", off, pb.AlarmResponse)
-        await node.until_active()
+        async with StateStoreClient.connect(node.url) as early:
+            await early.set("kept", "1")
+            put = pb.RequestOp(request_put=pb.PutRequest(key=b"/another", value=bytes(1 << 20)))
+            with suppress(RefusedError):  # another user of etcd fills it
+                for _ in range(100):
+                    client.call("KV/Txn", pb.TxnRequest(success=[put]), pb.TxnResponse)
+            await node.until(lambda health: "cluster: etcd is full" in str(health))
+            assert "etcdctl alarm disarm" in str(node.health())
+            async with MqttClient(node.url) as publisher:
+                with pytest.raises(RefusedError) as refused:
+                    await asyncio.wait_for(publisher.publish("a", b"1", qos=1, retain=True), DEADLINE_S)
+            assert refused.value.code == 0x97
+            with pytest.raises(QuotaExceededError):
+                await asyncio.wait_for(early.delete("kept"), DEADLINE_S)
+            assert await asyncio.wait_for(early.get("kept"), DEADLINE_S) is not None
+            with pytest.raises(RefusedError, match="0x97"):  # its session needs a commit
+                async with StateStoreClient.connect(node.url):
+                    pass
+            assert "etcd is full" in node.log()
+            revision = client.call("KV/Range", pb.RangeRequest(key=b"/another"), pb.RangeResponse).header.revision
+            with suppress(RefusedError):  # the node compacts, too
+                client.call("KV/Compact", pb.CompactionRequest(revision=revision, physical=True), pb.CompactionResponse)
+            client.call("Maintenance/Defragment", pb.DefragmentRequest(), pb.DefragmentResponse, deadline_s=DEADLINE_S)
+            (alarm,) = client.call("Maintenance/Alarm", pb.AlarmRequest(), pb.AlarmResponse).alarms
+            off = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=pb.NOSPACE)
+            client.call("Maintenance/Alarm", off, pb.AlarmResponse)
+            await node.until_active()
         async with StateStoreClient.connect(node.url) as store:
             await store.set("key", "1")
     finally:

@@ -285,6 +285,10 @@ class MqttServer(ServerLinkOwner):
         """Refuse messages that must be stored (0x97) from now on, for ``reason``; "": accept them again."""
         self._broker.refuse_stored(reason)
 
+    def refuse_changes(self, reason: str) -> None:
+        """Refuse requests that wait for a commit (0x97) from now on, for ``reason``; "": accept them again."""
+        self._broker.refuse_changes(reason)
+
     # Called by links
 
     def now(self) -> int:

@@ -96,7 +96,7 @@ _log = logging.getLogger("penstock.cluster")
 LOGS: Final = {"statestore": "statestore", "mqtt": "mqtt", "tube-master": "tube/master"}
 """The logs by name, with the directories of their environments below the data directory."""
 
-REFUSAL: Final = "etcd is full: until it has space, nothing is stored that needs space (see /readyz)"
+REFUSAL: Final = "etcd is full: until it has space, nothing can be stored (see /readyz)"
 """Reason sent to clients."""
 
 MOST_LAG: Final = 1000
@@ -740,13 +740,15 @@ class ClusterMembership:
             do="check the etcd members; the node continues automatically",
         )
 
-    def refusing(self, refuse: Callable[[str], None]) -> Callable[[str], None]:
-        """Call ``refuse`` with a reason while etcd is full, and return the function that calls it for a full disk."""
+    def refusing(self, refuse: Callable[[str], None], refuse_changes: Callable[[str], None]) -> Callable[[str], None]:
+        """Call ``refuse`` and ``refuse_changes`` with a reason while etcd is full, and return the function that calls
+        ``refuse`` for a full disk, on which commits that need no space still end."""
         reasons = {"disk": "", "etcd": ""}
 
         def change(source: str, reason: str) -> None:
             reasons[source] = reason
             refuse(reasons["disk"] or reasons["etcd"])
+            refuse_changes(reasons["etcd"])
 
         self._refusals.append(partial(change, "etcd"))
         return partial(change, "disk")

@@ -544,7 +544,11 @@ class Node:
         self._store = store
         self.console.show_statestore(store)
         self._parts.push_async_callback(store.close)
-        refuse = store.refuse_growth if membership is None else membership.refusing(store.refuse_growth)
+        refuse = (
+            store.refuse_growth
+            if membership is None
+            else membership.refusing(store.refuse_growth, store.refuse_changes)
+        )
         self._disk.add(Writer("state store writes that need space", refuse, store.reusable_bytes))
         self._failures["statestore"] = lambda: store.failure or store.stalled
         add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
@@ -587,7 +591,11 @@ class Node:
             self._failures["cluster"] = membership.failure
             add_metrics(self.metrics, "cluster", membership.metric_values)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
-        refuse = server.refuse_stored if membership is None else membership.refusing(server.refuse_stored)
+        refuse = (
+            server.refuse_stored
+            if membership is None
+            else membership.refusing(server.refuse_stored, server.refuse_changes)
+        )
         self._disk.add(Writer("MQTT messages to store", refuse, persistence.reusable_bytes))
         denials = self.security.tube_denials
         self._clients = ClientWarnings(lambda: [*server.collect_client_events(), *denials.collect()], server.limits)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.mqtt.codec.packets import PubAck, Publish, PubRec, Subscription
+from penstock.mqtt.codec.packets import ConnAck, Connect, PubAck, Publish, PubRec, SubAck, Subscribe, Subscription
+from penstock.mqtt.codec.properties import Properties
 from tests.engine.mqtt.persistent_harness import HOUR, PersistentBench
 
 WHY = "no space"
@@ -76,3 +77,39 @@ def test_mqtt_311_has_no_code_so_its_publisher_is_disconnected_and_keeps_the_mes
     assert writer.send(Publish("a", b"x", 1, packet_id=1)).take() == []
     assert writer.closed
     assert bench.ended == [0x97]
+
+
+def test_without_commits_what_waits_for_one_is_refused_and_the_rest_is_answered(bench: PersistentBench) -> None:
+    """A full etcd: an answer that waits for a commit would hold all later output of the connection."""
+    kept, plain = bench.connect("kept", expiry=HOUR), bench.connect("plain")
+    assert plain.send(Publish("old", b"x", 1, retain=True, packet_id=1)).only() == PubAck(1)
+    bench.stalled = True
+    bench.broker.refuse_stored(WHY)
+    bench.broker.refuse_changes(WHY)
+    assert kept.send(Subscribe(1, [Subscription("a", 1), Subscription("b", 1)])).only() == SubAck(1, [0x97, 0x97])
+    assert plain.send(Subscribe(2, [Subscription("a", 1)])).only() == SubAck(2, [1])
+    assert kept.send(Publish("a", b"1", 1, packet_id=2)).only() == PubAck(2)
+    assert [publish.payload for publish in plain.publishes()] == [b"1"]
+    deletion = plain.send(Publish("old", b"", 1, retain=True, packet_id=3)).only()
+    assert isinstance(deletion, PubAck)
+    assert (deletion.reason_code, bench.broker.retained.count) == (0x97, 1)
+    # A new persistent session, the end of one, and one of MQTT 3.1.1, where the code is 3 (unavailable).
+    for client_id, expiry, version, code in (("new", HOUR, 5, 0x97), ("kept", None, 5, 0x97), ("old", None, 4, 0x88)):
+        peer = bench.open()
+        if version != 5:
+            peer.speak_311()
+        expires = Properties(session_expiry_interval=expiry)
+        peer.send(Connect(client_id, version == 5, properties=expires, protocol_version=version))
+        bench.flush()
+        refused = peer.only()
+        assert isinstance(refused, ConnAck)
+        assert (refused.reason_code, peer.closed) == (code, True)
+    assert not kept.closed, "a refused CONNECT does not take over the session"
+    bench.connect("other")
+    assert bench.connack.reason_code == 0
+    bench.stalled = False
+    bench.broker.refuse_stored("")
+    bench.broker.refuse_changes("")
+    assert kept.send(Subscribe(4, [Subscription("a", 1)])).only() == SubAck(4, [1])
+    bench.connect("new", expiry=HOUR)
+    assert bench.connack.reason_code == 0

@@ -120,6 +120,15 @@ class Broker(BrokerCore):
         """
         self.out_of_space = reason
 
+    def refuse_changes(self, reason: str) -> None:
+        """Refuse requests of clients whose answers wait for a commit (0x97) from now on, for ``reason``, because none
+        can end; "": accept them again. Call it with :meth:`refuse_stored`.
+
+        These are CONNECT and SUBSCRIBE with a persistent session and deletions of retained messages. Otherwise all
+        later output of the connection would wait, too.
+        """
+        self.no_commits = reason
+
     def storage_failed(self, now: int) -> None:
         """Handle the failure of the storage: end the connections whose output waits for a commit."""
         self.outbound.storage_failed(now)

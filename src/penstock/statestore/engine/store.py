@@ -123,6 +123,9 @@ class Engine:
         """True after a storage failure: no changes are accepted, and expired keys are invisible."""
         self.out_of_space = False
         """True without disk space: SETs that need space are refused with the error of a quota."""
+        self.refuses_changes = False
+        """True while no change can be committed: all writes are refused with the error of a quota, and expired keys are
+        invisible."""
         self.logs_changes = False
         """True if every SET needs disk space, since it is also written to the log of changes."""
         self._authorise = authorise
@@ -212,6 +215,8 @@ class Engine:
             return _ERRORS[StoreError.NOT_AUTHORIZED], _UNCHANGED
         if self.read_only and spec.checks_fence:
             return _ERRORS[StoreError.READ_ONLY], _UNCHANGED
+        if self.refuses_changes and spec.checks_fence:
+            return _ERRORS[StoreError.QUOTA], _UNCHANGED
         error = read_preconditions(command, context, now_ms)
         if error is not None:
             return _ERRORS[error], _UNCHANGED
@@ -246,7 +251,8 @@ class Engine:
         record = self._records.get(command.key)
         expired = _UNCHANGED
         if record is not None and 0 < record.expires_at < steady_ms:
-            expired = [self._expire(record, now_ms)]
+            if not self.refuses_changes:
+                expired = [self._expire(record, now_ms)]
             record = None
         if command.spec.checks_fence:
             error = fence_error(command.key, record, token, self.fences, prefix)

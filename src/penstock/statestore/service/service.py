@@ -291,6 +291,16 @@ class StateStoreService(Service):
         """
         self._engine.out_of_space = bool(reason)
 
+    def refuse_changes(self, reason: str) -> None:
+        """Start to refuse all writes because of ``reason``, for which no commit can end; "": accept them again.
+
+        Otherwise they would wait, and with them all later answers to the same clients. Keys expire after that.
+        """
+        ended = self._engine.refuses_changes and not reason
+        self._engine.refuses_changes = bool(reason)
+        if ended and self._serving:
+            self._arm()
+
     def reusable_bytes(self) -> int:
         """Return the number of bytes that can be stored without growing the file. Thread-safe."""
         return self._storage.reusable_bytes()
@@ -485,7 +495,7 @@ class StateStoreService(Service):
     def wake(self) -> None:
         """Remove expired keys and arm the timer for the next expiry. Called by the timer."""
         self._armed_for = None
-        if self.failure is not None:
+        if self.failure is not None or self._engine.refuses_changes:
             return
         changes = self._engine.tick(self._clock(), self._steady(), limit=_EXPIRE_AT_ONCE)
         if changes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
 
+from penstock.errors import OutOfSpaceError
 from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import digest_of
 from penstock.statestore.hlc import Hlc
@@ -64,6 +66,60 @@ async def test_a_cancelled_start_closes_what_its_thread_opens(tmp_path: Path) ->
         await starting
     again = await open_service(tmp_path, outlet, clock)  # a directory that is still open would be refused
     await again.close()
+
+
+async def test_while_no_commit_can_end_writes_are_refused_and_reads_answered(tmp_path: Path) -> None:
+    """Only answers that waited before wait for the commit, and those to the same client after them."""
+    outlet, clock = FakeOutlet(), ManualClock()
+    full = threading.Event()
+
+    class FullLog(Storage):
+        def commit(self, *args: Any, **named: Any) -> None:
+            if full.is_set():
+                raise OutOfSpaceError("statestore: etcd is full, commits wait")
+            super().commit(*args, **named)
+
+    service = StateStoreService(tmp_path, clock=clock, storage=FullLog(tmp_path, Durability.FLUSHED))
+    await service.start(outlet)
+    early, other = Peer(service, outlet, clock, "early"), Peer(service, outlet, clock, "other")
+
+    async def ask(peer: Peer, words: str) -> bytes:
+        peer.send(words)
+        async with asyncio.timeout(10):
+            while not outlet.deliveries:
+                await asyncio.sleep(0.001)
+        (answer,) = outlet.taken()
+        return answer.payload
+
+    assert await ask(other, "SET a 1") == b"+OK\r\n"
+    assert await ask(other, "SET lease 1 PX 1000") == b"+OK\r\n"
+    full.set()
+    early.send("SET early 1")
+    async with asyncio.timeout(10):
+        while service.stalled is None:
+            await asyncio.sleep(0.001)
+    early.send("GET a")
+    service.refuse_growth("etcd is full")
+    service.refuse_changes("etcd is full")
+    assert outlet.taken() == [], "the commit is in doubt, and later answers keep their place behind it"
+    for write in ("SET new 1", "SET a 2", "DEL a", "VDEL a 1", "SET lease 1 PX 1000"):
+        assert b"quota has been exceeded" in await ask(other, write)
+    assert await ask(other, "GET a") == b"$1\r\n1\r\n"
+    clock.now_ms += 1001
+    service.wake()
+    assert await ask(other, "GET lease") == b"$-1\r\n"
+    assert (service.keys, service.expired) == (3, 0), "it is deleted after that"
+    full.clear()
+    service.refuse_growth("")
+    service.refuse_changes("")
+    async with asyncio.timeout(10):
+        while len(outlet.deliveries) < 2:
+            await asyncio.sleep(0.001)
+    assert [answer.payload for answer in outlet.taken()] == [b"+OK\r\n", b"$1\r\n1\r\n"]
+    service.wake()
+    assert service.expired == 1
+    assert await ask(other, "SET a 2") == b"+OK\r\n"
+    await service.close()
 
 
 async def test_keys_that_expired_while_the_store_was_down_are_deleted(tmp_path: Path) -> None:

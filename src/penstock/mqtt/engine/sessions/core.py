@@ -111,6 +111,8 @@ class BrokerCore(SessionOwner):
         """Maximum writes per loop turn for messages with more receivers than that."""
         self.out_of_space = ""
         """Reason for refusing messages that must be stored; empty: they are accepted."""
+        self.no_commits = ""
+        """Reason why no commit can end, for refusing what would wait for one; empty: commits end."""
         self.recall: Callable[[str, str], Rights | None] | None = None
         """Returns the rights of a restored session that no client has resumed, by its owner and client identifier; None
         for no rights. Not set: no access control."""
@@ -315,7 +317,7 @@ class BrokerCore(SessionOwner):
 
     def _must_store(self, route: Route, publish: Publish, publisher: Session) -> bool:
         """Return whether the message needs disk space: it is retained, or for a persistent session."""
-        if publish.retain and publish.payload and self.journal.enabled:
+        if publish.retain and (publish.payload or self.no_commits) and self.journal.enabled:
             return True
         if not publish.qos:
             return False

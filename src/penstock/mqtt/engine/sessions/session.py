@@ -217,6 +217,10 @@ class Session(Subscriber):
         """Return whether the session is stored and survives a restart."""
         return self.journal is not None
 
+    def is_awaited(self) -> bool:
+        """Return whether acknowledgements of the session wait for the commit of the changes they confirm."""
+        return self.journal is not None and self.journal.awaited
+
     def hold_output(self, connection: SessionConnection) -> None:
         """Hold later output of ``connection`` until the commit of the changes recorded so far."""
         journal = self.journal

@@ -52,6 +52,10 @@ class SessionManager:
             return ReasonCode.QUOTA_EXCEEDED, "too many sessions"
         if session is not None and session.owner != owner:
             return ReasonCode.NOT_AUTHORIZED, "the client identifier belongs to another principal"
+        if broker.no_commits and (
+            self._wants_durable_answers(packet) or (session is not None and session.is_awaited())
+        ):
+            return ReasonCode.QUOTA_EXCEEDED, broker.no_commits
         return None
 
     def resume_or_create(self, client_id: str, owner: str, now: int, *, clean_start: bool) -> tuple[Session, bool]:

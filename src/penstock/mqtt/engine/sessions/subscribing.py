@@ -85,6 +85,8 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
     ):
         broker.stats.refused_subscriptions += 1
         return ReasonCode.QUOTA_EXCEEDED
+    if broker.no_commits and session.is_awaited():
+        return ReasonCode.QUOTA_EXCEEDED
     subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
     session.subscriptions[topic_filter] = subscription
     if topic_filter.startswith(SYS_PREFIX):
