@@ -69,7 +69,7 @@ RESTORED: Final = (
     "stop all nodes, empty the prefix of the cluster in etcd, start the node with the newest commits once with "
     "`cluster.new_log: true`, and the other nodes from copies of its data directory"
 )
-"""What to do after a backup of etcd was restored."""
+"""The remedy after a backup of etcd was restored."""
 
 _log = logging.getLogger("penstock.cluster")
 

@@ -142,7 +142,7 @@ class Standby:
         self._lease: int | None = None
         self._follower: LogFollower | None = None
         self._obstacle = ""
-        """Why this node does not follow or report for now, as it was logged: a kind of error, or "full"."""
+        """The logged reason why this node does not follow or report for now: a kind of error, or "full"."""
         self._thread = threading.Thread(target=self._follow, name="cluster standby", daemon=True)
 
     @property
