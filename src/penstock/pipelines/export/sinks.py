@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.pipelines.export.code import literal_text, statement
 from penstock.pipelines.export.program import (
@@ -38,9 +38,16 @@ class Sinks:
     def sink(self, sink: Sink, sink_plan: SinkPlan | None) -> Function:
         if late_of(sink.source or "") is not None or sink_plan is None:
             raise NotExportable("Spark drops late records of a window, so there are no rows for it")
+        if sink.postgresql is not None:
+            raise NotExportable(
+                "it writes each batch and its number to PostgreSQL in one transaction; write its rows with Spark's "
+                "format jdbc in foreachBatch"
+            )
         build = _SINKS.get(sink.kind)
         if build is None:
             raise NotExportable(f"it is a {sink.kind} sink, which programs cannot have")
+        if sink.table is not None and sink.table.delete_when is not None:
+            raise NotExportable("it deletes rows of the table (delete_when), which programs cannot do")
         refuse_other_options("it", getattr(sink, sink.kind), _SINK_OPTIONS[sink.kind])
         reads = sink_reads(self._program.pipeline, sink)
         call = self._streams.stream(reads)
@@ -79,14 +86,17 @@ class Sinks:
         if columns:
             inner = ", ".join(f"{literal_text(name)}: sf.expr({literal_text(text)})" for name, text in columns.items())
             made.add(f"rows = rows.withColumns({{{inner}}})")
+        columns_of_record: tuple[str, ...] = ()
         if "_record" in internal:
+            columns_of_record = ("_id",)
             fields = ("id", *COORDINATES) if self._program.has_coordinates(found) else ("id",)
             inner = ", ".join(f'"_{name}": sf.col("_record.{name}")' for name in fields)
             dropped = ", ".join(f'"{name}"' for name in internal if name in ("_record", "_path"))
             made.add(f"rows = rows.withColumns({{{inner}}}).drop({dropped})")
         names = [literal_text(part.name) for part in table.partitions]
         if table.mode == "merge":
-            self._merge(made, sink.name, table, table_format, found, with_record="_record" in internal)
+            identity = [name for name in ("_id", "_part") if name in (*internal, *columns_of_record)]
+            self._merge(made, sink.name, table, table_format, found, identity)
             return made
         if found.changes_windows:
             raise NotExportable("it receives windows whenever they change, which a table without keys cannot replace")
@@ -103,8 +113,15 @@ class Sinks:
         return made
 
     def _merge(
-        self, made: Function, name: str, table: TableSink, table_format: str, found: SinkPlan, *, with_record: bool
+        self,
+        made: Function,
+        name: str,
+        table: TableSink,
+        table_format: str,
+        found: SinkPlan,
+        identity: Sequence[str],
     ) -> None:
+        """Add a batch function that merges; ``identity``: columns that order rows whose ``order_by`` is equal."""
         if self._program.is_declarative or table_format != "delta":
             raise NotExportable("it merges rows by key, which needs a Delta table and foreachBatch")
         keys = ", ".join(map(literal_text, table.keys))
@@ -115,15 +132,17 @@ class Sinks:
             f'        """Replace the rows with the same keys: {", ".join(table.keys)}."""',
         ]
         if table.order_by is not None:
-            by_id = ', "_id"' if with_record else ""
-            order = f"sf.col({literal_text(table.order_by)}).desc_nulls_last()"
-            made.lines += statement(f"last = Window.partitionBy({keys}).orderBy({order}{by_id})", 8)
+            last = f"sf.col({literal_text(table.order_by)}).desc_nulls_last()"
+            order = ", ".join([last, *map(literal_text, identity)])
+            made.lines += statement(f"last = Window.partitionBy({keys}).orderBy({order})", 8)
             made.lines += statement(
                 'batch = batch.withColumn("_place", sf.row_number().over(last)).where("_place = 1").drop("_place")', 8
             )
+        names = ", ".join(literal_text(part.name) for part in table.partitions)
+        partitioned = f".partitionBy({names})" if names else ""
         made.lines += [
             f'        target = f"{{TABLES}}/{name}"',
-            '        batch.limit(0).write.format("delta").mode("ignore").save(target)',
+            *statement(f'batch.limit(0).write.format("delta"){partitioned}.mode("ignore").save(target)', 8),
             '        batch.createOrReplaceTempView("new")',
             "        batch.sparkSession.sql(",
             f"            f{literal_text(f'MERGE INTO delta.`{{target}}` AS old USING new ON {equal} ')}",

@@ -77,6 +77,16 @@ class Streams:
             raise NotExportable(f"step {step.name} is a {step.kind} step, which programs cannot have")
         inputs = list(reads_of(self._program.pipeline, index))
         part = getattr(step, step.kind)
+        if step.enrich is not None and step.enrich.as_of is not None:
+            raise NotExportable(
+                f"step {step.name} joins with the values that keys had at the time of the row (as_of); Spark has "
+                "no as-of join of streams"
+            )
+        if step.parse is not None and step.parse.allow_empty:
+            raise NotExportable(
+                f"step {step.name} accepts records without a payload (allow_empty); select them before it, from "
+                "_record.value"
+            )
         if isinstance(part, Part):
             refuse_other_options(f"step {step.name}", part, _STEP_OPTIONS[step.kind])
         calls = [self.stream(each) for each in inputs]

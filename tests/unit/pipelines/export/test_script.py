@@ -168,6 +168,50 @@ def test_what_cannot_be_exported_is_marked_with_the_reason(tmp_path: Path, capsy
     assert "exists already" in capsys.readouterr().err
 
 
+NEWER = """\
+name: plant
+source: {topics: [telemetry]}
+steps:
+  - name: readings
+    parse: {schema: "machine STRING, celsius DOUBLE, at TIMESTAMP"}
+  - name: changes
+    from: source
+    parse: {schema: "machine STRING, celsius DOUBLE", allow_empty: true}
+  - name: limits
+    from: readings
+    enrich: {key: "limit/{machine}", as: limit, schema: high DOUBLE, as_of: {time: at, topic: changes}}
+  - name: parts
+    from: readings
+    explode: {column: tags, as: tag}
+sinks:
+  - {name: changes, from: changes, table: {path: lake/changes}}
+  - {name: limits, from: limits, table: {path: lake/limits}}
+  - {name: rows, from: readings, postgresql: {url: "postgresql://water@db/plant", table: rows}}
+  - name: current
+    from: readings
+    table: {path: lake/current, mode: merge, keys: [machine], order_by: at, delete_when: celsius IS NULL}
+  - name: newest
+    from: parts
+    table: {path: lake/newest, mode: merge, keys: [machine], order_by: at, partition_by: ['bucket(4, machine)']}
+"""
+
+
+def test_options_that_need_a_run_are_left_out_and_partitions_of_merged_tables_are_written(tmp_path: Path) -> None:
+    found = exported(NEWER.replace("at TIMESTAMP", "at TIMESTAMP, tags ARRAY<STRING>"), tmp_path)
+    reasons = {
+        "changes": r"step changes accepts records without a payload \(allow_empty\)",
+        "limits": r"step limits joins with the values that keys had .* \(as_of\)",
+        "rows": "it writes each batch and its number to PostgreSQL in one transaction",
+        "current": r"it deletes rows of the table \(delete_when\)",
+    }
+    assert found.left_out.keys() == reasons.keys()
+    for name, reason in reasons.items():
+        assert re.match(reason, found.left_out[name]), found.left_out[name]
+    lines = "".join(line.strip() for line in program(found).splitlines())
+    assert '.partitionBy("machine_bucket_4").mode("ignore").save(target)' in lines
+    assert 'sf.col("at").desc_nulls_last(), "_id", "_part"' in lines
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
