@@ -38,7 +38,7 @@ app.add(
 )(submit.submit)
 app.add(
     "penstock pipeline export pipeline.yaml",
-    "penstock pipeline export pipeline.yaml --as declarative --directory project",
+    "penstock pipeline export pipeline.yaml --as declarative --table-format parquet",
     name="export",
 )(export.export)
 app.add("penstock pipeline status pipeline.yaml", "penstock pipeline status pipeline.yaml --watch 5s")(ledger.status)

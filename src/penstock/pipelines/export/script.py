@@ -158,7 +158,8 @@ class _Script:
     def _usage(self) -> str:
         packages = " --packages io.delta:delta-spark_2.13:VERSION" if self._has_delta else ""
         if self._program.is_declarative:
-            return "Run it in the directory of spark-pipeline.yml: spark-pipelines run"
+            catalog = "--conf spark.sql.catalogImplementation=hive"
+            return f"Run it in the directory of spark-pipeline.yml: spark-pipelines run {catalog}"
         name = self._program.pipeline.name.replace("-", "_")
         return (
             f"Run it with: spark-submit{packages} {name}.py\n"

@@ -71,6 +71,8 @@ class Sinks:
         table = sink.table
         assert table is not None
         table_format = self._program.table_format or table.format
+        if self._program.is_declarative and table.mode == "append" and table_format == "delta":
+            raise NotExportable("a project has Parquet tables only; export it with --table-format parquet")
         made = self._query(sink, f"Sink {sink.name}: a {'Delta' if table_format == 'delta' else 'Parquet'} table.")
         made.add(f"rows = {call}")
         columns = {}
@@ -340,11 +342,11 @@ class Sinks:
             made.add(f"rows = {selected}" if not number else f"others = {selected}")
             if number:
                 made.add("rows = rows.unionByName(others)")
-        table_format = self._program.table_format or "parquet"
         if self._program.is_declarative:
-            made.decorators = [f'@dp.table(name="dead_letters", format="{table_format}")']
+            made.decorators = ['@dp.table(name="dead_letters", format="parquet")']
             made.add("return rows")
             return made
+        table_format = self._program.table_format or "parquet"
         made.result = "StreamingQuery"
         path = '.option("path", f"{TABLES}/dead_letters")'
         self._started(made, "dead_letters", "append", f'.format("{table_format}")', path)

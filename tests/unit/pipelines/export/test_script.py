@@ -34,7 +34,7 @@ def exported(text: str, directory: Path, kind: str = "pyspark", **environment: s
     raw = raw_document(file).data
     if kind == "pyspark":
         return streaming_script(pipeline, raw)
-    return declarative_project(pipeline, raw, storage="file:///lake/storage")
+    return declarative_project(pipeline, raw, storage="file:///lake/storage", table_format="parquet")
 
 
 def program(found: Exported) -> str:
@@ -158,6 +158,8 @@ def test_what_cannot_be_exported_is_marked_with_the_reason(tmp_path: Path, capsy
     project = exported(LEFT_OUT, tmp_path, "declarative")
     assert set(project.left_out) == {"placed", "late", "small", "hours"}
     assert list(project.files) == ["spark-pipeline.yml", "transformations/plant.py"]
+    with pytest.raises(ConfigError, match=r"Parquet tables only; export it with --table-format parquet"):
+        declarative_project(load(tmp_path / "pipeline.yaml"), {}, storage="file:///lake/storage")
 
     command = ["pipeline", "export", str(tmp_path / "pipeline.yaml"), "--directory", str(tmp_path / "out")]
     assert main(command) == 0
