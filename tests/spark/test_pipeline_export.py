@@ -282,7 +282,7 @@ def test_a_program_against_a_node_writes_what_the_pipeline_writes(kind: str, tmp
                 command, cwd=directory, env=environ, capture_output=True, text=True, timeout=600, check=False
             )
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-            return done.stdout
+            return done.stdout + (done.stderr if command[0] == "spark-pipelines" else "")
 
         def sent() -> list[str]:
             return run(*PENSTOCK, "tube", "consume", "telemetry_out", "--raw").splitlines()
@@ -292,7 +292,11 @@ def test_a_program_against_a_node_writes_what_the_pipeline_writes(kind: str, tmp
         if kind == "pyspark":
             run(sys.executable, str(program / "plant.py"), "--once")
         else:
-            run("spark-pipelines", "run", "--conf", "spark.sql.catalogImplementation=hive", directory=program)
+            conf = ("spark.sql.catalogImplementation=hive", "spark.python.authenticate.socketTimeout=120s")
+            printed = run(
+                "spark-pipelines", "run", *(part for each in conf for part in ("--conf", each)), directory=program
+            )
+            assert "Run is COMPLETED." in printed
         tables = tmp_path / "exported" / "plant" if kind == "pyspark" else program / "spark-warehouse"
         messages = sorted(sent())
         run(*PENSTOCK, "pipeline", "run", "plant.yaml", "--once", "--json")
