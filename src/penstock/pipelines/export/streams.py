@@ -84,8 +84,7 @@ class Streams:
             )
         if step.parse is not None and step.parse.allow_empty:
             raise NotExportable(
-                f"step {step.name} accepts records without a payload (allow_empty), which are dead letters "
-                "in programs"
+                f"step {step.name} accepts records without a payload (allow_empty), which are dead letters in programs"
             )
         if isinstance(part, Part):
             refuse_other_options(f"step {step.name}", part, _STEP_OPTIONS[step.kind])
