@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
-SUITES := $(BIN)/python tools/suites.py
+SUITES := $(BIN)/python -m tools.suites
 
 .PHONY: help setup core wheel release system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate audit lock proto reference screenshots clean
 

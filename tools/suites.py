@@ -1,6 +1,6 @@
 """Run test suites; print a time per suite, the slowest tests and the total count.
 
-Usage: suites.py [--all] [--jobs N] [SUITE ...]
+Usage: python -m tools.suites [--all] [--jobs N] [SUITE ...]
 
 Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. With several jobs
 they and their parts run in parallel, and each line of output begins with its suite. Skipped tests are listed with the
@@ -16,11 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tools import class_archive
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
@@ -48,21 +51,21 @@ PYTEST = {
 }
 ENVIRONMENT = {"interpreted": {"PENSTOCK_CORE": "interpreted"}}
 """Environment variables of a suite. All other suites run on the compiled core, if it is built."""
-COMMON = {
-    "PYTHONDONTWRITEBYTECODE": "",
-    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+COMMON = {"PYTHONDONTWRITEBYTECODE": ""}
 """Environment variables of all suites, because the tests start hundreds of processes. Without bytecode in
 ``__pycache__``, as in many container images, each start of a node compiles all of its modules (1.2 instead of 0.9 s of
-processor time). A driver of Spark that lives for seconds needs 12 instead of 22 s without Java's second compiler."""
+processor time)."""
+WITH_SPARK = frozenset({"spark", "docs", "end_to_end", "interop"})
+"""Suites that start sessions of Spark, with options of Java for processes that live for seconds."""
 COMMANDS: dict[str, list[list[str]]] = {
     "lint": [[PYTHON, "-m", "ruff", "format", "--check", "."], [PYTHON, "-m", "ruff", "check", "."]],
     "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
 }
 ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "interpreted", "end_to_end", "spark"]
 """Suites as they are reported."""
-STARTS = ["spark", "end_to_end", "unit", "docs", "faults", "interop", "interpreted", "types", "lint"]
-"""Suites as they are started: the longest first, so that all jobs end at about the same time."""
+STARTS = ["spark", "types", "end_to_end", "unit", "docs", "faults", "interop", "interpreted", "lint"]
+"""Suites as they are started: the longest first, so that all jobs end at about the same time. Types need no archive of
+Java's classes, which the first suite with Spark makes."""
 PARTS = {"interop": 2, "interpreted": 2}
 """Suites of many short tests that are cut into parts, for the same reason."""
 
@@ -145,6 +148,19 @@ def temporary_parent() -> Path | None:
     return MEMORY_FOLDER if enough and os.access(MEMORY_FOLDER, os.W_OK) else None
 
 
+_archive = threading.Lock()
+"""Held while the archive is made, so that suites that begin at the same time make one."""
+
+
+def environment_of(name: str, scratch: str) -> dict[str, str]:
+    archive = None
+    if name in WITH_SPARK:
+        with _archive:
+            archive = class_archive.prepare()
+    java = {"SPARK_SUBMIT_OPTS": class_archive.options(archive)}
+    return {**os.environ, "TMPDIR": scratch, **COMMON, **java, **ENVIRONMENT.get(name, {})}
+
+
 def files_of(paths: list[str]) -> list[str]:
     """Return the test files below ``paths``, relative to the project."""
     found = (ROOT / path for path in paths)
@@ -162,7 +178,7 @@ def run_suite(name: str, *, headed: bool, part: int = 0, parts: int = 1) -> Resu
         paths = PYTEST.get(name, [])
         if paths:
             commands.append(pytest_command(paths if parts == 1 else files_of(paths)[part::parts], report))
-        environment = {**os.environ, "TMPDIR": scratch, **COMMON, **ENVIRONMENT.get(name, {})}
+        environment = environment_of(name, scratch)
         for command in commands:
             print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
             status = run_headed(command, environment, f"{name:<11} | ") if headed else run_plain(command, environment)
