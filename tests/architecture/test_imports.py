@@ -165,7 +165,7 @@ RULES = [
                 IO,
             ),
             ("testing", ("spec", "rows", "sinks", "sources", "state_dir", "steps"), ("spark", "runtime.config"), IO),
-            ("export", ("spec", "rows"), ("runtime.config",), IO),
+            ("export", ("spec", "rows"), ("runtime.config", "spark.environment.jars"), IO),
             (
                 "run",
                 ("catalyst", "ledger", "spec", "rows", "sinks", "sources", "state_dir", "steps"),

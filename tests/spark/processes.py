@@ -19,8 +19,9 @@ import pyspark
 
 from penstock.spark.environment.java import find_java
 from tests.end_to_end.nodes import PENSTOCK, environment
+from tests.spark.node import Node
 
-__all__ = ["DEADLINE_S", "Cluster", "Driver", "until"]
+__all__ = ["DEADLINE_S", "Cluster", "Driver", "spark_environment", "until"]
 
 DEADLINE_S = 240.0
 """A driver starts in 10 s on an idle machine, in more than a minute on a busy one."""
@@ -36,6 +37,18 @@ def until(holds: Callable[[], bool], what: str, *, alive: Callable[[], str | Non
         assert wrong is None, f"{what}: {wrong}"
         assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
         pause.wait(0.05)
+
+
+def spark_environment(node: Node) -> dict[str, str]:
+    """Return the environment of Spark programs that read the topics of ``node``."""
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "JAVA_HOME": str(find_java().home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PENSTOCK_TUBE_MASTER": node.master,
+    }
 
 
 class Driver:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
 
-from penstock.spark.environment.java import find_java
 from penstock.tube.record import Record
 from tests.docs.pages import ROOT, blocks
 from tests.spark.node import Node
+from tests.spark.processes import spark_environment
 
 PROJECT = ROOT / "examples" / "declarative"
 TABLES = Path("transformations") / "telemetry.py"
@@ -46,17 +44,9 @@ def test_the_example_reads_each_record_of_a_topic_once(node: Node, tmp_path: Pat
 
 
 def run(project: Path, node: Node) -> None:
-    environ = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "JAVA_HOME": str(find_java().home),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PENSTOCK_TUBE_MASTER": node.master,
-    }
     done = subprocess.run(
         ["spark-pipelines", "run", "--conf", "spark.sql.catalogImplementation=hive"],
-        cwd=project, env=environ, capture_output=True, text=True, timeout=400, check=False,
+        cwd=project, env=spark_environment(node), capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Run is COMPLETED." in done.stdout + done.stderr

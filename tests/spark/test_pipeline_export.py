@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -17,6 +19,9 @@ from penstock.pipelines.spec import loader
 from penstock.pipelines.testing import runner
 from penstock.pipelines.testing.cases import Case
 from penstock.tube.record import Record
+from tests.end_to_end.nodes import PENSTOCK
+from tests.spark.node import Node
+from tests.spark.processes import spark_environment
 
 PIPELINE = """\
 name: {name}
@@ -234,3 +239,79 @@ def test_the_sinks_of_a_program_have_the_rows_of_the_pipeline(
     expected["letters"] = sorted((str(row["step"]), str(row["id"])) for row in outcome.dead_letters)
     assert all(found.values())
     assert found == expected
+
+
+NIGHTLY = """\
+name: plant
+source: {{topics: [telemetry], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+dead_letters: {{path: {lake}/dead}}
+steps:
+  - name: readings
+    parse:
+      schema: "machine STRING NOT NULL, at TIMESTAMP NOT NULL, values ARRAY<STRUCT<name: STRING, value: DOUBLE>>, t INT"
+  - name: each
+    explode: {{column: values, as: reading, position: number}}
+  - name: judged
+    sql: "SELECT machine, reading.value AS value, number, reading.value > 20 AS hot FROM each"
+  - name: warm
+    filter: value > 10
+sinks:
+  - name: warm
+    table: {{format: parquet, path: {lake}/warm}}
+  - name: out
+    tubemq: {{topic: telemetry_out, value: [value, hot]}}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1_500)
+@pytest.mark.parametrize("kind", ["pyspark", "declarative"])
+def test_a_program_against_a_node_writes_what_the_pipeline_writes(kind: str, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with Node(tmp_path / "node") as node:
+        for topic in ("telemetry", "telemetry_out"):
+            node.create_topic(topic)
+        node.append("telemetry", [(number % 2, each) for number, each in enumerate(readings())])
+        text = NIGHTLY.format(master=node.master, broker=node.mqtt, lake=lake)
+        (tmp_path / "plant.yaml").write_text(text, encoding="utf-8")
+        environ = spark_environment(node)
+
+        def run(*command: str, directory: Path = tmp_path) -> str:
+            done = subprocess.run(
+                command, cwd=directory, env=environ, capture_output=True, text=True, timeout=600, check=False
+            )
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+            return done.stdout + (done.stderr if command[0] == "spark-pipelines" else "")
+
+        def sent() -> list[str]:
+            return run(*PENSTOCK, "tube", "consume", "telemetry_out", "--raw").splitlines()
+
+        run(*PENSTOCK, "pipeline", "export", "plant.yaml", "--as", kind, "--directory", "program")
+        program = tmp_path / "program"
+        if kind == "pyspark":
+            run(sys.executable, str(program / "plant.py"), "--once")
+        else:
+            conf = ("spark.sql.catalogImplementation=hive", "spark.python.authenticate.socketTimeout=120s")
+            printed = run(
+                "spark-pipelines", "run", *(part for each in conf for part in ("--conf", each)), directory=program
+            )
+            assert "Run is COMPLETED." in printed
+        tables = tmp_path / "exported" / "plant" if kind == "pyspark" else program / "spark-warehouse"
+        messages = sorted(sent())
+        run(*PENSTOCK, "pipeline", "run", "plant.yaml", "--once", "--json")
+        assert messages
+        assert sorted(sent()) == sorted([*messages, *messages])
+
+    def rows(directory: Path, columns: list[str]) -> list[tuple[object, ...]]:
+        files = [path for path in directory.rglob("*.parquet") if not path.name.startswith((".", "_"))]
+        found = [row for path in files for row in pq.ParquetFile(path).read(columns).to_pylist()]
+        return sorted(tuple(row.values()) for row in found)
+
+    columns = ["_id", "_part", "_partition", "_offset", "machine", "value", "number", "hot"]
+    expected = rows(lake / "warm", columns)
+    assert len(expected) == 10
+    assert rows(tables / "warm", columns) == expected
+    letters = rows(lake / "dead", ["step", "id", "partition", "offset"])
+    assert len(letters) == 10
+    assert rows(tables / "dead_letters", ["step", "id", "partition", "offset"]) == letters

@@ -395,7 +395,7 @@ def test_an_error_in_a_batch_ends_the_run_with_its_own_words(setup: Setup, monke
 def write(run: WriteBack, *changes: tuple[str, str | None]) -> int:
     keys, values = zip(*changes, strict=True)
     rows = {"key": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())}
-    return write_rows(run.target("sink"), [pa.RecordBatch.from_pydict(rows)], 0)
+    return write_rows(run.target("sink", 0), [pa.RecordBatch.from_pydict(rows)], 0)
 
 
 def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: Node) -> None:

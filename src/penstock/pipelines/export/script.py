@@ -24,6 +24,7 @@ from penstock.pipelines.export.sinks import Sinks
 from penstock.pipelines.export.streams import Streams
 from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.runtime.config.yaml_document import Document, Value, parse_document
+from penstock.spark.environment.jars import delta_artefact
 
 __all__ = ["KINDS", "Exported", "declarative_project", "raw_document", "streaming_script"]
 
@@ -156,7 +157,7 @@ class _Script:
         return "delta" in formats
 
     def _usage(self) -> str:
-        packages = " --packages io.delta:delta-spark_2.13:VERSION" if self._has_delta else ""
+        packages = f" --packages {delta_artefact()}" if self._has_delta else ""
         if self._program.is_declarative:
             catalog = "--conf spark.sql.catalogImplementation=hive"
             return f"Run it in the directory of spark-pipeline.yml: spark-pipelines run {catalog}"

@@ -24,6 +24,7 @@ from penstock.spark.environment.java import cache_directory
 
 __all__ = [
     "DELTA",
+    "delta_artefact",
     "delta_jars",
     "delta_settings",
     "folder",
@@ -87,7 +88,7 @@ def delta_jars(spark: str | None = None) -> list[Path]:
     Raises:
         ConfigError: no Delta Lake exists for this version, or it was not downloaded.
     """
-    artefact = _artefact(spark)
+    artefact = delta_artefact(spark)
     found = sorted(folder(artefact).glob("*.jar"))
     if not found:
         raise ConfigError(
@@ -273,7 +274,12 @@ def _line(installed: str) -> str:
     return ".".join(installed.split(".")[:2])
 
 
-def _artefact(spark: str | None) -> str:
+def delta_artefact(spark: str | None = None) -> str:
+    """Return the Maven coordinates of Delta Lake for ``spark``, a version; default: the installed one.
+
+    Raises:
+        ConfigError: there is none, or Spark is not installed.
+    """
     installed = _installed(spark)
     artefact = DELTA.get(_line(installed))
     if artefact is None:
@@ -288,7 +294,7 @@ def _artefact(spark: str | None) -> str:
 
 def main() -> int:
     """Download the jars for the installed Spark; return the exit status."""
-    downloads: dict[str, Callable[[], Path]] = {"Delta Lake": lambda: resolve(_artefact(None)), "s3a": resolve_s3a}
+    downloads: dict[str, Callable[[], Path]] = {"Delta Lake": lambda: resolve(delta_artefact()), "s3a": resolve_s3a}
     failed = False
     for what, download in downloads.items():
         try:

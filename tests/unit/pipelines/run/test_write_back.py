@@ -135,7 +135,7 @@ def written_by(run: WriteBack, *changes: tuple[str, str | None]) -> int:
     deadline = time.monotonic() + 60.0
     while True:
         try:
-            return write_rows(run.target("s"), [change_batch(*changes)], 0)
+            return write_rows(run.target("s", 0), [change_batch(*changes)], 0)
         except UnavailableError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -173,13 +173,13 @@ def test_tasks_write_the_changes_of_a_key_in_order_in_chunks(
     monkeypatch.setattr(writes, "CHUNK_CHANGES", 7)
     rows: list[tuple[str, str | None]] = [(f"k{number // 4}", str(number)) for number in range(100)]
     batches = [change_batch(*rows[:50]), change_batch(*rows[50:], ("k24", None))]
-    assert write_rows(run.target("s"), batches, 3) == 101
+    assert write_rows(run.target("s", 3), batches, 3) == 101
     assert [value(node.url, f"k{number}") for number in (0, 7, 23, 24)] == [b"3", b"31", b"95", None]
-    assert write_rows(run.target("s"), [], 3) == 0
+    assert write_rows(run.target("s", 3), [], 3) == 0
 
 
 def test_a_task_of_a_run_without_its_lease_writes_nothing(node: Node, run: WriteBack) -> None:
-    target = run.target("s")
+    target = run.target("s", 0)
     other = target._replace(holder="another")
     for refused in (other, target._replace(lease="penstock/pipeline/none/lease")):
         with pytest.raises(UnavailableError, match="currently does not hold its lease"):
@@ -192,7 +192,7 @@ def test_a_replaced_attempt_of_a_task_cannot_write_any_more(
 ) -> None:
     """Both have the same run and token: only the connection says which of them may write."""
     monkeypatch.setattr(writes, "CHUNK_CHANGES", 1)
-    target = run.target("s")
+    target = run.target("s", 0)
 
     def replaced() -> Iterator[pa.RecordBatch]:
         yield change_batch(("k", "old 1"))
