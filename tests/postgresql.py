@@ -130,8 +130,8 @@ def _programs() -> Path:
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
     """A new server, which is stopped and removed at the end."""
-    # Not a directory of pytest, which only the user of the tests may enter.
-    directory = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
+    # Not below TMPDIR, which may be a directory that only the user of the tests may enter.
+    directory = Path(tempfile.mkdtemp(prefix="penstock-postgres-", dir="/tmp"))
     try:
         server = Postgres(directory)
         try:

@@ -787,7 +787,7 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
         except StorageError:
             raise
         except UnavailableError as error:
-            warnings.append(f"sink {sink.name!r}: {error.what}; each batch is retried until it is available")
+            warnings.append(f"sink {sink.name!r}: {error.what}; each batch is retried until the server is available")
         except PenstockError as error:
             raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, do=error.do) from error
     return warnings

@@ -73,7 +73,7 @@ def test_an_unreachable_sink_is_a_warning(node: Node, monkeypatch: pytest.Monkey
     ]
     warnings = delivery.check_sinks(pipeline(node, *sinks))
     assert [text.split(":")[0] for text in warnings] == ["sink 's0'", "sink 's1'"]
-    assert all(text.endswith("each batch is retried until the broker is available") for text in warnings)
+    assert all(text.endswith("each batch is retried until the server is available") for text in warnings)
 
 
 def test_checks_of_several_pipelines_do_not_remove_the_directories_of_each_other(tmp_path: Path) -> None:
