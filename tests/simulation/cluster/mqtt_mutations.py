@@ -151,7 +151,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     local_clock: (10, ("clock", "kill", "handover")),
     acknowledged_early: (7, TAKEOVERS),
     answered_early: (2, TAKEOVERS),
-    sent_without_lease: (21, ("pause", "slow", "cut")),
+    sent_without_lease: (136, ("pause", "slow", "cut")),
     preload_not_compared: (21, ("behind", "handover", "stop")),
     session_not_loaded: (0, TAKEOVERS),
     identifier_not_loaded: (10, TAKEOVERS),

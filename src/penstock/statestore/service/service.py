@@ -315,7 +315,7 @@ class StateStoreService(Service):
         opening = asyncio.ensure_future(asyncio.to_thread(self._storage.open))
         try:
             await self._start(outlet, await asyncio.shield(opening))
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             # A thread that opens the directory cannot be stopped, so wait for it, and close what it has opened.
             await asyncio.wait([opening])
             if opening.exception() is None:
