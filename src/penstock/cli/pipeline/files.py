@@ -15,7 +15,7 @@ from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
 from penstock.cli.tube.access import MasterOptions, connects_to_master
-from penstock.errors import ConfigError, StorageError
+from penstock.errors import ConfigError, StorageError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -341,7 +341,10 @@ def show_plan(
             sys.stdout.write(f"\ncompared with the last run, state in {state}\n")
             sys.stdout.writelines(f"{line}\n" for change in found for line in _wrapped(change))
     if found is None:
-        check_table_types(pipeline)
+        try:
+            check_table_types(pipeline)
+        except UnavailableError as error:
+            note(f"not compared with the tables: {error.what}; {error.why}")
     if any(change.mark == REFUSED for change in found or ()):
         raise typer.Exit(1)
 
