@@ -52,10 +52,12 @@ MOST_SEEDS = 20
 FOUND_BY = {
     "lost_wake_up": 8,
     "expiry_by_wall_clock": 6,
-    "lost_fence": 3,
+    "lost_fence": 8,
     "message_expired_early": 18,
-    "session_stored_late": 3,
+    "administered_early": 3,
     "always_ready": 16,
+    "sent_before_commit": 3,
+    "sequences_forgotten": 2,
 }
 """The first seed that finds a bug which many seeds miss. The tests try it before the others; if it has become wrong,
 they take longer."""
