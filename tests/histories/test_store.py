@@ -163,13 +163,23 @@ async def test_power_loss(tmp_path: Path, rounds: int, request: pytest.FixtureRe
 
 async def test_a_disk_that_ignores_syncs_is_noticed(tmp_path: Path) -> None:
     """Acknowledged writes are lost, and the checker finds it."""
-    history = tmp_path / "history.jsonl"
-    # After one loss, the lost keys may not be read again.
-    _, lost = await lose_power(tmp_path, history, 3, obeys_sync=False)
-    assert lost
-    with pytest.raises(AssertionError, match="not linearizable"):
-        check(history, tmp_path)
-    assert (tmp_path / "history.html").exists()
+    # A history in which nobody reads the lost keys again is linearizable.
+    for attempt in map(str, range(5)):
+        directory = tmp_path / attempt
+        directory.mkdir()
+        history = directory / "history.jsonl"
+        _, lost = await lose_power(directory, history, 1, obeys_sync=False)
+        assert lost
+        refused = ""
+        try:
+            check(history, directory)
+        except AssertionError as error:
+            refused = str(error)
+        if refused:
+            assert "not linearizable" in refused
+            assert (directory / "history.html").exists()
+            return
+    pytest.fail("the checker has found no lost write")
 
 
 @pytest.mark.parametrize("rounds", [2, MANY])
