@@ -37,6 +37,15 @@ def otlp_endpoint(value: str) -> str:
     return value
 
 
+RequestTimeout = Annotated[
+    float, Field(gt=0, le=10, description="maximum duration of a request in seconds, with its retries")
+]
+Authorities = Annotated[
+    Path | None,
+    Field(description="PEM file: authorities of the receiver's certificate; default: those of `certifi`"),
+]
+
+
 class TracingSection(Section):
     """Export spans of messages that rules copy and of requests to the state store, over OTLP/HTTP."""
 
@@ -50,12 +59,8 @@ class TracingSection(Section):
         description="share of the messages and requests without a valid `traceparent` that begin a trace. Those with "
         "one are recorded if the sender has set the flag `sampled`",
     )
-    timeout_s: float = Field(
-        default=3.0, gt=0, le=10, description="maximum duration of a request in seconds, with its retries"
-    )
-    ca: Path | None = Field(
-        default=None, description="PEM file: authorities of the receiver's certificate; default: those of `certifi`"
-    )
+    timeout_s: RequestTimeout = 3.0
+    ca: Authorities = None
 
     def check_files(self) -> None:
         """Read the authorities. Raises ConfigError if the file cannot be used."""
@@ -75,12 +80,8 @@ class TelemetrySection(Section):
         default=60.0, ge=1, le=3600, description="interval of the exports of metrics in seconds"
     )
     logs: bool = Field(default=True, description="whether log lines are exported, of the severities of `log_level`")
-    timeout_s: float = Field(
-        default=3.0, gt=0, le=10, description="maximum duration of a request in seconds, with its retries"
-    )
-    ca: Path | None = Field(
-        default=None, description="PEM file: authorities of the receiver's certificate; default: those of `certifi`"
-    )
+    timeout_s: RequestTimeout = 3.0
+    ca: Authorities = None
 
     @model_validator(mode="after")
     def _exports_something(self) -> TelemetrySection:

@@ -27,6 +27,8 @@ from penstock.pipelines.spec.values import MASTER_VARIABLE, late_of
 
 __all__ = ["Sinks"]
 
+_BuildSink = Callable[[Sink, SinkPlan, str, tuple[str, ...]], Function]
+
 
 class Sinks:
     """The functions of the sinks of ``program``."""
@@ -34,6 +36,13 @@ class Sinks:
     def __init__(self, program: Program, streams: Streams) -> None:
         self._program = program
         self._streams = streams
+        self._builders: Mapping[str, _BuildSink] = {
+            "table": self._table,
+            "statestore": self._keys,
+            "tubemq": self._messages,
+            "mqtt": self._messages,
+            "console": self._console,
+        }
 
     def sink(self, sink: Sink, sink_plan: SinkPlan | None) -> Function:
         if late_of(sink.source or "") is not None or sink_plan is None:
@@ -43,7 +52,7 @@ class Sinks:
                 "it writes each batch and its number to PostgreSQL in one transaction; write its rows with Spark's "
                 "format jdbc in foreachBatch"
             )
-        build = _SINKS.get(sink.kind)
+        build = self._builders.get(sink.kind)
         if build is None:
             raise NotExportable(f"it is a {sink.kind} sink, which programs cannot have")
         if sink.table is not None and sink.table.delete_when is not None:
@@ -51,7 +60,7 @@ class Sinks:
         refuse_other_options("it", getattr(sink, sink.kind), _SINK_OPTIONS[sink.kind])
         reads = sink_reads(self._program.pipeline, sink)
         call = self._streams.stream(reads)
-        return build(self, sink, sink_plan, call, self._streams.internal[reads])
+        return build(sink, sink_plan, call, self._streams.internal[reads])
 
     def _query(self, sink: Sink, text: str) -> Function:
         if self._program.is_declarative:
@@ -367,11 +376,3 @@ _SINK_OPTIONS: Mapping[str, frozenset[str]] = {
     "console": frozenset(("rows",)),
 }
 """Options of sinks that programs have, or that are not about their rows."""
-_BuildSink = Callable[[Sinks, Sink, SinkPlan, str, tuple[str, ...]], Function]
-_SINKS: Mapping[str, _BuildSink] = {
-    "table": Sinks._table,  # noqa: SLF001
-    "statestore": Sinks._keys,  # noqa: SLF001
-    "tubemq": Sinks._messages,  # noqa: SLF001
-    "mqtt": Sinks._messages,  # noqa: SLF001
-    "console": Sinks._console,  # noqa: SLF001
-}

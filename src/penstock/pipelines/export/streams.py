@@ -38,6 +38,8 @@ from penstock.pipelines.spec.values import MASTER_VARIABLE, Part, duration_ms, t
 
 __all__ = ["Streams"]
 
+_BuildStep = Callable[[Step, list[str], list[str]], list[Function]]
+
 
 class Streams:
     """The functions of the sources and steps of ``program``, each made when it is first needed."""
@@ -50,6 +52,20 @@ class Streams:
         self.internal: dict[str, tuple[str, ...]] = {}
         """Columns of each stream that describe the record."""
         self._reasons: dict[str, str] = {}
+        self._builders: Mapping[str, _BuildStep] = {
+            "parse": self._parse,
+            "explode": self._explode,
+            "flatten": self._flatten,
+            "sql": self._sql,
+            "map": self._map,
+            "python": self._python,
+            "filter": self._filter,
+            "expect": self._expect,
+            "enrich": self._enrich,
+            "dedupe": self._dedupe,
+            "window": self._window,
+            "concat": self._concat,
+        }
 
     def stream(self, name: str) -> str:
         """Return a call of the function of the step or source ``name``.
@@ -72,7 +88,7 @@ class Streams:
 
     def _step(self, index: int) -> list[Function]:
         step = self._program.pipeline.steps[index]
-        build = _STEPS.get(step.kind)
+        build = self._builders.get(step.kind)
         if build is None:
             raise NotExportable(f"step {step.name} is a {step.kind} step, which programs cannot have")
         inputs = list(reads_of(self._program.pipeline, index))
@@ -90,7 +106,7 @@ class Streams:
             refuse_other_options(f"step {step.name}", part, _STEP_OPTIONS[step.kind])
         calls = [self.stream(each) for each in inputs]
         self.internal[step.name] = self.internal[inputs[0]]
-        return build(self, step, inputs, calls)
+        return build(step, inputs, calls)
 
     def _source(self, name: str) -> list[Function]:
         source = self._program.pipeline.inputs[name]
@@ -583,21 +599,6 @@ _SOURCE_OPTIONS = frozenset(
         *("path", "content", "changes", "skip_lines", "max_files", "rows_per_second", "rows"),
     )
 )
-_Build = Callable[[Streams, Step, list[str], list[str]], list[Function]]
-_STEPS: Mapping[str, _Build] = {
-    "parse": Streams._parse,  # noqa: SLF001 - the table of its own methods
-    "explode": Streams._explode,  # noqa: SLF001
-    "flatten": Streams._flatten,  # noqa: SLF001
-    "sql": Streams._sql,  # noqa: SLF001
-    "map": Streams._map,  # noqa: SLF001
-    "python": Streams._python,  # noqa: SLF001
-    "filter": Streams._filter,  # noqa: SLF001
-    "expect": Streams._expect,  # noqa: SLF001
-    "enrich": Streams._enrich,  # noqa: SLF001
-    "dedupe": Streams._dedupe,  # noqa: SLF001
-    "window": Streams._window,  # noqa: SLF001
-    "concat": Streams._concat,  # noqa: SLF001
-}
 
 
 def _projections(step: str, statement_: str) -> tuple[list[str], frozenset[str]]:

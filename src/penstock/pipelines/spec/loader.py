@@ -276,21 +276,15 @@ def _chains(pipeline: Pipeline) -> Iterator[Problem]:
             if step.name not in reported:
                 reported.add(step.name)
                 yield Problem(("steps", index_of[step.name], step.kind), step.name, expected)
-        table = sink_plan.sink.table
-        if table is not None and table.mode == "append" and sink_plan.changes_windows:
-            # Update mode emits a window repeatedly; a table whose rows are never replaced cannot store it.
-            where = ("sinks", pipeline.sinks.index(sink_plan.sink), "table")
-            expected = (
-                "expected rows: windows change, write them to another sink or set `emit: closed`; Delta can merge"
-            )
-            yield Problem(where, sink_plan.sink.name, expected)
-        stored = sink_plan.sink.postgresql
-        if stored is not None and stored.mode == "append" and sink_plan.changes_windows:
-            where = ("sinks", pipeline.sinks.index(sink_plan.sink), "postgresql")
-            expected = (
-                "expected rows: windows change, set `mode: upsert` with the columns of a window, or `emit: closed`"
-            )
-            yield Problem(where, sink_plan.sink.name, expected)
+        # Update mode emits a window repeatedly; a table whose rows are never replaced cannot store it.
+        sink = sink_plan.sink
+        for kind, target, remedy in (
+            ("table", sink.table, "write them to another sink or set `emit: closed`; Delta can merge"),
+            ("postgresql", sink.postgresql, "set `mode: upsert` with the columns of a window, or `emit: closed`"),
+        ):
+            if target is not None and target.mode == "append" and sink_plan.changes_windows:
+                where = ("sinks", pipeline.sinks.index(sink), kind)
+                yield Problem(where, sink.name, f"expected rows: windows change, {remedy}")
     served = {sink.name for sink_plan in plans for sink in sink_plan.late_sinks}
     for index, sink in enumerate(pipeline.sinks):
         window = late_of(sink.source or "")
