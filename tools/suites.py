@@ -46,7 +46,9 @@ PYTEST = {
         "tests/unit/node/test_node_mqtt.py",
         "tests/unit/node/test_tls_alerts.py",
         "tests/unit/cli/test_tube_offsets.py",
-        "tests/simulation",
+        # Not those of two small nodes, whose code is interpreted in both forms.
+        "tests/simulation/test_simulation.py",
+        "tests/simulation/cluster/test_two_whole_nodes.py",
     ],
 }
 ENVIRONMENT = {"interpreted": {"PENSTOCK_CORE": "interpreted"}}
@@ -57,6 +59,9 @@ COMMON = {"PYTHONDONTWRITEBYTECODE": ""}
 processor time)."""
 WITH_SPARK = frozenset({"spark", "docs", "end_to_end", "interop"})
 """Suites that start sessions of Spark, with options of Java for processes that live for seconds."""
+MOSTLY_SPARK = frozenset({"spark", "docs", "end_to_end"})
+MOST_SPARK = 2
+"""Suites, or parts, of ``MOSTLY_SPARK`` that run at the same time: each has a Java process that uses all cores."""
 COMMANDS: dict[str, list[list[str]]] = {
     "lint": [[PYTHON, "-m", "ruff", "format", "--check", "."], [PYTHON, "-m", "ruff", "check", "."]],
     "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
@@ -66,8 +71,8 @@ ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "interpreted", "e
 STARTS = ["spark", "types", "end_to_end", "unit", "docs", "faults", "interop", "interpreted", "lint"]
 """Suites as they are started: the longest first, so that all jobs end at about the same time. Types need no archive of
 Java's classes, which the first suite with Spark makes."""
-PARTS = {"interop": 2, "interpreted": 2}
-"""Suites of many short tests that are cut into parts, for the same reason."""
+PARTS = {"spark": 2, "docs": 2, "faults": 2, "interop": 2, "interpreted": 2}
+"""Suites that are cut into parts, for the same reason. Each part starts the session and the node of its tests."""
 
 _EXCEPTION = re.compile(r"(?:E {3,}| +\| )([A-Za-z_][\w.]*: .+)")
 """A line of a test's traceback with an exception: pytest's own form, or Python's form of an exception group."""
@@ -209,15 +214,41 @@ def run_headed(command: list[str], environment: dict[str, str], head: str) -> in
 
 
 def run_all(names: list[str], *, jobs: int) -> list[Result]:
-    """Run the suites and their parts, ``jobs`` at a time, the longest first."""
+    """Run the suites and their parts, ``jobs`` at a time, in the order of ``STARTS``; of those that are mostly Spark,
+    ``MOST_SPARK`` at a time."""
     headed = min(jobs, len(names)) > 1
     parts = {name: PARTS.get(name, 1) if headed else 1 for name in names}
+    waiting = [(name, part) for name in sorted(names, key=STARTS.index) for part in range(parts[name])]
+    results: dict[tuple[str, int], Result] = {}
+    changed = threading.Condition()
+    free = [MOST_SPARK]
+
+    def startable() -> tuple[str, int] | None:
+        return next((each for each in waiting if free[0] or each[0] not in MOSTLY_SPARK), None)
+
+    def work() -> None:
+        while True:
+            with changed:
+                # What waits while nothing can be started is Spark's; a job that ends another one starts it.
+                changed.wait_for(lambda: not waiting or startable() is not None)
+                found = startable()
+                if found is None:
+                    return
+                waiting.remove(found)
+                name, part = found
+                free[0] -= name in MOSTLY_SPARK
+                changed.notify_all()
+            try:
+                results[found] = run_suite(name, headed=headed, part=part, parts=parts[name])
+            finally:
+                with changed:
+                    free[0] += name in MOSTLY_SPARK
+                    changed.notify_all()
+
     with ThreadPoolExecutor(jobs) as pool:
-        running = {
-            name: [pool.submit(run_suite, name, headed=headed, part=n, parts=parts[name]) for n in range(parts[name])]
-            for name in sorted(names, key=STARTS.index)
-        }
-        return [joined([part.result() for part in running[name]]) for name in names]
+        for job in [pool.submit(work) for _ in range(jobs)]:
+            job.result()
+    return [joined([results[name, part] for part in range(parts[name])]) for name in names]
 
 
 def joined(parts: list[Result]) -> Result:

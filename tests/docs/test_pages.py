@@ -21,6 +21,8 @@ from tests.docs.pages import ROOT, Block, blocks, commands, matches, page_paths
 from tests.ports import free_ports
 from tests.tools import require_tool
 
+WITH_SPARK = ("pipelines", "spark")
+"""Folders of pages that test_spark_pages.py follows, so that a run of all suites can follow both kinds in parallel."""
 READY_SECONDS = 60
 NIGHTLY = "<!-- test: nightly -->\n"
 WELL_KNOWN = ("8883", "18883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380", "4318")
@@ -128,8 +130,9 @@ def test_the_index_has_every_decision_with_status_and_reason() -> None:
     assert len(rows) == len(records) >= 30
 
 
-def pages() -> list[ParameterSet]:
-    """Every page; one that says so at its top is followed every night only, as it starts Spark several times."""
+def pages(*, spark: bool) -> list[ParameterSet]:
+    """The pages about Spark and pipelines, or all others; one that says so at its top is followed every night only, as
+    it starts Spark several times."""
     return [
         pytest.param(
             page,
@@ -137,26 +140,32 @@ def pages() -> list[ParameterSet]:
             marks=[pytest.mark.nightly] if NIGHTLY in page.read_text(encoding="utf-8") else [],
         )
         for page in page_paths()
+        if (page.parent.name in WITH_SPARK) == spark
     ]
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", pages())
-def test_page(page: Path, tmp_path: Path) -> None:
-    environment = reader_environment() | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+def follow(page: Path, folder: Path) -> None:
+    """Run what a page says, in ``folder``."""
+    environment = reader_environment() | {"XDG_CONFIG_HOME": str(folder / "config")}
     with ExitStack() as servers:
         ports = dict(zip(WELL_KNOWN, map(str, free_ports(len(WELL_KNOWN))), strict=True))
         for original in blocks(page):
             block = moved(original, ports)
             where = f"{page.relative_to(ROOT)}:{block.line}"
             if block.directive.startswith("file "):
-                target = tmp_path / block.directive.removeprefix("file ")
+                target = folder / block.directive.removeprefix("file ")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(block.text, encoding="utf-8")
             elif block.directive.startswith("covered by "):
                 check_covered(block, where)
             elif block.directive in {"background", "background killed"}:
                 killed = block.directive.endswith("killed")
-                servers.enter_context(background(commands(block)[0].text, tmp_path, environment, killed=killed))
+                servers.enter_context(background(commands(block)[0].text, folder, environment, killed=killed))
             elif block.language in {"console", "python"}:
-                run_block(block, where, tmp_path, environment)
+                run_block(block, where, folder, environment)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", pages(spark=False))
+def test_page(page: Path, tmp_path: Path) -> None:
+    follow(page, tmp_path)

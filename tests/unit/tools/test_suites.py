@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,35 @@ def test_suites_and_their_parts_run_every_file_once(monkeypatch: pytest.MonkeyPa
         assert (result.passed, result.ok, len(result.failures)) == (2 * parts, parts == 1, parts)
 
 
+def test_two_parts_that_are_mostly_spark_run_at_a_time_and_no_job_idles_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    running: list[str] = []
+    together: list[list[str]] = []
+    three = threading.Barrier(3)
+
+    def run_suite(name: str, *, headed: bool, part: int, parts: int) -> suites.Result:
+        started.append(name)
+        running.append(name)
+        if len(started) <= 3:  # the first of each job wait for each other
+            three.wait(60)
+        together.append(running[:])
+        running.remove(name)
+        return suites.Result(name)
+
+    monkeypatch.setattr(suites, "run_suite", run_suite)
+    suites.run_all(suites.ORDER, jobs=3)
+    assert sorted(started[:3]) == ["spark", "spark", "types"]
+    assert all(sum(name in suites.MOSTLY_SPARK for name in names) <= suites.MOST_SPARK for names in together)
+
+
+def test_an_error_of_the_runner_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "run_suite", lambda *_args, **_options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        suites.run_all(suites.ORDER, jobs=3)
+
+
 def test_a_part_of_a_suite_has_files_only() -> None:
     files = suites.files_of(suites.PYTEST["interpreted"])
     assert "tests/unit/tube/storage/test_meta.py" in files
-    assert "tests/simulation/cluster/test_two_nodes.py" in files
+    assert "tests/simulation/cluster/test_two_whole_nodes.py" in files
     assert len(set(files)) == len(files) > 100
