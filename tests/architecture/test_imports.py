@@ -132,7 +132,7 @@ RULES = [
             *("spark", "tube.client", "tube.reader"),
             *("tube.producer", "tube.record", "tube.exactly_once", "tube.codec.message", "tube.codec.strings"),
             *("runtime.config.values", "runtime.extras", "runtime.io.loop", "runtime.io.network"),
-            "runtime.io.tls",
+            *("runtime.io.tls", "runtime.kafka"),
             *("statestore.client", "statestore.errors", "statestore.codec.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
@@ -146,7 +146,7 @@ RULES = [
                 (),
                 # The tables of options, whose names the JSON Schema has.
                 (
-                    *("mqtt.url", "runtime.config", "runtime.io.network", "spark.option_parsing"),
+                    *("mqtt.url", "runtime.config", "runtime.io.network", "runtime.kafka", "spark.option_parsing"),
                     *("spark.files.object_storage", "spark.mqtt.options", "spark.tube.options"),
                     *("spark.postgresql.columns", "spark.postgresql.connection"),
                 ),

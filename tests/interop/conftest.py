@@ -1,4 +1,4 @@
-"""Apache TubeMQ for all tests of a run: one JVM of clients, one start of the servers."""
+"""Apache TubeMQ and Kafka for all tests of a run: one JVM of clients, one start of the servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.interop.kafka import KafkaBroker
 from tests.interop.tube_java import topics
 from tests.interop.tube_java.clients import JavaClients
 from tests.interop.tube_java.jars import Jars, prepare
@@ -33,3 +34,12 @@ def java_clients(java: Jars, java_tube: JavaTube, tmp_path_factory: pytest.TempP
     clients = JavaClients(java, tmp_path_factory.mktemp("java_clients") / "log")
     yield clients
     clients.close()
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker of Kafka. Tests that stop it start it again."""
+    kafka = KafkaBroker(tmp_path_factory.mktemp("kafka"))
+    kafka.start()
+    yield kafka
+    kafka.stop()

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import trustme
+from confluent_kafka import Consumer, Message, TopicPartition
 from cryptography.hazmat.primitives import serialization
 
 from benchmarks.kafka_peer.broker import KafkaPeer, prepare
@@ -22,7 +23,7 @@ from penstock.spark.environment.java import find_java
 from tests.ports import free_ports
 from tests.tools import skip_or_fail
 
-__all__ = ["PASSWORD", "USER", "KafkaBroker", "TokenEndpoint", "find_jars", "token"]
+__all__ = ["PASSWORD", "USER", "KafkaBroker", "TokenEndpoint", "committed", "find_jars", "token"]
 
 DEADLINE_S = 90
 USER, PASSWORD = "app", "secret-of-app"
@@ -171,6 +172,29 @@ class KafkaBroker:
             self._process.kill()
             self._process.wait(DEADLINE_S)
             self._process = None
+
+
+def committed(address: str, topic: str) -> list[Message]:
+    """Return the messages of ``topic`` that consumers with ``read_committed`` read now, by partition."""
+    settings = {"bootstrap.servers": address, "group.id": "reader", "isolation.level": "read_committed"}
+    consumer = Consumer({**settings, "enable.auto.commit": False, "enable.partition.eof": True})
+    found: list[Message] = []
+    try:
+        numbers = consumer.list_topics(topic, DEADLINE_S).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        ends: set[int | None] = set()
+        end = time.monotonic() + DEADLINE_S
+        while len(ends) < len(numbers):
+            assert time.monotonic() < end, f"{len(found)} messages were read"
+            for message in consumer.consume(10_000, 0.2):
+                error = message.error()
+                if error is None:
+                    found.append(message)
+                elif error.name() == "_PARTITION_EOF":
+                    ends.add(message.partition())
+    finally:
+        consumer.close()
+    return found
 
 
 def _accepts(address: str) -> bool:

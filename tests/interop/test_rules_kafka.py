@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,9 @@ from tests.ports import free_port
 DEADLINE_S = 60
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    kafka = KafkaBroker(tmp_path_factory.mktemp("kafka"))
-    kafka.start()
-    yield kafka
-    kafka.stop()
+@pytest.fixture
+def broker(kafka_broker: KafkaBroker) -> KafkaBroker:
+    return kafka_broker
 
 
 @asynccontextmanager

@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from penstock.node.config.cluster import needs_cluster
-from penstock.node.config.kafka import needs_kafka
 from penstock.node.config.node import NodeConfig
 from penstock.node.config.tracing import needs_otel
+from penstock.runtime.kafka.config import needs_kafka
 
 __all__ = ["check_extras"]
 
@@ -25,7 +25,7 @@ def check_extras(config: NodeConfig) -> None:
         with needs_cluster():
             import_module("penstock.cluster.client")
     if any(rule.to is not None for rule in config.rules):
-        with needs_kafka():
+        with needs_kafka("rules"):
             import_module("confluent_kafka")
     if config.tracing is not None:
         with needs_otel("tracing"):

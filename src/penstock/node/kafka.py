@@ -12,38 +12,30 @@ result are sent again, with the same id.
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
-from penstock.node.config.kafka import KafkaSection, SaslMechanism, needs_kafka
+from penstock.node.config.kafka import KafkaSection
 from penstock.node.rules import Done
-from penstock.runtime.io.tls import read_password
+from penstock.runtime.kafka.client import LARGEST_BYTES, FatalErrors, KafkaConnection
+from penstock.runtime.kafka.config import needs_kafka
 from penstock.tube.record import Record
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from confluent_kafka import KafkaError, Message, Producer
 
 __all__ = ["KafkaTarget"]
 
-_log = logging.getLogger("penstock.kafka")
+_log = logging.getLogger("penstock.runtime.kafka")
 
 PORTION: Final = 256
 """Maximum number of results that one turn of the event loop handles."""
 FLUSH_S: Final = 5.0
 """Maximum seconds that a node which stops waits for the results of messages."""
 POLL_S: Final = 0.5
-TOKEN_S: Final = 300.0
-"""Validity of a token without an expiry time."""
-LARGEST_BYTES: Final = 100 << 20
-"""Maximum size of a message in the producer: the limit of the topic decides."""
 
 
 class _Prepared(NamedTuple):
@@ -70,10 +62,7 @@ class KafkaTarget:
     def __init__(self, section: KafkaSection, *, max_bytes: int, partition: int | None = None) -> None:
         self._section = section
         self._partition = partition
-        self._settings = _settings(section, max_bytes) | {
-            "error_cb": self._on_error,
-            **({} if section.sasl is None or section.sasl.token_file is None else {"oauth_cb": self._token}),
-        }
+        self._settings = _settings(section, max_bytes) | {"error_cb": self._on_error}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending = 0
         """Messages in the producer."""
@@ -154,7 +143,7 @@ class KafkaTarget:
         return self._error if self._pending else None
 
     def _new_producer(self) -> Producer:
-        with needs_kafka():
+        with needs_kafka("rules"):
             from confluent_kafka import KafkaException, Producer
         try:
             return Producer(self._settings, logger=_log)
@@ -176,7 +165,12 @@ class KafkaTarget:
                 # Every message of it gets a result, and is sent again by the new one, in order.
                 old.purge()
                 old.flush(FLUSH_S)
-            self._producer.poll(POLL_S)
+            with FatalErrors(self._replace):
+                self._producer.poll(POLL_S)
+
+    def _replace(self, why: str) -> None:
+        _log.warning("the producer of Kafka topic %s is replaced: %s", self._section.topic, why)
+        self._replaced.set()
 
     def _add(self, done: Done, result: object) -> None:
         if result is None:
@@ -207,8 +201,6 @@ class KafkaTarget:
 
     def _on_error(self, error: KafkaError) -> None:
         """Register an error of the connections; messages wait meanwhile."""
-        if error.fatal():
-            self._replaced.set()
         first, self._error = self._error is None, self._unavailable(error.str())
         if first:
             _log.warning("%s", self._error.line())
@@ -237,19 +229,11 @@ class KafkaTarget:
             do = f"check {oidc.token_url}, client id, client secret and scope"
         return UnavailableError(f"kafka: messages for topic {section.topic!r} wait", applied=None, why=why, do=do)
 
-    def _token(self, _: str) -> tuple[str, float]:
-        """Read the token [librdkafka's oauth_cb]; returns it with its expiry time (s since 1970)."""
-        assert self._section.sasl is not None
-        assert self._section.sasl.token_file is not None
-        token = _read_token(self._section.sasl.token_file)
-        return token, _expiry(token)
-
 
 def _settings(section: KafkaSection, max_bytes: int) -> dict[str, Any]:
     """Return the settings of the producer. Raises ConfigError: the password file cannot be read."""
-    settings: dict[str, Any] = {
-        "bootstrap.servers": ",".join(section.bootstrap),
-        "client.id": "penstock",
+    return {
+        **KafkaConnection(section.bootstrap, section.tls, section.sasl).settings(),
         "enable.idempotence": True,
         "acks": "all",
         "message.timeout.ms": 0,  # no limit
@@ -258,43 +242,4 @@ def _settings(section: KafkaSection, max_bytes: int) -> dict[str, Any]:
         "queue.buffering.max.kbytes": max_bytes // 1024 + 1024,
         "partitioner": "murmur2_random",
         "compression.type": section.compression.value,
-        "reconnect.backoff.max.ms": 2000,
-        "security.protocol": f"{'sasl_' if section.sasl else ''}{'plaintext' if section.tls is None else 'ssl'}",
     }
-    if (tls := section.tls) is not None:
-        files = {
-            "ssl.ca.location": tls.ca,
-            "ssl.certificate.location": tls.certificate,
-            "ssl.key.location": tls.key or tls.certificate,
-        }
-        settings |= {name: str(path) for name, path in files.items() if path is not None}
-    if (sasl := section.sasl) is not None:
-        settings["sasl.mechanism"] = sasl.mechanism.value
-        if (oidc := sasl.oidc) is not None:
-            settings |= {
-                "sasl.oauthbearer.method": "oidc",
-                "sasl.oauthbearer.token.endpoint.url": oidc.token_url,
-                "sasl.oauthbearer.client.id": oidc.client_id,
-                "sasl.oauthbearer.client.secret": read_password(oidc.client_secret_file, "client_secret_file"),
-            }
-            more = {"sasl.oauthbearer.scope": oidc.scope, "https.ca.location": oidc.ca}
-            settings |= {name: str(value) for name, value in more.items() if value is not None}
-        elif sasl.mechanism is not SaslMechanism.OAUTHBEARER:
-            assert sasl.password_file is not None
-            settings |= {"sasl.username": sasl.user, "sasl.password": read_password(sasl.password_file)}
-    return settings
-
-
-def _read_token(path: Path) -> str:
-    """Read a token. Raises ConfigError: the file cannot be read, or is empty."""
-    return read_password(path, "token_file")
-
-
-def _expiry(token: str) -> float:
-    """Return the time (s since 1970) at which a JWT expires; without one, five minutes from now."""
-    parts = token.split(".")
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return float(claims["exp"])
-    except (IndexError, ValueError, KeyError, TypeError):
-        return time.time() + TOKEN_S

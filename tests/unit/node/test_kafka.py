@@ -13,7 +13,8 @@ import pytest
 from penstock.errors import ConfigError, PenstockError
 from penstock.node.config.kafka import KafkaSection
 from penstock.node.config.node import load_config
-from penstock.node.kafka import KafkaTarget, _expiry, _settings
+from penstock.node.kafka import KafkaTarget, _settings
+from penstock.runtime.kafka.client import token_expiry
 from penstock.tube.record import Record
 
 KAFKA: dict[str, Any] = {"bootstrap": ["h:9092", "i:9092"], "topic": "telemetry"}
@@ -122,6 +123,6 @@ def test_a_record_becomes_a_message() -> None:
 
 def test_the_expiry_of_a_token() -> None:
     claims = base64.urlsafe_b64encode(json.dumps({"exp": 1234.5}).encode()).decode().rstrip("=")
-    assert _expiry(f"e30.{claims}.signature") == 1234.5
+    assert token_expiry(f"e30.{claims}.signature") == 1234.5
     for token in ("opaque", "a.b.c", "e30.e30."):
-        assert 200 < _expiry(token) - time.time() <= 300
+        assert 200 < token_expiry(token) - time.time() <= 300

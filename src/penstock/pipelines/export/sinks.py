@@ -52,6 +52,11 @@ class Sinks:
                 "it writes each batch and its number to PostgreSQL in one transaction; write its rows with Spark's "
                 "format jdbc in foreachBatch"
             )
+        if sink.kafka is not None:
+            raise NotExportable(
+                "it writes each batch and its number to Kafka in one transaction; write its rows with Spark's format "
+                "kafka, which is at least once"
+            )
         build = self._builders.get(sink.kind)
         if build is None:
             raise NotExportable(f"it is a {sink.kind} sink, which programs cannot have")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.sinks.table import check_partitions, check_types, writers
 from penstock.pipelines.spec.columns import sink_types
@@ -21,6 +21,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import incompatible_sinks
 from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.spark.files.object_storage import StoragePath
+from penstock.spark.kafka.writes import check_topic
 from penstock.spark.postgresql.columns import table_columns
 from penstock.spark.postgresql.connection import connected
 
@@ -34,6 +35,7 @@ __all__ = [
     "PlanChange",
     "changes",
     "check_table_types",
+    "check_topics",
     "remember",
 ]
 
@@ -137,6 +139,26 @@ def check_table_types(pipeline: Pipeline) -> None:
     """
     for error in _incompatible_tables(pipeline).values():
         raise error
+
+
+_KAFKA_S = 3.0
+"""Seconds to wait for Kafka's answer."""
+
+
+def check_topics(pipeline: Pipeline) -> None:
+    """Check topics of Kafka, as a run does before it starts. A run reports a broker that does not answer.
+
+    Raises:
+        PenstockError: Kafka refuses the connection, or has no such topic.
+    """
+    for sink in pipeline.sinks:
+        if sink.kafka is None:
+            continue
+        try:
+            with suppress(UnavailableError):
+                check_topic(sink.kafka.target, _KAFKA_S)
+        except PenstockError as error:
+            raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, do=error.do) from error
 
 
 def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,9 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import StoragePath, storage_path
+from penstock.spark.kafka import writes as kafka
 from penstock.spark.postgresql.writes import written_batches
+from penstock.spark.written_batches import WrittenBatches
 
 __all__ = ["COMPARISONS", "Comparison", "Count", "QueryEntries", "QueryReconciliation", "reconcile", "source_count"]
 
@@ -174,32 +177,60 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
 
 
 def _compare_postgresql(sink: Sink, query: QueryEntries) -> Comparison:
-    """Compare the batches that the server has of the query with the ledger: the last one, and the rows of all."""
     target = sink.postgresql
     assert target is not None
+    names = query.pipeline, sink.name
+    return _compare_batches(
+        sink, query, target.server.shown, partial(written_batches, target.server, target.own_schema, *names)
+    )
+
+
+def _compare_kafka(sink: Sink, query: QueryEntries) -> Comparison:
+    assert sink.kafka is not None
+    topic = sink.kafka.target
+    read = partial(kafka.written_batches, topic, query.pipeline, sink.name)
+    return _compare_batches(sink, query, topic.shown, read, expires=True)
+
+
+def _compare_batches(
+    sink: Sink,
+    query: QueryEntries,
+    shown: str,
+    read: Callable[[str], WrittenBatches | None],
+    *,
+    expires: bool = False,
+) -> Comparison:
+    """Compare the batches that a server has of the query with the ledger: the last one, and the rows of all.
+
+    ``read`` returns the batches of the query with an id. ``expires``: the server may have removed the numbers.
+    """
     written = {entry.batch: rows for entry, rows in query.written(sink) if rows}
     if not written:
         return Comparison([], [])
     checkpoint = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name))
     try:
-        found = written_batches(target.server, target.own_schema, query.pipeline, sink.name, checkpoint.query_id())
+        found = read(checkpoint.query_id())
     except PenstockError as error:
         return Comparison([], [f"{error.what}: {error.why}"])
     last, rows = max(written), sum(written.values())
     if found is None:
-        return Comparison([f"{target.server.shown} has no batch of this query, the ledger has {len(written)}"], [])
+        lacks = f"{shown} has no batch of this query, the ledger has {len(written)}"
+        return Comparison([], [lacks]) if expires else Comparison([lacks], [])
+    earlier = [batch for batch in written if batch < found.first]
+    unknown = [f"{shown} has no number of {len(earlier)} batches before batch {found.first}"] if earlier else []
+    rows -= sum(written[batch] for batch in earlier)
     if found.batch > max(entry.batch for entry in query.entries):
         # The batch in progress of an active run, or of one that was killed.
         if found.total - found.rows != rows:
-            yielded = f"{target.server.shown} has {found.total - found.rows} rows before batch {found.batch}"
-            return Comparison([f"{yielded}, the ledger has {rows}"], [])
-        return Comparison([], [])
+            yielded = f"{shown} has {found.total - found.rows} rows before batch {found.batch}"
+            return Comparison([f"{yielded}, the ledger has {rows}"], unknown)
+        return Comparison([], unknown)
     off = []
     if found.batch != last:
-        off.append(f"{target.server.shown} has batch {found.batch} as the last one, the ledger has {last}")
+        off.append(f"{shown} has batch {found.batch} as the last one, the ledger has {last}")
     if found.total != rows:
-        off.append(f"{target.server.shown} has written {found.total} rows, the ledger has {rows} out")
-    return Comparison(off, [])
+        off.append(f"{shown} has written {found.total} rows, the ledger has {rows} out")
+    return Comparison(off, unknown)
 
 
 COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
@@ -209,6 +240,7 @@ COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
     "statestore": None,
     "tubemq": None,
     "mqtt": None,
+    "kafka": _compare_kafka,
     "postgresql": _compare_postgresql,
     "console": None,
 }

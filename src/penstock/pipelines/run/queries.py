@@ -542,7 +542,7 @@ def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
         # A server that is not available now is checked by the first batch.
         with suppress(UnavailableError), connected(sink.postgresql.server, f"penstock {sink.name}") as connection:
             table_columns(connection, sink.postgresql.shape(sink.name), column_kinds(columns))
-    if sink.messages is not None:
+    if sink.tubemq is not None or sink.mqtt is not None:
         make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
 
 

@@ -1,7 +1,8 @@
 """Write the rows of a batch to a sink and its dead letters to their table, idempotent by batch number.
 
 ``DELIVERY`` has an entry for each kind of sink: how to write, which rows cannot be written, and checks before a run
-starts. Parquet tables are in ``table``, Delta tables in ``delta``, tables of PostgreSQL in ``postgresql``.
+starts. Parquet tables are in ``table``, Delta tables in ``delta``, tables of PostgreSQL in ``postgresql``, topics of
+Kafka in ``kafka``.
 
 Messages (``tubemq``, ``mqtt``) are sent inside the batch, and again after a failure. Penstock's TubeMQ brokers accept
 a write once: it is identified by the query of the checkpoint, the sink and the batch, and ordered by the run's lease.
@@ -34,6 +35,7 @@ from penstock.errors import ConfigError, PenstockError, StorageError, Unavailabl
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import ADDED_ROWS, data_columns, key_column, mark_dead, too_large
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
+from penstock.pipelines.sinks.kafka import write_kafka
 from penstock.pipelines.sinks.one_pass import (
     RECORD,
     SHARED,
@@ -67,6 +69,8 @@ from penstock.pipelines.steps.expressions import (
     quoted_column,
 )
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
+from penstock.spark.kafka.writes import TopicBatch
+from penstock.spark.kafka.writes import check_topic as check_kafka_topic
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.postgresql.connection import connected
 from penstock.spark.postgresql.writes import BatchWriter
@@ -134,12 +138,8 @@ def send_messages(
         return
     messages = sink.messages
     assert messages is not None
-    ordered = rows
-    if messages.order_by is not None:
-        ordered = rows.coalesce(1).sortWithinPartitions(messages.order_by)
-    elif count <= ONE_TASK:
-        ordered = rows.coalesce(1)
-    selected = as_messages(ordered, sink, pipeline, batch=write.batch if windows else None)
+    ordered = rows.coalesce(1) if messages.order_by is not None or count <= ONE_TASK else rows
+    selected = _in_order(ordered, sink, pipeline, batch=write.batch if windows else None)
     if sink.tubemq is not None:
         options = {
             **pipeline.tube_options(sink.tubemq),
@@ -158,6 +158,13 @@ def send_messages(
     selected.write.format("mqtt").mode("append").options(**options).save()
 
 
+def _in_order(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None) -> DataFrame:
+    """Return the messages of ``rows``, in order within each partition; ``batch`` is part of the ids of windows."""
+    order = None if sink.messages is None else sink.messages.order_by
+    ordered = rows if order is None else rows.sortWithinPartitions(order)
+    return as_messages(ordered, sink, pipeline, batch=batch)
+
+
 def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None) -> DataFrame:
     """Convert ``rows``, without unsendable ones, to the columns of the Spark format that sends them."""
     messages = sink.messages
@@ -169,9 +176,9 @@ def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int |
         _value(rows, messages).alias("_value"),
     ]
     json = not isinstance(messages.value, str)
-    if sink.tubemq is not None:
-        key = sf.lit(None).cast("string") if sink.tubemq.key is None else key_column(rows, sink.tubemq.key)
-        named = sink.tubemq.headers
+    if (records := sink.records) is not None:
+        key = sf.lit(None).cast("string") if records.key is None else key_column(rows, records.key)
+        named = records.headers
         if json:
             named = {"content-type": "application/json", **named}
         return rows.select(*made, key.alias("key"), _pairs(rows, named).alias("_pairs")).select(
@@ -210,7 +217,10 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
     value = _value(rows, messages)
     reasons.append(("sink.value", sf.when(value.isNull(), sf.lit("the value is null"))))
     if messages.largest is not None:
-        reasons.append(("sink.size", too_large(sf.octet_length(value), messages.largest)))
+        size = sf.octet_length(value)
+        if sink.kafka is not None and sink.kafka.key is not None:
+            size += sf.coalesce(sf.octet_length(key_column(rows, sink.kafka.key)), sf.lit(0))
+        reasons.append(("sink.size", too_large(size, messages.largest)))
     return reasons
 
 
@@ -648,6 +658,15 @@ def _write_messages(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     return batch.count
 
 
+def _write_kafka(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
+    assert sink.kafka is not None
+    pipeline = writer.targets.pipeline
+    write = TopicBatch(sink.kafka.target, pipeline.name, sink.name, *writer.identity(batch.number))
+    number = batch.number if batch.windows else None
+    messages = _in_order(batch.rows.coalesce(1), sink, pipeline, batch=number)
+    return write_kafka(messages, batch.count, write)
+
+
 def _write_postgresql(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.postgresql is not None
     identity = writer.identity(batch.number)
@@ -865,6 +884,11 @@ def _check_broker(pipeline: Pipeline, sink: Sink) -> None:
         check_broker(sink.mqtt.broker, CHECK_TIMEOUT_S)
 
 
+def _check_kafka(_pipeline: Pipeline, sink: Sink) -> None:
+    assert sink.kafka is not None
+    check_kafka_topic(sink.kafka.target, CHECK_TIMEOUT_S)
+
+
 def _check_postgresql(_pipeline: Pipeline, sink: Sink) -> None:
     assert sink.postgresql is not None
     with connected(sink.postgresql.server, f"penstock {sink.name}"):
@@ -888,6 +912,7 @@ DELIVERY: Mapping[str, SinkDelivery] = {
     "statestore": SinkDelivery(_write_keys, _mark_rows_without_key),
     "tubemq": SinkDelivery(_write_messages, _mark_unsendable, _check_topic),
     "mqtt": SinkDelivery(_write_messages, _mark_unsendable, _check_broker),
+    "kafka": SinkDelivery(_write_kafka, _mark_unsendable, _check_kafka),
     "postgresql": SinkDelivery(_write_postgresql, mark_unstorable, _check_postgresql),
     "console": SinkDelivery(_print_rows),
 }

@@ -468,11 +468,12 @@ def _named_by_messages(sink: Sink) -> Iterator[Named]:
         yield from _listed(("value",), messages.value or ())
 
 
-def _named_by_tubemq(sink: Sink) -> Iterator[Named]:
-    assert sink.tubemq is not None
+def _named_by_records(sink: Sink) -> Iterator[Named]:
+    records = sink.records
+    assert records is not None
     yield from _named_by_messages(sink)
-    yield from _in_template(("key",), sink.tubemq.key or "")
-    for name, template in sink.tubemq.headers.items():
+    yield from _in_template(("key",), records.key or "")
+    for name, template in records.headers.items():
         yield from _in_template(("headers", name), template)
 
 
@@ -486,8 +487,9 @@ def _named_by_mqtt(sink: Sink) -> Iterator[Named]:
 SINK_COLUMNS: Mapping[str, Callable[[Sink], Iterable[Named]]] = {
     "table": _named_by_table,
     "statestore": _named_by_keys,
-    "tubemq": _named_by_tubemq,
+    "tubemq": _named_by_records,
     "mqtt": _named_by_mqtt,
+    "kafka": _named_by_records,
     "postgresql": _named_by_postgresql,
     "console": lambda _sink: (),
 }

@@ -307,6 +307,15 @@ def _publishes(pipeline: Pipeline, sink: Sink) -> str:
     return f"{broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"
 
 
+def _committed(_pipeline: Pipeline, sink: Sink) -> str:
+    assert sink.kafka is not None
+    key = f", key {sink.kafka.key}" if sink.kafka.key else ""
+    how = [] if sink.kafka.tls is None else ["TLS"]
+    how += [] if sink.kafka.sasl is None else [sink.kafka.sasl.mechanism.value]
+    shown = f" ({', '.join(how)})" if how else ""
+    return f"{sink.kafka.target.connection.shown}{shown}: topic {sink.kafka.topic}{key}"
+
+
 def _stored(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.postgresql is not None
     target, server = sink.postgresql, sink.postgresql.server
@@ -353,6 +362,12 @@ SINK_DESCRIPTIONS: Mapping[str, SinkDescription] = {
         _publishes,
         "at least once; duplicates have the same user property id",
         "is not fenced: messages that it still sends are duplicates with the same ids",
+    ),
+    "kafka": SinkDescription(
+        _committed,
+        "exactly once for consumers with isolation.level=read_committed: the batch and its number are committed in one "
+        "transaction; the header id is the same in copies that other consumers read",
+        "is refused once a later run has begun a batch; until then it may commit a batch, which is not written again",
     ),
     "postgresql": SinkDescription(
         _stored,

@@ -509,12 +509,13 @@ _ID = "id"
 
 
 def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
-    """Yield problems of the tubemq and mqtt sinks."""
+    """Yield problems of sinks that send messages."""
     for index, sink in enumerate(pipeline.sinks):
         where = ("sinks", index, sink.kind)
         if sink.tubemq is not None:
             yield from _tube(pipeline, sink.tubemq, where)
-            yield from _named(sink.tubemq.headers, (*where, "headers"))
+        if sink.records is not None:
+            yield from _named(sink.records.headers, (*where, "headers"))
         if sink.mqtt is not None:
             yield from _mqtt(sink.mqtt, where)
             yield from _named(sink.mqtt.properties, (*where, "properties"))

@@ -13,7 +13,8 @@ To add a kind of sink:
 * ``COMPARISONS`` in ``penstock.pipelines.ledger.reconcile``: how its rows are counted;
 * ``penstock.pipelines.testing.runner``, if test cases do not state its rows as columns.
 
-A sink that sends messages is a Spark format: sockets are in executors, never in ``pipelines``. The format is a package
+A sink that sends messages is a Spark format, or writes in one task (``penstock.spark.kafka``): sockets are in
+executors, never in ``pipelines``. A format is a package
 like ``penstock.spark.mqtt`` (options, rows, data source; its name is registered in ``pyproject.toml`` and
 ``src/pyspark_mqtt.py``), and the sink is a field that ``Sink.messages`` returns. ``send_messages``, ``as_messages`` and
 ``message_failures`` in ``delivery.py`` distinguish two formats today; ``queries.py`` calls ``make_thread_safe`` with
@@ -49,6 +50,8 @@ from penstock.pipelines.spec.values import (
     is_uri,
 )
 from penstock.runtime.config.values import size_bytes
+from penstock.runtime.kafka.client import LARGEST_MESSAGE, KafkaConnection, KafkaTopic
+from penstock.runtime.kafka.config import KafkaCompression, KafkaSasl, KafkaServer, KafkaTls, TopicName
 from penstock.spark.files.object_storage import StoragePath, endpoint_url, is_object_url, storage_path
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 from penstock.spark.postgresql.columns import LONGEST_NAME, TableName, TableShape
@@ -58,6 +61,8 @@ __all__ = [
     "LARGEST_RECORD",
     "SINK_KINDS",
     "ConsoleSink",
+    "KafkaSink",
+    "KeyedMessages",
     "Maintenance",
     "Messages",
     "MqttSink",
@@ -75,7 +80,6 @@ __all__ = [
 
 LARGEST_RECORD = 1 << 20
 """Maximum size of a value in bytes that every topic accepts [TubeMQ: maxMsgSizeInMB is 1 or more]."""
-
 
 TableFormat = Literal["parquet", "delta"]
 
@@ -388,7 +392,7 @@ class Messages(Part):
         default=None,
         ge=1,
         description="maximum size of a value in bytes; a row with a larger one becomes a dead letter. Default: 1 MiB "
-        "for TubeMQ (the default of a topic), the limit of the broker for MQTT",
+        "for TubeMQ (the default of a topic), the limit of the broker for MQTT, for Kafka 1,000,000 of key and value",
     )
 
     @property
@@ -397,7 +401,16 @@ class Messages(Part):
         return self.max_bytes
 
 
-class TubeSink(Messages):
+class KeyedMessages(Messages):
+    """Messages with a key and headers."""
+
+    key: KeyTemplate | None = Field(
+        default=None, description="key of the record; equal keys go to one partition, in order"
+    )
+    headers: dict[str, KeyTemplate] = Field(default_factory=dict, description="headers of the record")
+
+
+class TubeSink(KeyedMessages):
     """Send records to a TubeMQ topic. A row without a topic or a value becomes a dead letter."""
 
     master: str | None = Field(
@@ -409,10 +422,6 @@ class TubeSink(Messages):
         "a source; default: those of the source with the same master",
         json_schema_extra=named_options(LOGIN_OPTIONS),
     )
-    key: KeyTemplate | None = Field(
-        default=None, description="key of the record; equal keys go to one partition, in order"
-    )
-    headers: dict[str, KeyTemplate] = Field(default_factory=dict, description="headers of the record")
 
     @property
     def largest(self) -> int | None:
@@ -427,6 +436,47 @@ class MqttSink(Messages):
     qos: Literal[1, 2] = Field(default=1, description="quality of service")
     retain: bool = Field(default=False, description="publish retained messages")
     properties: dict[str, KeyTemplate] = Field(default_factory=dict, description="user properties")
+
+
+def _transaction_timeout(text: str) -> str:
+    if duration_ms(text) < _SHORTEST_TRANSACTION_MS:
+        raise ValueError(f"expected at least 1 minute, found {text!r}")
+    return text
+
+
+_SHORTEST_TRANSACTION_MS = 60_000
+"""A message is stored or fails in this time."""
+
+
+class KafkaSink(KeyedMessages):
+    """Send records to a topic of Kafka, exactly once for consumers that read committed messages: a batch and its number
+    are committed in one transaction. A row without a value becomes a dead letter."""
+
+    bootstrap: list[KafkaServer] = Field(
+        min_length=1, description="HOST:PORT of brokers from which the others are found"
+    )
+    topic: TopicName = Field(description="topic, which must exist; the same for all rows")
+    compression: KafkaCompression = Field(default=KafkaCompression.NONE, description="compression of batches")
+    transaction_timeout: Annotated[Duration, AfterValidator(_transaction_timeout)] = Field(
+        default="5 minutes",
+        description="maximum time in which a batch is written, at most `transaction.max.timeout.ms` of Kafka",
+    )
+    tls: KafkaTls | None = Field(default=None, description="TLS of the connections; default: plain TCP")
+    sasl: KafkaSasl | None = Field(
+        default=None, description="authentication, with files on the driver and on the executors; default: none"
+    )
+
+    @property
+    def largest(self) -> int:
+        """Maximum size of a key and a value in bytes; by default topics have room for headers above it."""
+        return self.max_bytes or LARGEST_MESSAGE
+
+    @property
+    def target(self) -> KafkaTopic:
+        """The topic, as tasks write to it."""
+        connection = KafkaConnection(tuple(self.bootstrap), self.tls, self.sasl)
+        timeout_s = duration_ms(self.transaction_timeout) / 1000
+        return KafkaTopic(connection, self.topic, self.compression.value, self.largest, timeout_s)
 
 
 def _server_url(text: str) -> str:
@@ -535,12 +585,12 @@ class ConsoleSink(Part):
     rows: int = Field(default=20, ge=1, le=1_000, description="rows to print per batch")
 
 
-SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "postgresql", "console")
+SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "kafka", "postgresql", "console")
 
 
 class Sink(Part):
-    """A sink: a name, its input, and exactly one of ``table``, ``statestore``, ``tubemq``, ``mqtt``, ``postgresql`` and
-    ``console``."""
+    """A sink: a name, its input, and exactly one of ``table``, ``statestore``, ``tubemq``, ``mqtt``, ``kafka``,
+    ``postgresql`` and ``console``."""
 
     name: Name = Field(description="name of the sink and of its checkpoint")
     source: Annotated[Stream | None, Field(alias="from")] = Field(
@@ -550,6 +600,7 @@ class Sink(Part):
     statestore: StateStoreSink | None = Field(default=None, description="write keys of the state store")
     tubemq: TubeSink | None = Field(default=None, description="send records to a TubeMQ topic")
     mqtt: MqttSink | None = Field(default=None, description="publish MQTT messages")
+    kafka: KafkaSink | None = Field(default=None, description="send records to Kafka")
     postgresql: PostgresqlSink | None = Field(default=None, description="write a table of PostgreSQL")
     console: ConsoleSink | None = Field(default=None, description="print rows, for tests")
 
@@ -570,9 +621,14 @@ class Sink(Part):
         return self.model_copy(update={self.kind: part.model_copy(update={"path": path})})
 
     @property
-    def messages(self) -> TubeSink | MqttSink | None:
+    def messages(self) -> TubeSink | MqttSink | KafkaSink | None:
         """The message sink, if it is one."""
-        return self.tubemq if self.tubemq is not None else self.mqtt
+        return self.tubemq or self.mqtt or self.kafka
+
+    @property
+    def records(self) -> TubeSink | KafkaSink | None:
+        """The message sink, if its messages have keys."""
+        return self.tubemq or self.kafka
 
     @property
     def refuses(self) -> bool:

@@ -35,6 +35,7 @@ from penstock.spark.postgresql.connection import (
     connected,
     identifier,
 )
+from penstock.spark.written_batches import WrittenBatches
 from penstock.statestore import hlc
 from penstock.statestore.hlc import Hlc
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
-__all__ = ["BatchCommit", "BatchWriter", "Staged", "StagedPart", "WrittenBatches", "copy_rows", "written_batches"]
+__all__ = ["BatchCommit", "BatchWriter", "Staged", "StagedPart", "copy_rows", "written_batches"]
 
 BATCHES = "penstock_batches"
 _STAGING = "penstock_staging"
@@ -74,14 +75,6 @@ class BatchCommit(NamedTuple):
     kinds: Mapping[str, str]
     key: Sequence[str] = ()
     order_by: str | None = None
-
-
-class WrittenBatches(NamedTuple):
-    """The last batch with rows that a query has written, and the number of rows of it and of all batches."""
-
-    batch: int
-    rows: int
-    total: int
 
 
 def copy_rows(staged: Staged, batches: Iterable[pa.RecordBatch]) -> StagedPart:

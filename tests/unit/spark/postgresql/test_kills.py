@@ -12,7 +12,8 @@ import time
 import pytest
 
 from penstock.spark.postgresql.connection import parse_url
-from penstock.spark.postgresql.writes import WrittenBatches, written_batches
+from penstock.spark.postgresql.writes import written_batches
+from penstock.spark.written_batches import WrittenBatches
 from tests.postgresql import Postgres
 from tests.unit.spark.postgresql.writing_process import ROWS
 

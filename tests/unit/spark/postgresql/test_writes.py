@@ -20,10 +20,10 @@ from penstock.spark.postgresql.writes import (
     BatchWriter,
     Staged,
     StagedPart,
-    WrittenBatches,
     copy_rows,
     written_batches,
 )
+from penstock.spark.written_batches import WrittenBatches
 from penstock.statestore.hlc import Hlc
 from tests.postgresql import Postgres
 

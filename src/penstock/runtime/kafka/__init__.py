@@ -1,0 +1,1 @@
+"""Connections to Kafka, for rules of a node and for pipelines."""

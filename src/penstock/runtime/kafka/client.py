@@ -1,0 +1,122 @@
+"""Settings of librdkafka for a connection to Kafka."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock.runtime.io.tls import read_password
+from penstock.runtime.kafka.config import KafkaSasl, KafkaTls, SaslMechanism
+
+__all__ = ["LARGEST_BYTES", "LARGEST_MESSAGE", "FatalErrors", "KafkaConnection", "KafkaTopic", "token_expiry"]
+
+TOKEN_S: Final = 300.0
+"""Validity of a token without an expiry time."""
+LARGEST_BYTES: Final = 100 << 20
+"""Maximum size of a message in a producer: the limit of the topic decides."""
+LARGEST_MESSAGE: Final = 1_000_000
+"""Maximum size of a key and a value for which topics have room, with headers [max.message.bytes is 1,048,588 by
+default]."""
+
+
+class FatalErrors:
+    """Context manager: passes the text of a fatal error of a client to ``handle``.
+
+    Any call that calls callbacks may raise one. The library raises it with a type that is not an exception, so that no
+    ``except`` clause with a type catches it [confluent-kafka 2.16]; Python 3.12 replaces it by SystemError.
+    """
+
+    def __init__(self, handle: Callable[[str], None]) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, value: object, _trace: object) -> bool:
+        from confluent_kafka import KafkaError
+
+        if not isinstance(value, (KafkaError, SystemError)):
+            return False
+        self._handle(value.str() if isinstance(value, KafkaError) else str(value))
+        return True
+
+
+class KafkaConnection(NamedTuple):
+    """Brokers, TLS and authentication of a connection."""
+
+    bootstrap: Sequence[str]
+    tls: KafkaTls | None = None
+    sasl: KafkaSasl | None = None
+
+    @property
+    def shown(self) -> str:
+        """The brokers, for messages."""
+        return f"Kafka at {', '.join(self.bootstrap)}"
+
+    def settings(self) -> dict[str, Any]:
+        """Return settings for any client. Reads password files. Raises ConfigError: one cannot be read."""
+        settings: dict[str, Any] = {
+            "bootstrap.servers": ",".join(self.bootstrap),
+            "client.id": "penstock",
+            "reconnect.backoff.max.ms": 2000,
+            "security.protocol": f"{'sasl_' if self.sasl else ''}{'plaintext' if self.tls is None else 'ssl'}",
+        }
+        if (tls := self.tls) is not None:
+            files = {
+                "ssl.ca.location": tls.ca,
+                "ssl.certificate.location": tls.certificate,
+                "ssl.key.location": tls.key or tls.certificate,
+            }
+            settings |= {name: str(path) for name, path in files.items() if path is not None}
+        return settings if self.sasl is None else settings | _authentication(self.sasl)
+
+
+class KafkaTopic(NamedTuple):
+    """A topic, how to connect to it, and how to write: ``max_bytes`` of a message without headers, time in seconds."""
+
+    connection: KafkaConnection
+    topic: str
+    compression: str = "none"
+    max_bytes: int = LARGEST_MESSAGE
+    transaction_s: float = 300.0
+
+    @property
+    def shown(self) -> str:
+        """The topic, for messages."""
+        return f"topic {self.topic!r} of {self.connection.shown}"
+
+
+def _authentication(sasl: KafkaSasl) -> dict[str, Any]:
+    settings: dict[str, Any] = {"sasl.mechanism": sasl.mechanism.value}
+    if (oidc := sasl.oidc) is not None:
+        more = {"sasl.oauthbearer.scope": oidc.scope, "https.ca.location": oidc.ca}
+        return settings | {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.token.endpoint.url": oidc.token_url,
+            "sasl.oauthbearer.client.id": oidc.client_id,
+            "sasl.oauthbearer.client.secret": read_password(oidc.client_secret_file, "client_secret_file"),
+            **{name: str(value) for name, value in more.items() if value is not None},
+        }
+    if (file := sasl.token_file) is not None:
+
+        def token(_: str) -> tuple[str, float]:
+            found = read_password(file, "token_file")
+            return found, token_expiry(found)
+
+        return settings | {"oauth_cb": token}
+    assert sasl.mechanism is not SaslMechanism.OAUTHBEARER
+    assert sasl.password_file is not None
+    return settings | {"sasl.username": sasl.user, "sasl.password": read_password(sasl.password_file)}
+
+
+def token_expiry(token: str) -> float:
+    """Return the time (s since 1970) at which a JWT expires; without one, five minutes from now."""
+    parts = token.split(".")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        return float(claims["exp"])
+    except (IndexError, ValueError, KeyError, TypeError):
+        return time.time() + TOKEN_S

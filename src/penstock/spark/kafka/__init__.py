@@ -1,0 +1,1 @@
+"""Batches of pipelines in topics of Kafka."""

@@ -1,0 +1,184 @@
+"""Sinks of Kafka in whole pipelines, with a real broker: rows, dead letters, repeated batches, outages."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from penstock.errors import PenstockError
+from penstock.pipelines.ledger.plan_changes import check_topics
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import Checkpoint
+from penstock.tube.record import Record
+from tests.interop.kafka import KafkaBroker, committed
+from tests.spark.pipelines import Setup
+from tests.spark.processes import until
+
+FILE = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}", options: {{maxOffsetsPerTrigger: 100}}}}
+statestore: {{broker: "{broker}"}}
+trigger: 50 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: parsed
+    parse: {{schema: "place STRING, n INT NOT NULL, note STRING"}}
+sinks:
+  - name: readings
+    kafka:
+      bootstrap: ["ADDRESS"]
+      topic: TOPIC
+      key: "{{place}}"
+      value: [place, n]
+      headers: {{place: "{{place}}"}}
+      when: n >= 0
+      order_by: n
+      max_bytes: 90000
+      compression: lz4
+  - name: notes
+    kafka: {{bootstrap: ["ADDRESS"], topic: TOPIC_notes, value: note, key: "{{place}}", max_bytes: 90000}}
+  - name: rows
+    table: {{path: "{lake}/rows"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    broker = KafkaBroker(tmp_path_factory.mktemp("kafka"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+def create(kafka: KafkaBroker, *topics: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    for made in admin.create_topics([NewTopic(name, 3, 1) for name in topics]).values():
+        made.result(60)
+
+
+def filled(kafka: KafkaBroker, topic: str) -> str:
+    return FILE.replace("ADDRESS", kafka.address).replace("TOPIC", topic)
+
+
+def record(name: str, n: int, place: str | None = "p", note: str | None = "x") -> Record:
+    return Record(json.dumps({"place": place, "n": n, "note": note}).encode(), id=name)
+
+
+@pytest.mark.timeout(600)
+def test_rows_are_in_the_topic_once(setup_of: Callable[..., Setup], kafka: KafkaBroker) -> None:
+    setup = setup_of(filled(kafka, "readings"), 1)
+    name = setup.pipeline.name
+    missing = r"sink 'readings': Kafka at .* has no topic 'readings'"
+    with pytest.raises(PenstockError, match=missing):
+        check_topics(setup.pipeline)
+    with pytest.raises(PenstockError, match=missing):
+        setup.run()
+    create(kafka, "readings", "readings_notes")
+    check_topics(setup.pipeline)
+    setup.send(record("a", 2), record("b", 1), record("c", 3, "q"), record("d", -1), record("e", 4, None), b"nope")
+    setup.send(record("f", 5, note=None), record("g", 6, note="y" * 90_000), record("h", 7, note="y" * 89_000))
+    setup.run()
+
+    def read(topic: str) -> dict[str, tuple[bytes | None, bytes | None, dict[str, bytes]]]:
+        found = {}
+        for message in committed(kafka.address, topic):
+            pairs = message.headers()
+            assert isinstance(pairs, list)
+            headers = {key: value for key, value in pairs if isinstance(value, bytes)}
+            key = headers.pop("id").decode()
+            assert key not in found
+            found[key] = message.key(), message.value(), headers
+        return found
+
+    json_type = {"content-type": b"application/json"}
+    readings = {
+        f"{key}/{name}.readings": (
+            None if place is None else place.encode(),
+            json.dumps({"place": place, "n": n} if place else {"n": n}, separators=(",", ":")).encode(),
+            json_type | ({} if place is None else {"place": place.encode()}),
+        )
+        for key, n, place in [
+            *(("a", 2, "p"), ("b", 1, "p"), ("c", 3, "q"), ("e", 4, None)),
+            *(("f", 5, "p"), ("g", 6, "p"), ("h", 7, "p")),
+        ]
+    }
+    assert read("readings") == readings
+    # The rows of a key are in one partition, in the order of the sink.
+    of_p = [m for m in committed(kafka.address, "readings") if m.key() == b"p"]
+    assert len({message.partition() for message in of_p}) == 1
+    assert [json.loads(message.value() or b"")["n"] for message in of_p] == [1, 2, 5, 6, 7]
+    notes = read("readings_notes")
+    assert Counter(value for _, value, _ in notes.values()) == {b"x": 5, b"y" * 89_000: 1}
+    assert notes[f"a/{name}.notes"] == (b"p", b"x", {})
+    letters = {
+        (letter["id"], letter["step"]): letter["reason"] for letter in setup.dead() if letter["step"] != "parsed"
+    }
+    assert letters == {
+        ("f", "sink:notes"): "the value is null",
+        ("g", "sink:notes"): "the value has 90001 bytes, at most 90000 are allowed",
+    }
+
+    # As after a crash between the commit of Kafka and that of the checkpoint: the batch is repeated.
+    for sink in ("readings", "notes"):
+        setup.forget_the_last_data(sink)
+    setup.send(record("i", 8, "q"), record("j", -2))
+    setup.run()
+    assert read("readings").keys() == {*readings, f"i/{name}.readings"}
+    assert read("readings_notes").keys() == {*notes, f"i/{name}.notes", f"j/{name}.notes"}
+    sums = {sink: setup.ledger.counts(sink) for sink in ("readings", "notes", "rows")}
+    assert [(s.read, s.out, s.dead, s.filtered) for s in sums.values()] == [
+        *((11, 8, 1, 2), (11, 8, 3, 0), (11, 10, 1, 0)),
+    ]
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 3
+    # As after offsets.retention.minutes.
+    group = f"penstock/{name}/notes/{Checkpoint(layout.checkpoint(setup.state, 'notes')).query_id()}"
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.delete_consumer_groups([group])[group].result(60)
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    (unknown,) = accounts[1].unknown
+    assert "has no batch of this query, the ledger has" in unknown
+    assert accounts[1].off == ()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_broker_that_is_down_gets_everything_once_it_is_back(
+    setup_of: Callable[..., Setup], kafka: KafkaBroker
+) -> None:
+    create(kafka, "outage", "outage_notes")
+    setup = setup_of(filled(kafka, "outage").replace("100", "20"), 1)
+    setup.send(*(record(f"r{n}", n) for n in range(60)))
+    stop, failed = threading.Event(), []
+
+    def run() -> None:
+        try:
+            setup.run(stop, available_now=False, progress_s=0.2)
+        except Exception as error:  # noqa: BLE001 - told by the thread of the test
+            failed.append(error)
+
+    kafka.stop()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        # The other sink of the query does not wait.
+        until(lambda: setup.ledger.counts("rows").out == 60, "the table to have all rows")
+        assert setup.ledger.counts("readings").out == 0
+        kafka.start()
+        until(lambda: setup.ledger.counts("readings").out == 60, "Kafka to have all rows")
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed
+    assert sorted(json.loads(m.value() or b"")["n"] for m in committed(kafka.address, "outage")) == list(range(60))
+    warnings = [event["text"] for event in setup.events if event["event"] == "warning" and "readings" in event["text"]]
+    assert any("each batch is retried until" in text for text in warnings)
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 3
