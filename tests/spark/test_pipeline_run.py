@@ -162,7 +162,7 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
         run(("flow DOUBLE", "flow FLOAT"))
     setup.send(message("m4", 4))
     table = f'  - name: rows\n    from: once\n    table: {{path: "{setup.lake}/rows"}}\n'
-    with pytest.raises(ConfigError, match="state of its dedupe and windows has columns of other types") as raised:
+    with pytest.raises(ConfigError, match="state of its dedupe, windows and join has columns of other types") as raised:
         run((table, ""), ("flow DOUBLE", "flow FLOAT"))
     assert "give the sink a new name" in str(raised.value)
 

@@ -20,11 +20,14 @@ Names of metadata columns start with ``_``:
                for a whole record), for a redriven dead letter; null for other rows
     _replaced  only in a replay: array of structs (step, part) of the record's parts whose redriven copies are read, too
     _delete    only in a table with delete_when, behind its marks: True if the row deletes the row with its keys
+    _join      only after a join: the outcome of the row (``ledger.JOIN_OUTCOMES``)
+    _late      only in the inputs of a join that are counted: Spark drops the row as late
     _shared    only in a query of several sinks: the columns at the point where their steps separate, and what became
                of the row in the sinks before (``graph.fan_out``)
 
 Rows are marked, never removed, so that every record read can be counted. Windows are the exception: only live rows are
-aggregated. A window has the column ``_id``, and the other metadata columns only if a sink may reject it.
+aggregated. A window has the column ``_id``, and the other metadata columns only if a sink may reject it. A join also
+reads live rows only, and returns rows with metadata of their own (``steps.joins``).
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ __all__ = [
     "ALIVE",
     "INTERNAL",
     "MARKS",
+    "NO_HEADERS",
     "added_rows",
     "alive",
     "change_rows",
@@ -57,22 +61,24 @@ __all__ = [
     "internal_columns",
     "key_column",
     "mark_dead",
+    "record_identity",
     "refuse_internal",
     "rows_of",
     "source_rows",
     "too_large",
+    "unmarked",
     "windows_as_rows",
 ]
 
 INTERNAL = (
     *("_id", "_source", "_dead", "_filtered", "_checks", "_path"),
-    *("_part", "_more", "_redrive", "_replaced", "_delete", "_shared"),
+    *("_part", "_more", "_redrive", "_replaced", "_delete", "_shared", "_join", "_late"),
 )
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""
 _FIRST_FIELDS = ("topic", "broker", "partition", "offset", "timestamp")
 """Columns of all sources, in addition to headers, key and value."""
-_NO_HEADERS = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
+NO_HEADERS = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
 
 
 def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
@@ -86,13 +92,13 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
     broker, partition, offset = (sf.col(column).cast("string") for column in ("broker", "partition", "offset"))
     source_prefix = [] if name == SOURCE else [sf.lit(f"{name}/")]
     place = sf.concat_ws("", *source_prefix, "topic", sf.lit("/"), broker, sf.lit(":"), partition, sf.lit("@"), offset)
-    headers = sf.col("headers") if "headers" in source.columns else sf.expr(_NO_HEADERS).alias("headers")
+    headers = sf.col("headers") if "headers" in source.columns else sf.expr(NO_HEADERS).alias("headers")
     number, step = header(source, REDRIVE), header(source, REDRIVE_STEP)
     redrive = sf.struct(number.alias("number"), step.alias("step"), header(source, REDRIVE_PARTS).alias("parts"))
     return source.select(
         sf.coalesce(header(source, "id"), place).alias("_id"),
         sf.struct(sf.lit(name).alias("source"), *_FIRST_FIELDS, headers, "key", "value").alias("_source"),
-        *_unmarked(),
+        *unmarked(),
         sf.when(number.isNotNull() | step.isNotNull(), redrive).alias("_redrive"),
         *extra,
     )
@@ -113,14 +119,14 @@ def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
         sf.lit(0).alias("partition"),
         sf.coalesce(edges[0], sf.lit(0)).cast("bigint").alias("offset"),
         sf.timestamp_millis(edges[1]).alias("timestamp"),
-        sf.expr(_NO_HEADERS).alias("headers"),
+        sf.expr(NO_HEADERS).alias("headers"),
         sf.lit(None).cast("binary").alias("key"),
         value.cast("binary").alias("value"),
     ]
-    return windows.select("*", sf.struct(*fields).alias("_source"), *_unmarked())
+    return windows.select("*", sf.struct(*fields).alias("_source"), *unmarked())
 
 
-def _unmarked() -> list[Column]:
+def unmarked() -> list[Column]:
     """Return the metadata columns of a live row."""
     nothing = "CAST(NULL AS STRUCT<step: STRING, code: STRING, reason: STRING, again: BOOLEAN>)"
     return [sf.expr(nothing).alias("_dead"), sf.lit(None).cast("string").alias("_filtered")]
@@ -155,6 +161,12 @@ def internal_columns(rows: DataFrame) -> list[str]:
 def data_columns(rows: DataFrame) -> list[str]:
     """Return the names of the user's columns."""
     return [column for column in rows.columns if column not in INTERNAL]
+
+
+def record_identity(rows: DataFrame) -> list[str]:
+    """Return the columns that identify a row: its id, its path if a record may arrive on several paths, and its part if
+    a record may have several rows."""
+    return ["_id", *(column for column in ("_path", "_part") if column in rows.columns)]
 
 
 def mark_dead(

@@ -45,7 +45,7 @@ def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFix
         "late": 0,
     }
     expectations = {"q.even": {"rows": 99, "violations": 4}, "q.small": {"rows": 99, "violations": 0}}
-    event = {"event": "batch", "sink": "rows", "took_s": 0.84, **counts, "expectations": expectations}
+    event = {"event": "batch", "sink": "rows", "took_s": 0.84, **counts, "expectations": expectations, "join": {}}
     LineRunDisplay().show_event(event)
     assert capsys.readouterr().out == (
         "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; q.even violated by 4 of 99 rows; took 840 ms\n"
@@ -53,6 +53,11 @@ def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFix
     LineRunDisplay().show_event({**event, "exploded": 50, "out": 147, "expectations": {}})
     assert capsys.readouterr().out == (
         "rows batch 3: 100 read, 50 added by explode, 147 out, 1 dead, 2 filtered; took 840 ms\n"
+    )
+    join = {"joined": 90, "unmatched_left": 7, "unmatched_right": 2}
+    LineRunDisplay().show_event({**event, "expectations": {}, "join": join})
+    assert capsys.readouterr().out == (
+        "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; 90 joined, 9 unmatched; took 840 ms\n"
     )
 
 

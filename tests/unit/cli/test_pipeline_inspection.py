@@ -71,6 +71,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "late": 0,
             "letters_by_step": {"parsed": 2},
             "expectations": {},
+            "join": {},
             "rows_per_s": 2.5,
             "lag_records": 7,
             "lag_s": 130.0,

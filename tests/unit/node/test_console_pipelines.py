@@ -111,6 +111,7 @@ def test_every_field_of_a_sink_is_shown() -> None:
         "expectations",  # in `penstock pipeline status` and in metrics
         "letters_by_step",  # the graph has the open ones, from their table
         "state_by_kind",  # in the graph
+        "join",  # in `penstock pipeline status` and in metrics
     }
 
 

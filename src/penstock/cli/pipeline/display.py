@@ -186,6 +186,8 @@ def _cells(sink: Mapping[str, Any]) -> list[str]:
 def _batch(event: Event) -> str:
     left = ", ".join(f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name])
     exploded = f", {event['exploded']} added by explode" if event["exploded"] else ""
+    unmatched = sum(event["join"].get(f"unmatched_{side}", 0) for side in ("left", "right"))
+    joined = f"; {event['join']['joined']} joined, {unmatched} unmatched" if event["join"] else ""
     violated = "".join(
         f"; {name} violated by {counts['violations']} of {counts['rows']} rows"
         for name, counts in event["expectations"].items()
@@ -193,7 +195,7 @@ def _batch(event: Event) -> str:
     )
     return (
         f"{event['sink']} batch {event['batch']}: {event['read']} read{exploded}, {event['out']} out"
-        f"{', ' + left if left else ''}{violated}; took {shown_duration(event['took_s'])}"
+        f"{', ' + left if left else ''}{joined}{violated}; took {shown_duration(event['took_s'])}"
     )
 
 

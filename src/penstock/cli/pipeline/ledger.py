@@ -166,12 +166,15 @@ def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus
             **counts,
             "letters_by_step": steps,
             "expectations": expectations,
+            "join": dict(sums.join),
         }
         rows.append({**sums_of_sink, **now, "lease": lease, "run": run})
     return PipelineStatus(rows, holder, text)
 
 
 def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipelines: bool) -> None:
+    from penstock.pipelines.spec.steps import JOIN_COUNTS
+
     for place, each in found:
         _note_run(each, place.state, f"pipeline {place.pipeline.name}: " if with_pipelines else "")
     first = ["pipeline", "sink"] if with_pipelines else ["sink"]
@@ -201,6 +204,10 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
     if rejected:
         sys.stdout.write("\n")
         print_table(rejected, [*first, "step", "dead_letters"], as_json=False)
+    joins = [{"pipeline": row["pipeline"], "sink": row["sink"], **row["join"]} for row in rows if row["join"]]
+    if joins:
+        sys.stdout.write("\n")
+        print_table(joins, [*first, *JOIN_COUNTS], as_json=False)
     checked = [
         {"pipeline": row["pipeline"], "sink": row["sink"], "expectation": name, **counts}
         for row in rows
@@ -407,14 +414,12 @@ def dead_redrive(
     path, pipeline = _dead_letters(file)
     states = {place: status.state for place, status in letter_states(path).items()}
     found = _chosen(list(letters(path)), pipeline, step, only)
-    windows = _windows(pipeline)
-    wanted = [letter for letter in found if letter.source not in windows]
-    if len(wanted) < len(found):
-        kept = len(found) - len(wanted)
-        note(
-            f"{_letters(kept)} of windows {'is' if kept == 1 else 'are'} not sent: a window has no source record; "
-            "correct the sink, and later changes of the window are written"
-        )
+    made = _made_in_steps(pipeline)
+    wanted = [letter for letter in found if letter.source not in made]
+    for kind, reason in _NOT_SENT.items():
+        kept = sum(made.get(letter.source) == kind for letter in found)
+        if kept:
+            note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
     sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
     chosen = [letter for letter in wanted if states.get(letter.place, LetterState.OPEN) in sendable]
     if only and len(chosen) < len(wanted):
@@ -453,10 +458,12 @@ def dead_correct(
     payload = input_bytes("pipeline dead-letter correct", "TEXT", value, value_file)
     path, pipeline = _dead_letters(file)
     chosen = _chosen(list(letters(path)), pipeline, None, [one])
-    windows = _windows(pipeline)
-    if all(letter.source in windows for letter in chosen):
+    made = _made_in_steps(pipeline)
+    if all(letter.source in made for letter in chosen):
         raise ConfigError(
-            f"the letter {one!r} is a window, which has no source record", option="--id", do="correct the sink"
+            f"the letter {one!r} is a {made[chosen[0].source]}, which has no source record",
+            option="--id",
+            do="correct the step or the sink",
         )
     set_state(path, chosen, LetterState.CORRECTED, payload)
     _report_changed(len(chosen), LetterState.CORRECTED, as_json=as_json)
@@ -572,8 +579,9 @@ def _report_changed(count: int, state: LetterState, *, dry_run: bool = False, as
 
 def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
     """Return the position of the record in its source."""
-    if letter.source in _windows(pipeline):
-        return f"window of {letter.source}"
+    kind = _made_in_steps(pipeline).get(letter.source)
+    if kind is not None:
+        return f"{kind} of {letter.source}"
     source = pipeline.inputs.get(letter.source)
     if source is None or source.format != "files":
         return f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}"
@@ -581,9 +589,17 @@ def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
     return f"{letter.topic}, {unit} {letter.offset}"
 
 
-def _windows(pipeline: Pipeline) -> set[str]:
-    """Return the steps whose windows may be dead letters, with the step as source."""
-    return {step.name for step in pipeline.steps if step.window is not None}
+_NOT_SENT = {
+    "window": "a window has no source record; correct the sink, and later changes of the window are written",
+    "joined row": "a joined row has no source record; correct the step or the sink, and replay its records",
+}
+"""Rows that steps make, and why their dead letters are not sent again."""
+
+
+def _made_in_steps(pipeline: Pipeline) -> dict[str, str]:
+    """Return the steps whose own rows may be dead letters, with the step as source, and what these rows are."""
+    kinds = {"window": "window", "join": "joined row"}
+    return {step.name: kinds[step.kind] for step in pipeline.steps if step.kind in kinds}
 
 
 def _chosen(

@@ -89,6 +89,10 @@ class Streams:
     def _step(self, index: int) -> list[Function]:
         step = self._program.pipeline.steps[index]
         build = self._builders.get(step.kind)
+        if step.join is not None:
+            raise NotExportable(
+                f"step {step.name} joins two streams; programs would lose its unmatched and late rows silently"
+            )
         if build is None:
             raise NotExportable(f"step {step.name} is a {step.kind} step, which programs cannot have")
         inputs = list(reads_of(self._program.pipeline, index))

@@ -5,6 +5,8 @@ the sink.
 
 A repeated batch replaces its file, so sums over the files count each batch once. For a query of single rows,
 ``read + exploded = out + dead + filtered + duplicates``; a query of windows counts the rows that were added to windows.
+A query with a join counts the rows of both streams that it added to the join, and the rows that came out of it:
+``read + exploded + joined + unmatched = out + dead + filtered + duplicates + late + added``.
 """
 
 from __future__ import annotations
@@ -14,19 +16,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, Self
 
 from penstock.errors import StorageError
 from penstock.pipelines.spec.expectations import ExpectationCounts
+from penstock.pipelines.spec.steps import JOIN_OUTCOMES, JOIN_SIDES
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import listed, read_each, read_json, update_json
 from penstock.spark.files.object_storage import StoragePath
 from penstock.statestore import hlc
 
-__all__ = ["Counts", "Ledger", "LedgerEntry", "QueryCounts"]
+__all__ = ["NO_JOIN", "Counts", "Ledger", "LedgerEntry", "QueryCounts"]
 
 
 _NONE = ExpectationCounts()
+NO_JOIN: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class LedgerEntry:
     duplicates: int | None
     """Duplicates dropped by a dedupe; None if they are unknown because of windows."""
     late: int
-    """Events that the window dropped because they were older than the watermark."""
+    """Events that the window or the join dropped because they were older than the watermark."""
     late_watermark_ms: int
     watermark_ms: int
     fencing_token: str
@@ -66,6 +71,16 @@ class LedgerEntry:
     """Rows that explode steps added: a record with five elements has four rows more than it would have otherwise."""
     letters_by_step: Mapping[str, int] = field(default_factory=dict)
     """Dead letters that this batch wrote, by the step that rejected them; empty in entries of older versions."""
+    join: Mapping[str, int] = field(default_factory=dict)
+    """Rows of a join by ``JOIN_COUNTS``; empty without a join."""
+
+    @property
+    def is_balanced(self) -> bool:
+        """True if all rows are accounted for; windows, whose rows are not those of records, are not counted here."""
+        found, added = (sum(self.join.get(name, 0) for name in names) for names in (JOIN_OUTCOMES, JOIN_SIDES))
+        late = self.late if self.join else 0
+        accounted = self.out + self.dead + self.filtered + (self.duplicates or 0) + late + added
+        return accounted == self.read + self.exploded + found and (self.duplicates or 0) >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +96,7 @@ class Counts:
     late: int = 0
     exploded: int = 0
     expectations: Mapping[str, ExpectationCounts] = field(default_factory=dict)
+    join: Mapping[str, int] = field(default_factory=dict)
 
     def plus(self, entry: LedgerEntry) -> Self:
         """Return the counts plus one batch."""
@@ -98,6 +114,7 @@ class Counts:
                 name: self.expectations.get(name, _NONE).plus(entry.expectations.get(name, _NONE))
                 for name in {**self.expectations, **entry.expectations}
             },
+            join={name: self.join.get(name, 0) + entry.join.get(name, 0) for name in {**self.join, **entry.join}},
         )
 
 
@@ -175,7 +192,7 @@ def _is_newer(token: object, other: str) -> bool:
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(each.name for each in fields(LedgerEntry))
-_NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded", "letters_by_step"})
+_NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded", "letters_by_step", "join"})
 
 
 def _entry(path: StoragePath) -> LedgerEntry:

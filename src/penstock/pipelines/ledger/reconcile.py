@@ -99,12 +99,13 @@ def _balance(sink_plan: SinkPlan, entries: list[LedgerEntry]) -> Iterator[str]:
     if sink_plan.windowed:
         return
     for entry in entries:
-        accounted = entry.out + entry.dead + entry.filtered + (entry.duplicates or 0)
-        if accounted != entry.read + entry.exploded or (entry.duplicates or 0) < 0:
+        if not entry.is_balanced:
             exploded = f" and {entry.exploded} rows added by explode" if entry.exploded else ""
+            of_join = ", ".join(f"{count} {name}" for name, count in entry.join.items())
+            join = f", {entry.late} late; join: {of_join}" if entry.join else ""
             yield (
                 f"batch {entry.batch}: {entry.read} read{exploded}, but {entry.out} out, {entry.dead} dead, "
-                f"{entry.filtered} filtered, {entry.duplicates} duplicates"
+                f"{entry.filtered} filtered, {entry.duplicates} duplicates{join}"
             )
 
 

@@ -99,11 +99,13 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 _STATE = "spark.sql.streaming.stateStore"
 STATE_SETTINGS = {
-    # The state of dedupes and windows in RocksDB, on the workers' disks, instead of a map on Java's heap. A checkpoint
-    # contains the class of its provider, so queries of earlier versions keep theirs.
+    # The state of dedupes, windows and joins in RocksDB, on the workers' disks, instead of a map on Java's heap. A
+    # checkpoint contains the class of its provider, so queries of earlier versions keep theirs.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     # A batch writes its changes to the checkpoint, not new files of all rows.
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+    # One store for each partition of a join instead of four.
+    "spark.sql.streaming.join.stateFormatVersion": "3",
     # One limit for the stores of all partitions in a process; by default each store has its own.
     f"{_STATE}.rocksdb.boundedMemoryUsage": "true",
     f"{_STATE}.rocksdb.maxMemoryUsageMB": "256",

@@ -52,8 +52,8 @@ class SinkProgress(QueryCounts):
     the active batch. ``lag_s`` and ``waiting_s`` are the age of the oldest record since it was appended to TubeMQ,
     ``in_batch_s`` is the time since the batch began, ``behind_s`` the difference between the clock and the watermark.
     ``failing_s``: time since the first of the failures after the last finished batch, 0 if there is none.
-    ``state_*``: rows that Spark keeps for dedupes and windows, and their bytes in memory and, with RocksDB, on disk;
-    ``state_by_kind``: of these ``rows`` and ``bytes`` for each kind of step, ``dedupe`` and ``window``.
+    ``state_*``: rows that Spark keeps for dedupes, windows and joins, and their bytes in memory and, with RocksDB, on
+    disk; ``state_by_kind``: of these ``rows`` and ``bytes`` for each kind of step, ``dedupe``, ``window`` and ``join``.
     """
 
     batch: int | None = None
@@ -74,7 +74,7 @@ class SinkProgress(QueryCounts):
     state_by_kind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-_LABELLED = ("expectations", "letters_by_step", "state_by_kind")
+_LABELLED = ("expectations", "letters_by_step", "state_by_kind", "join")
 """Fields of a sink that are no metric with only the labels of the sink."""
 COUNTERS: Final = (*(f.name for f in fields(QueryCounts) if f.name not in _LABELLED), "restarts")
 
@@ -86,7 +86,7 @@ MEANINGS: Final = {
     "letters": "Dead letters that the sink's query wrote; one query writes those of a shared step.",
     "filtered": "Records that a filter, a source or the sink's condition excluded.",
     "duplicates": "Duplicates that a dedupe dropped; 0 if they are unknown because of windows.",
-    "late": "Events that were too late for the window.",
+    "late": "Events that were too late for the window or the join.",
     "exploded": "Rows that explode steps added to those of the records.",
     "restarts": "Restarts of the sink's query after an error.",
     "failing_seconds": "Time since the first failure after the last completed batch; 0 without a failure.",
@@ -100,7 +100,7 @@ MEANINGS: Final = {
     "in_batch_records": "Records of the lag that are in the active batch; 0 between batches.",
     "in_batch_seconds": "Time since the active batch started; 0 between batches.",
     "behind_seconds": "Delay of the watermark behind the clock, and so of closed windows.",
-    "state_rows": "Rows in Spark's state for dedupes and windows.",
+    "state_rows": "Rows in Spark's state for dedupes, windows and joins.",
     "state_bytes": "Memory that these rows use, with RocksDB that of its caches and buffers.",
     "state_disk_bytes": "Size of RocksDB's files with these rows, on the disks of the workers.",
 }
@@ -111,6 +111,10 @@ EXPECTATION_MEANINGS: Final = {
 }
 
 
+JOIN_ROWS: Final = (
+    "Rows of a join: added to it from the left and the right stream, joined pairs and rows without a partner that came "
+    "out of it, and late rows of both streams."
+)
 STEP_LETTERS: Final = "Dead letters of the step that the sink's query wrote."
 
 
@@ -227,6 +231,8 @@ def _seconds(lag: Lag | None) -> float | None:
 
 
 _FILES = "rocksdbSstFileSize"
+_STATEFUL = {"dedupe": "dedupe", "symmetricHashJoin": "join"}
+"""Kinds of steps by the beginning of the names of Spark's operators; the others belong to windows."""
 
 
 def of_spark(progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +245,9 @@ def of_spark(progress: Mapping[str, Any]) -> dict[str, Any]:
     files = [size for operator in operators if (size := operator.get("customMetrics", {}).get(_FILES)) is not None]
     by_kind: dict[str, dict[str, int]] = {}
     for operator in operators:
-        kind = "dedupe" if operator["operatorName"].startswith("dedupe") else "window"
+        kind = next(
+            (kind for prefix, kind in _STATEFUL.items() if operator["operatorName"].startswith(prefix)), "window"
+        )
         sums = by_kind.setdefault(kind, {"rows": 0, "bytes": 0})
         sums["rows"] += operator["numRowsTotal"]
         sums["bytes"] += operator["memoryUsedBytes"]
@@ -274,6 +282,11 @@ class _Collector:
                 if full not in families:
                     families[full] = CounterMetricFamily(full, STEP_LETTERS, labels=["pipeline", "sink", "step"])
                 families[full].add_metric([pipeline, sink, step], letters)
+            for outcome, rows in progress.join.items():
+                full = "penstock_pipeline_join_rows"
+                if full not in families:
+                    families[full] = CounterMetricFamily(full, JOIN_ROWS, labels=["pipeline", "sink", "rows"])
+                families[full].add_metric([pipeline, sink, outcome], rows)
             for expectation, counts in progress.expectations.items():
                 for name, value in asdict(counts).items():
                     full = f"penstock_pipeline_expectation_{name}"

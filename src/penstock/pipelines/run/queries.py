@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import DataLossError, UnavailableError
 from penstock.pipelines.catalyst import make_thread_safe
-from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
-from penstock.pipelines.rows import MARKS, added_rows, alive, windows_as_rows
+from penstock.pipelines.ledger.ledger import NO_JOIN, Ledger, LedgerEntry
+from penstock.pipelines.rows import MARKS, added_rows, alive, record_identity, windows_as_rows
 from penstock.pipelines.run.progress import RunningBatch
 from penstock.pipelines.sinks.delivery import (
     NO_LETTERS,
@@ -32,7 +33,6 @@ from penstock.pipelines.sinks.delivery import (
     SinkWriter,
     Targets,
     mark_unwritable,
-    record_identity,
 )
 from penstock.pipelines.sinks.delta import check_fields, check_partitions
 from penstock.pipelines.sinks.partitions import check_partition_columns
@@ -43,10 +43,12 @@ from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.expectations import check_limits, expectation_counts
 from penstock.pipelines.spec.pipeline import SinkPlan
 from penstock.pipelines.spec.sinks import Sink
+from penstock.pipelines.spec.steps import JOIN_COUNTS, JOIN_OUTCOMES, JOIN_SIDES
 from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.steps.expectations import check_counts, checks_of
-from penstock.pipelines.steps.graph import build_stream, window_input
+from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
+from penstock.pipelines.steps.joins import join_counts, late_counts, mark_late, with_values
 from penstock.pipelines.steps.lookups import WithLookup
 from penstock.pipelines.steps.windows import late_from_ms
 from penstock.runtime.backoff import Backoff
@@ -146,6 +148,10 @@ class BatchCounts(NamedTuple):
     filtered: int
     exploded: int = 0
 
+    def plus(self, other: BatchCounts) -> BatchCounts:
+        """Return the sums."""
+        return BatchCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
+
     def duplicates(self, read: int) -> int:
         """Return how many of the ``read`` records have no row."""
         return read + self.exploded - self.out - self.dead - self.filtered
@@ -181,6 +187,8 @@ class SinkBatches:
         """Return the rows of the query as its batches need them: what is the same for all is planned once."""
         if self.plan.windowed:
             return rows
+        if self.plan.join is not None:
+            return with_values(mark_unwritable(rows, self.plan.sink))
         prepared, self._names = self._writer.prepare(mark_unwritable(rows, self.plan.sink))
         return prepared
 
@@ -192,17 +200,20 @@ class SinkBatches:
             self.running = {self.plan.sink.name: RunningBatch(batch, began, end)}
             try:
                 self._context.as_of.begin(rows.sparkSession, self.plan.as_of_joins, [(self.checkpoint, batch)])
-                entry = (
-                    self._windows(rows, batch, start, end)
-                    if self.plan.windowed
-                    else self._rows(rows, batch, start, end)
-                )
+                entry = self._process(rows, batch, start, end)
                 self._context.ledger.write(entry)
                 self.last_finished = batch
                 self._last = entry
             finally:
                 self.running = {}
         self._context.report(FinishedBatch(entry, time.monotonic() - began))
+
+    def _process(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
+        if self.plan.windowed:
+            return self._windows(rows, batch, start, end)
+        if self.plan.join is not None:
+            return self._joined(rows, batch, start, end)
+        return self._rows(rows, batch, start, end)
 
     def _range(self, batch: int) -> tuple[Offsets, Offsets]:
         start, end = self.checkpoint.range(batch)
@@ -281,6 +292,55 @@ class SinkBatches:
             _, checks = self._counted(self._window_input(streams))
             check_limits(self.plan.expectations, batch, checks)
 
+    def _joined(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
+        """Write the rows that a join returned, and count what the records of the batch added to it.
+
+        The rows do not contain these numbers, so the batch's records are read again and compared with the watermark
+        that Spark used, as for windows.
+        """
+        plan = self.plan
+        # Cached, and first of all: the join must run once.
+        rows = rows.persist()
+        sides: list[DataFrame] = []
+        try:
+            found = rows.agg(*_states(rows), *join_counts(rows), *check_counts(rows, plan)).first()
+            assert found is not None
+            counts, checks = _counted(found), Counter(checks_of(found))
+            join = Counter({name: int(found[name]) for name in JOIN_OUTCOMES})
+            sides += self._join_inputs(rows.sparkSession, batch, start, end)
+            late = 0
+            for name, records in zip(JOIN_SIDES, sides, strict=bool(sides)):
+                row = records.agg(*_states(records), *late_counts(), *check_counts(records, plan)).first()
+                assert row is not None
+                into = _counted(row)
+                join += Counter({name: into.out - int(row["late"]), f"late_{name}": int(row["late_rows"])})
+                counts = counts.plus(into._replace(out=0))
+                checks += Counter(checks_of(row))
+                late += int(row["late"])
+            check_limits(plan.expectations, batch, checks)
+            out = self._writer.write(plan.sink, SinkBatch(batch, rows.where(alive()), counts.out))
+            letters = self._writer.write_dead_letters([rows, *sides] if counts.dead else [], batch)
+        finally:
+            for each in (rows, *sides):
+                each.unpersist()
+        read = self._read(start, end)
+        made = {name: join[name] for name in JOIN_COUNTS}
+        return self._entry(
+            batch, start, end, read, counts, out=out, late=late, letters=letters, checks=checks, join=made
+        )
+
+    def _join_inputs(self, spark: SparkSession, batch: int, start: Offsets, end: Offsets) -> list[DataFrame]:
+        """Return the records of the batch as both inputs of the join, with late ones marked; empty without records."""
+        plan = self.plan
+        streams = self._context.source.batches(spark, plan.sink.name, start, end)
+        if streams is None:
+            return []
+        births = [birth_directory(self.checkpoint.path)]
+        watermark_ms = self.checkpoint.late_watermark_ms(batch)
+        inputs = join_inputs(streams, plan.nodes, self._context.with_lookup, births)
+        marked = [mark_late(rows, plan, side, watermark_ms) for side, rows in zip(JOIN_SIDES, inputs, strict=True)]
+        return [rows.persist() for rows in marked] if plan.dead_letters_of else marked
+
     def _window_input(self, streams: Callable[[str], DataFrame]) -> DataFrame:
         births = [birth_directory(self.checkpoint.path)]
         return window_input(streams, self.plan.nodes, self._context.with_lookup, births)
@@ -343,6 +403,7 @@ def ledger_entry(
     late: int = 0,
     letters: DeadLetterCounts = NO_LETTERS,
     checks: Mapping[str, int],
+    join: Mapping[str, int] = NO_JOIN,
 ) -> LedgerEntry:
     """Return the ledger entry of a batch of the sink of ``plan``; ``checks``: rows by name in ``_checks``.
 
@@ -359,7 +420,7 @@ def ledger_entry(
         dead=counts.dead,
         filtered=counts.filtered,
         exploded=counts.exploded,
-        duplicates=None if plan.windowed else duplicates,
+        duplicates=None if plan.windowed else 0 if join else duplicates,
         late=late,
         late_watermark_ms=checkpoint.late_watermark_ms(batch),
         watermark_ms=checkpoint.planned(batch).watermark_ms,
@@ -369,6 +430,7 @@ def ledger_entry(
         table=plan.sink.path,
         letters_table=None if targets.dead_letters is None else str(targets.dead_letters),
         expectations=expectation_counts(plan.expectations, checks),
+        join=dict(join),
     )
 
 
@@ -611,7 +673,8 @@ def check_nothing_dropped(running: RunningQuery) -> None:
     It happens if partitions are read far apart: one is days behind while another one that is up to date has advanced
     the watermark. The next batch or the end of the run reports it; the records are still in the log.
     """
-    if running.built.plan.windowed or running.query is None:
+    plan = running.built.plan
+    if plan.windowed or plan.join is not None or running.query is None:
         return
     dropped = sum(
         operator.numRowsDroppedByWatermark

@@ -489,7 +489,7 @@ class _PipelineRun:
         name = running.built.unfinished[0]
         if is_incompatible_state(words):
             raise ConfigError(
-                f"sink {name!r}: the state of its dedupe and windows has columns of other types than they have now",
+                f"sink {name!r}: the state of its dedupe, windows and join has columns of other types than now",
                 option=f"sinks.{name}",
                 why=words,
                 do=START_OVER,

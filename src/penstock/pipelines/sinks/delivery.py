@@ -33,7 +33,14 @@ from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import is_delta_table
-from penstock.pipelines.rows import ADDED_ROWS, data_columns, key_column, mark_dead, too_large
+from penstock.pipelines.rows import (
+    ADDED_ROWS,
+    data_columns,
+    key_column,
+    mark_dead,
+    record_identity,
+    too_large,
+)
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
 from penstock.pipelines.sinks.kafka import write_kafka
 from penstock.pipelines.sinks.one_pass import (
@@ -106,7 +113,6 @@ __all__ = [
     "letter_record",
     "mark_unwritable",
     "message_failures",
-    "record_identity",
     "send_messages",
 ]
 
@@ -193,12 +199,6 @@ def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int |
     return rows.select(*made, pairs, content_type).select(
         "topic", sf.col("_value").alias("payload"), "content_type", _with_id("string").alias("properties")
     )
-
-
-def record_identity(rows: DataFrame) -> list[str]:
-    """Return the columns that identify a row: its id, its path if a record may arrive on several paths, and its part if
-    a record may have several rows."""
-    return ["_id", *(column for column in ("_path", "_part") if column in rows.columns)]
 
 
 def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:

@@ -7,13 +7,13 @@ names after such a statement are not checked.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink, TableSink
-from penstock.pipelines.spec.steps import Explode, Flatten, Map, Parse, Step, Window
+from penstock.pipelines.spec.steps import Explode, Flatten, Join, Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, template_parts
 from penstock.runtime.config.values import nearest
 
@@ -269,6 +269,8 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _explode_problems(step.explode, before, reads[0], where)
         elif step.flatten is not None:
             yield from _flatten_problems(step.flatten, before, reads[0], where)
+        elif step.join is not None:
+            yield from _join_problems(step.join, (before, streams.right_of[step.name]), reads, where)
         else:
             yield from _missing(_named_by(step), before, reads[0], where)
             if step.enrich is not None and step.enrich.as_of is not None:
@@ -310,16 +312,26 @@ def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
 
 
 class _Streams:
-    """Columns of each stream of a pipeline, and ``before`` each step; names of the streams ``of_windows``."""
+    """Columns of each stream of a pipeline, and ``before`` each step; names of the streams ``of_windows``.
+
+    ``before`` a join are those of its left stream, ``right_of`` has those of the right one.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._after: dict[str, Columns] = {name: _made(source.columns) for name, source in pipeline.inputs.items()}
         self.before: dict[str, Columns] = {}
+        self.right_of: dict[str, Columns] = {}
         self.of_windows: set[str] = set()
         for index, step in enumerate(pipeline.steps):
-            self.before[step.name] = before = _union([self._after[name] for name in reads_of(pipeline, index)])
-            self._after[step.name] = _after(step, before)
+            inputs = [self._after[name] for name in reads_of(pipeline, index)]
+            if step.join is not None:
+                before, self.right_of[step.name] = inputs
+                self._after[step.name] = _joined(step.join, *inputs)
+            else:
+                before = _union(inputs)
+                self._after[step.name] = _after(step, before)
+            self.before[step.name] = before
             if step.window is not None or self.of_windows.intersection(reads_of(pipeline, index)):
                 self.of_windows.add(step.name)
 
@@ -536,6 +548,47 @@ def _explode_problems(given: Explode, columns: Columns, stream: str, where: Loca
         is_element = option == "position" and name.lower() == given.element.lower()
         if is_element or name.lower() in others:
             yield Problem((*where, option), name, "expected the name of a new column")
+
+
+def _join_problems(
+    given: Join, columns: tuple[Columns, Columns], streams: Sequence[str], where: Location
+) -> Iterator[Problem]:
+    """Check the names and types of the columns on which two streams are joined."""
+    for side, stream, option, time in zip(
+        columns, streams, ("left_time", "right_time"), (given.left_time, given.right_time), strict=True
+    ):
+        named = [*_listed(("on",), map(_whole, given.on)), ((option,), time)]
+        yield from _missing(named, side, stream, where)
+        yield from _time_problems(time, side, (*where, option))
+    left, right = columns
+    if left is None:
+        return
+    if given.into.lower() in left:
+        expected = f"expected the name of a new column; {streams[0]!r} has it"
+        yield Problem((*where, "as"), given.into, expected)
+    for number, name in enumerate(given.on):
+        kinds = [side[name.lower()].type for side in (left, right) if side is not None and name.lower() in side]
+        known = [kind for kind in kinds if kind is not None]
+        if len(known) == 2 and known[0] != known[1] and not all(map(_is_number, known)):
+            expected = (
+                f"expected columns of the same type; {name} is {known[0]} in {streams[0]!r} and {known[1]} in "
+                f"{streams[1]!r}"
+            )
+            yield Problem((*where, "on", number), name, expected)
+
+
+def _is_number(kind: str) -> bool:
+    return (SIMPLE.get(kind) in ("exact", "float") and kind != "BOOLEAN") or kind.startswith(("DEC", "NUMERIC"))
+
+
+def _joined(given: Join, left: Columns, right: Columns) -> Columns:
+    """Return the columns after a join."""
+    if left is None:
+        return None
+    kinds = [] if right is None else list(right.values())
+    fields = ", ".join(f"{quoted_name(column.name)}: {column.type}" for column in kinds)
+    is_known = right is not None and all(column.type is not None for column in kinds)
+    return left | {given.into.lower(): KnownColumn(given.into, f"STRUCT<{fields}>" if is_known else None)}
 
 
 def _whole(column: str) -> str:

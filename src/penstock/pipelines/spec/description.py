@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
-from penstock.pipelines.spec.steps import Enrich, Expectation, Step, Window
+from penstock.pipelines.spec.steps import Enrich, Expectation, Join, Step, Window
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
@@ -135,7 +135,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
                 "name": s.name,
                 "kind": s.kind,
                 "reads": list(reads),
-                "does": _does(s),
+                "does": _does(s) if s.join is None else _join(s.join, reads),
                 "leaves": _leaves(sink_plan, s, kept=kept),
             }
             for s, reads in sink_plan.nodes
@@ -234,6 +234,19 @@ def _window(window: Window) -> str:
     return f"{kind}, in {window.time}{by}: {aggregates}; emitted {emit}; {bounds}"
 
 
+def _join(join: Join, reads: Sequence[str]) -> str:
+    """Describe a join of the streams ``reads``, and for how long each row is in its state."""
+    left, right = reads
+    before, after = join.within.before or "0 seconds", join.within.after or "0 seconds"
+    unmatched = "left out" if join.kind == "inner" else "kept, with null"
+    return (
+        f"{left} with {right} as {join.into}, on {', '.join(join.on)}, {join.right_time} from {before} before to "
+        f"{after} after {join.left_time}; rows of {left} without one are {unmatched}; watermark {join.watermark} "
+        f"behind the slower stream, max_ahead {join.max_ahead}; state: each row of {left} until the "
+        f"watermark is {after} past it, each row of {right} until it is {before} past it"
+    )
+
+
 def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
     """Return the records that do not continue after the step, and their fate."""
     found: dict[str, str] = {}
@@ -253,6 +266,9 @@ def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
             "parse": "invalid records",
             "enrich": "invalid records",
             "window": "events that cannot be aggregated",
+            "join": "rows without a valid time"
+            if step.join is None or step.join.late == "count"
+            else "rows without a valid time, and late rows",
         }
         found[what.get(step.kind, "records on which it fails")] = _fate(sink_plan, step.name, kept=kept)
     if step.dedupe is not None:
@@ -260,6 +276,11 @@ def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
     if step.window is not None:
         late = ", ".join(sink.name for sink in sink_plan.late_sinks)
         found["late records"] = f"counted as late, and sent to {late}" if late else "counted as late"
+    if step.join is not None:
+        left_out = "rows of either stream" if step.join.kind == "inner" else "rows of the right stream"
+        found[f"{left_out} that are joined with none"] = "counted as filtered, once the watermark has passed them"
+        if step.join.late == "count":
+            found["late rows"] = "counted as late"
     return found
 
 

@@ -156,6 +156,7 @@ _SET_BY_THE_PIPELINE = {
 }
 """Options of the source, in lower case, that other parts of the file set."""
 _AFTER_WINDOWS = ("flatten", "sql", "map", "filter")
+_AFTER_JOINS = ("explode", "flatten", "sql", "map", "python", "filter", "expect", "enrich")
 _FIELDS = {"tubemq.master": "master", "subscribe": "topics"}
 
 
@@ -243,6 +244,12 @@ def _references(pipeline: Pipeline) -> Iterator[Problem]:
                     yield Problem(("steps", index, "concat", number), name, "expected each name once")
         elif step.source is not None and step.source not in known:
             yield Problem(("steps", index, "from"), step.source, f"expected a step before it: {', '.join(known)}")
+        elif step.join is not None and step.join.other not in known:
+            expected = f"expected a source or a step before it: {', '.join(known)}"
+            yield Problem(("steps", index, "join", "with"), step.join.other, expected)
+        elif step.join is not None and step.join.other == reads_of(pipeline, index)[0]:
+            expected = "expected another stream than the left one; filter steps can make two streams of it"
+            yield Problem(("steps", index, "join", "with"), step.join.other, expected)
         elif step.source is None and not index and pipeline.source is None:
             yield Problem(("steps", 0), step.name, f"expected `from:`, since there are several sources: {_or(known)}")
         known.append(step.name)
@@ -346,6 +353,10 @@ def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
         made[step.name] = before | {step.kind}
         if "window" in before and step.kind not in _AFTER_WINDOWS:
             yield step, f"expected only {', '.join(_AFTER_WINDOWS)} steps after a window"
+        if "join" in before and step.kind not in _AFTER_JOINS:
+            yield step, f"expected only {', '.join(_AFTER_JOINS)} steps after a join"
+        if step.join is not None and "dedupe" in before:
+            yield step, "expected no dedupe before it: remove duplicates behind it by key, or in the target"
         if step.parse is not None and before - {"concat"}:
             yield step, "expected to read the source: parse is the first step, or follows a concat of sources"
         if step.dedupe is not None:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
-from penstock.pipelines.spec.steps import AsOf, Enrich, Expectation, Step, Window
+from penstock.pipelines.spec.steps import AsOf, Enrich, Expectation, Join, Step, Window
 from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, is_uri, late_of, sink_letter
 from penstock.spark.files.object_storage import StoragePath, is_object_url, storage_path
 
@@ -133,18 +133,19 @@ class Pipeline(Part):
         return self
 
 
-MAKES_DEAD_LETTERS = frozenset({"parse", "explode", "enrich", "sql", "map", "python", "filter", "window"})
+MAKES_DEAD_LETTERS = frozenset({"parse", "explode", "enrich", "sql", "map", "python", "filter", "window", "join"})
 
 
 def _makes_dead_letters(step: Step) -> bool:
     return step.kind in MAKES_DEAD_LETTERS or any(each.on_violation == "dead_letter" for each in step.expect or ())
 
 
+_STATEFUL = frozenset({"dedupe", "window", "join"})
 _MAKES_ROWS = frozenset({"concat", "explode"})
 
 
 class PlanNode(NamedTuple):
-    """A step and the streams that it reads: one, or several for a concat."""
+    """A step and the streams that it reads: one, for a join left and right, or several for a concat."""
 
     step: Step
     reads: tuple[str, ...]
@@ -179,6 +180,11 @@ class SinkPlan(NamedTuple):
     def window_name(self) -> str:
         """Name of the window step; empty without one."""
         return next((step.name for step in self.steps if step.window is not None), "")
+
+    @property
+    def join(self) -> Join | None:
+        """The join of two streams, if there is one."""
+        return next((step.join for step in self.steps if step.join is not None), None)
 
     @property
     def changes_windows(self) -> bool:
@@ -217,7 +223,7 @@ class SinkPlan(NamedTuple):
     @property
     def is_stateless(self) -> bool:
         """True if no step keeps state, so that the sink can share a query with others."""
-        return all(step.dedupe is None and step.window is None for step in self.steps)
+        return all(step.kind not in _STATEFUL for step in self.steps)
 
 
 def written_paths(pipeline: Pipeline) -> list[tuple[str, str]]:
@@ -269,7 +275,8 @@ def reads_of(pipeline: Pipeline, index: int) -> tuple[str, ...]:
     step = pipeline.steps[index]
     if step.concat is not None:
         return tuple(step.concat)
-    return (step.source or _before(pipeline, index),)
+    first = step.source or _before(pipeline, index)
+    return (first,) if step.join is None else (first, step.join.other)
 
 
 def sink_reads(pipeline: Pipeline, sink: Sink) -> str:

@@ -26,6 +26,9 @@ from penstock.pipelines.spec.values import (
 
 __all__ = [
     "CLOUDEVENT_ATTRIBUTES",
+    "JOIN_COUNTS",
+    "JOIN_OUTCOMES",
+    "JOIN_SIDES",
     "SPARKPLUG_COLUMNS",
     "STEP_KINDS",
     "AsOf",
@@ -34,11 +37,13 @@ __all__ = [
     "Expectation",
     "Explode",
     "Flatten",
+    "Join",
     "Map",
     "Parse",
     "PythonFunction",
     "Step",
     "Window",
+    "Within",
 ]
 
 
@@ -399,6 +404,77 @@ class Window(Part):
         return self
 
 
+class Within(Part):
+    """Times of the other stream that a row is joined with, relative to its own; without an option the time is equal."""
+
+    before: Duration | None = Field(default=None, description="how far the other row may be before the row")
+    after: Duration | None = Field(default=None, description="how far the other row may be after the row")
+
+    @property
+    def before_ms(self) -> int:
+        """``before`` in ms."""
+        return 0 if self.before is None else duration_ms(self.before)
+
+    @property
+    def after_ms(self) -> int:
+        """``after`` in ms."""
+        return 0 if self.after is None else duration_ms(self.after)
+
+    @model_validator(mode="after")
+    def _check_not_empty(self) -> Within:
+        if self.before is None and self.after is None:
+            raise ValueError("expected at least one of before, after: it limits the rows that are kept for the join")
+        return self
+
+
+JOIN_SIDES = ("left", "right")
+JOIN_OUTCOMES = ("joined", "unmatched_left", "unmatched_right")
+JOIN_COUNTS = (*JOIN_SIDES, *JOIN_OUTCOMES, "late_left", "late_right")
+"""Counts of a join: rows of each stream that were added to it, pairs and rows without a partner that came out of it,
+and late rows."""
+
+
+class Join(Part):
+    """Join the rows of the input (left) with those of another stream (right): an interval join of two streams.
+
+    Two rows are joined if their columns ``on`` are equal and not null, and the time of the right row is ``within`` the
+    interval around that of the left row; a row is joined with each such row of the other stream. ``inner`` leaves out
+    rows that are joined with none, ``left`` keeps those of the left stream, with null in ``as``, once the watermark has
+    passed their interval. Both streams are kept until then, and share the watermark of the slower one. A row without a
+    time, or dated more than ``max_ahead`` after it arrived, becomes a dead letter.
+    """
+
+    other: Annotated[str, Field(alias="with", description="step or source with the right stream")]
+    on: list[Column] = Field(min_length=1, description="columns of both streams that must be equal")
+    kind: Literal["inner", "left"] = Field(default="inner", description="action for left rows without a right row")
+    left_time: str = Field(min_length=1, description="column with the event time of the left stream")
+    right_time: str = Field(min_length=1, description="column with the event time of the right stream")
+    within: Within = Field(description="interval of the right time around the left time, with both ends")
+    watermark: Duration = Field(
+        description="how far a row may be behind the latest event time of the slower stream; older rows are late"
+    )
+    max_ahead: Duration = Field(
+        default="1 day",
+        description="how far the event time may be after the append time; other rows become dead letters, because "
+        "they would advance the watermark",
+    )
+    late: Literal["count", "dead_letter"] = Field(
+        default="count", description="action for late rows: count them, or also make them dead letters"
+    )
+    into: Annotated[
+        NewColumn, Field(alias="as", description="name of the struct column with the columns of the right row")
+    ]
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Join:
+        lower = [name.lower() for name in self.on]
+        if len(set(lower)) < len(lower):
+            raise ValueError("expected each column of on once")
+        if self.into.startswith("_"):
+            raise ValueError("expected a name for as that does not start with _, which is reserved")
+        return self
+
+
 class Map(Part):
     """Rename, compute and drop columns, in this order; other columns do not change.
 
@@ -550,13 +626,13 @@ class Expectation(Part):
 
 STEP_KINDS = (
     *("parse", "explode", "flatten", "sql", "map", "python", "filter", "expect"),
-    *("enrich", "dedupe", "window", "concat"),
+    *("enrich", "dedupe", "window", "join", "concat"),
 )
 
 
 class Step(Part):
     """One step: a name, its input, and exactly one of ``parse``, ``explode``, ``flatten``, ``sql``, ``map``,
-    ``python``, ``filter``, ``expect``, ``enrich``, ``dedupe``, ``window`` and ``concat``.
+    ``python``, ``filter``, ``expect``, ``enrich``, ``dedupe``, ``window``, ``join`` and ``concat``.
     """
 
     name: Name = Field(description="name of the step and of its stream")
@@ -576,6 +652,7 @@ class Step(Part):
     enrich: Enrich | None = Field(default=None, description="look up a key of the state store")
     dedupe: Dedupe | None = Field(default=None, description="drop duplicates")
     window: Window | None = Field(default=None, description="aggregate in windows of event time")
+    join: Join | None = Field(default=None, description="join with another stream in intervals of event time")
     concat: list[str] | None = Field(
         default=None,
         min_length=2,

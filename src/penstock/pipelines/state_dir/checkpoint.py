@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
-from penstock.pipelines.spec.steps import Window
+from penstock.pipelines.spec.steps import Join, Window
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import create_text, listed, read_bytes, read_json, write_json, write_text
 from penstock.spark.files.object_storage import StoragePath
@@ -280,6 +280,7 @@ def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
         # A separate entry, since state directories of older versions have only the one above.
         "dedupe's key": _NOTHING if dedupe is None else dedupe.key,
         "window": _NOTHING if sink_plan.window is None else _window(sink_plan.window),
+        "join": _NOTHING if sink_plan.join is None else _join(sink_plan.join),
     }
 
 
@@ -333,3 +334,9 @@ def _window(window: Window) -> str:
     aggregates = "; ".join(" ".join(expression.split()) for expression in window.aggregates.values())
     emit = "closed" if window.only_closed else "changes"
     return f"{kind}{slide}{by}, aggregates {aggregates}, emit {emit}"
+
+
+def _join(join: Join) -> str:
+    # Not its kind, nor its watermark: the rows in the state are the same.
+    before, after = join.within.before or "0 seconds", join.within.after or "0 seconds"
+    return f"on {', '.join(join.on)}, {join.right_time} from {before} before to {after} after {join.left_time}"

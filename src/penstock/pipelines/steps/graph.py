@@ -18,14 +18,15 @@ from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.spec.values import sink_letter
 from penstock.pipelines.steps.expectations import expect_step
 from penstock.pipelines.steps.expressions import analysis_text, filter_step, map_step, quoted, sql_step
+from penstock.pipelines.steps.joins import event_times, join_step
 from penstock.pipelines.steps.lookups import WithLookup, enrich_step
 from penstock.pipelines.steps.nested import explode_step, flatten_step
 from penstock.pipelines.steps.parsing import parse_step
 from penstock.pipelines.steps.python_functions import python_step
-from penstock.pipelines.steps.windows import dedupe_step, mark_invalid_records, window_step
+from penstock.pipelines.steps.windows import dedupe_step, mark_invalid_records, mark_invalid_times, window_step
 from penstock.spark.files.object_storage import StoragePath
 
-__all__ = ["Branch", "build_stream", "fan_out", "window_input"]
+__all__ = ["Branch", "build_stream", "fan_out", "join_inputs", "window_input"]
 
 
 def build_stream(
@@ -131,6 +132,24 @@ def window_input(
     return mark_invalid_records(rows, step.name, step.window)
 
 
+def join_inputs(
+    stream_of: Callable[[str], DataFrame],
+    nodes: Sequence[PlanNode],
+    with_lookup: WithLookup,
+    births: Sequence[StoragePath] = (),
+) -> tuple[DataFrame, DataFrame]:
+    """Return the left and the right input of the join among ``nodes``, with dead and filtered records marked."""
+    node = next(node for node in nodes if node.step.join is not None)
+    join = node.step.join
+    assert join is not None
+    builder = _StreamBuilder(stream_of, nodes, with_lookup, None, births)
+    left, right = (
+        mark_invalid_times(rows, node.step.name, time)
+        for rows, time in zip(builder.inputs(node), event_times(join), strict=True)
+    )
+    return left, right
+
+
 def _without_dedupe(step: Step) -> Step:
     return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
 
@@ -213,28 +232,39 @@ class _StreamBuilder:
             return dedupe_step(rows, step.dedupe, self._window, self._after(step.name))
         if step.window is not None:
             return window_step(rows, step.name, step.window, timed=self._timed)
+        if step.join is not None:
+            return join_step(rows, inputs[1], step.name, step.join)
         return self._concat(node, inputs)
 
     def _concat(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
         """Combine the rows of ``inputs``; ``_path`` distinguishes copies of a record that arrive on several paths."""
         _refuse_other_types(node, inputs)
         made: DataFrame | None = None
-        before: set[str] = set()
-        for source, rows in zip(node.reads, inputs, strict=True):
+        for source, rows in zip(node.reads, self._reported_once(node, inputs), strict=True):
             ways = [sf.col("_path")] if "_path" in rows.columns else []
             tagged = rows.withColumn("_path", sf.concat_ws("+", *ways, sf.lit(source)))
-            steps = self._steps_to(source)
-            if shared := sorted(before & steps):
-                # A record that died in a shared step is reported by the first path only.
-                reported = sf.col("_dead").withField("again", sf.lit(True))
-                tagged = tagged.withColumn(
-                    "_dead", sf.when(sf.col("_dead.step").isin(*shared), reported).otherwise(sf.col("_dead"))
-                )
-            before |= steps
             tagged = tagged.select(*internal_columns(tagged), *data_columns(tagged))
             made = tagged if made is None else made.unionByName(tagged, allowMissingColumns=True)
         assert made is not None
         return made
+
+    def inputs(self, node: PlanNode) -> list[DataFrame]:
+        """Return the rows that ``node`` reads, by input."""
+        return self._reported_once(node, [self.stream(read) for read in node.reads])
+
+    def _reported_once(self, node: PlanNode, inputs: Sequence[DataFrame]) -> list[DataFrame]:
+        """Mark dead rows of ``inputs`` that another path reports, because the record died in a shared step."""
+        found: list[DataFrame] = []
+        before: set[str] = set()
+        for source, rows in zip(node.reads, inputs, strict=True):
+            steps = self._steps_to(source)
+            if shared := sorted(before & steps):
+                reported = sf.col("_dead").withField("again", sf.lit(True))
+                dead = sf.when(sf.col("_dead.step").isin(*shared), reported).otherwise(sf.col("_dead"))
+                rows = rows.withColumn("_dead", dead)  # noqa: PLW2901 - the same rows
+            before |= steps
+            found.append(rows)
+        return found
 
     def _after_dedupe(self) -> list[str] | None:
         """Return the step names of dead letters that occur after the dedupe of this query; None without a dedupe."""

@@ -8,6 +8,7 @@ on which an aggregate fails.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -21,6 +22,7 @@ from penstock.pipelines.steps.expressions import FAILED, quoted_column, tried_wi
 __all__ = [
     "AHEAD",
     "NO_TIME",
+    "EventTime",
     "dedupe_step",
     "late_from_ms",
     "mark_invalid_records",
@@ -31,18 +33,32 @@ __all__ = [
 NO_TIME, AHEAD = "event.no_time", "event.ahead"
 
 
-def mark_invalid_times(rows: DataFrame, name: str, window: Window) -> DataFrame:
-    """Mark rows without a valid time as dead in the window step ``name``."""
-    time = sf.col(window.time)
+class EventTime(NamedTuple):
+    """The column with the event time of a stateful step, and its bounds; ``without``: fate of a row without a time."""
+
+    column: str
+    watermark: str
+    max_ahead: str
+    without: str
+
+    @classmethod
+    def of(cls, window: Window) -> EventTime:
+        """Return the event time of ``window``."""
+        return cls(window.time, window.watermark, window.max_ahead, "so it belongs to no window")
+
+
+def mark_invalid_times(rows: DataFrame, name: str, event: EventTime) -> DataFrame:
+    """Mark rows without a valid time as dead in the step ``name``."""
+    time = sf.col(event.column)
     # Apache's brokers do not return the append time of a record.
     arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
-    is_ahead = sf.unix_millis(time) > sf.unix_millis(arrived) + sf.lit(duration_ms(window.max_ahead))
-    far = sf.format_string(f"the event is dated %s, more than {window.max_ahead} after it arrived", time.cast("string"))
+    is_ahead = sf.unix_millis(time) > sf.unix_millis(arrived) + sf.lit(duration_ms(event.max_ahead))
+    far = sf.format_string(f"the event is dated %s, more than {event.max_ahead} after it arrived", time.cast("string"))
     return mark_dead(
         rows,
         name,
         [
-            (NO_TIME, sf.when(time.isNull(), sf.lit(f"column {window.time!r} is null, so it belongs to no window"))),
+            (NO_TIME, sf.when(time.isNull(), sf.lit(f"column {event.column!r} is null, {event.without}"))),
             (AHEAD, sf.when(is_ahead, far)),
         ],
     )
@@ -50,7 +66,7 @@ def mark_invalid_times(rows: DataFrame, name: str, window: Window) -> DataFrame:
 
 def mark_invalid_records(rows: DataFrame, name: str, window: Window) -> DataFrame:
     """Mark rows as dead in the window step ``name`` without a valid time, or on which an aggregate fails."""
-    rows = mark_invalid_times(rows, name, window)
+    rows = mark_invalid_times(rows, name, EventTime.of(window))
     tried, texts = try_arguments(rows, rows.groupBy(*window.by).agg(*_aggregates(window)), "_attempt")
     failures = [
         (FAILED, sf.when(quoted_column(column).isNull(), sf.lit(f"aggregate {of!r} fails: {shortened(text)}")))
@@ -86,7 +102,7 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
     else:
         assert window is not None
         assert window.window is not None
-        placed = mark_invalid_times(keyed, window.name, window.window)
+        placed = mark_invalid_times(keyed, window.name, EventTime.of(window.window))
         timed = placed.where(alive()).withWatermark(window.window.time, window.window.watermark)
     # Test cases run as a batch, which has no watermark.
     once = timed.dropDuplicatesWithinWatermark if rows.isStreaming else timed.dropDuplicates

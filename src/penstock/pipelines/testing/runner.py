@@ -7,6 +7,7 @@ input. Sources, sinks and the state store are replaced by data in memory.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,7 +29,8 @@ from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import Source, TubeOptions
 from penstock.pipelines.state_dir.changes import BEGINNING, Change, ChangeFile, KeyHistory, change_table
 from penstock.pipelines.steps.expectations import check_counts, checks_of
-from penstock.pipelines.steps.graph import build_stream, window_input
+from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
+from penstock.pipelines.steps.joins import with_values
 from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
 from penstock.pipelines.testing.cases import Case, Difference, Rows, compare
 from penstock.spark import session
@@ -177,14 +179,18 @@ def _run(
     rows = build_stream(
         sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name, births=[births]
     )
+    inputs: tuple[DataFrame, ...] = ()
     if sink_plan.windowed:
-        records = window_input(sources.__getitem__, sink_plan.nodes, with_lookup, [births])
-        letters += _dead(records, sink_plan)
-        checks |= _checks(records, sink_plan)
+        inputs = (window_input(sources.__getitem__, sink_plan.nodes, with_lookup, [births]),)
         rows = windows_as_rows(rows, sink_plan.window_name)
-    rows = mark_unwritable(rows, sink).persist()
-    letters += _dead(rows, sink_plan)
-    checks |= _checks(rows, sink_plan)
+    elif sink_plan.join is not None:
+        inputs = join_inputs(sources.__getitem__, sink_plan.nodes, with_lookup, [births])
+    rows = with_values(mark_unwritable(rows, sink)).persist()
+    counted = Counter[str]()
+    for each in (*inputs, rows):
+        letters += _dead(each, sink_plan)
+        counted += Counter(_checks(each, sink_plan))
+    checks |= counted
     rows = rows.where(alive())
     if sink.statestore is not None:
         written: dict[str, Any] = {}

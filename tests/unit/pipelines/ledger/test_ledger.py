@@ -50,6 +50,27 @@ def test_sums(tmp_path: Path) -> None:
     assert ledger.counts("others") == QueryCounts()
 
 
+def test_rows_of_a_join_are_added_and_balanced(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    # Of ten records one is dead and three are late; a pair, and a row without a partner from before, come out.
+    joined = replace(
+        entry(0, dead=1, duplicates=0),
+        late=3,
+        out=1,
+        filtered=1,
+        join={"left": 4, "right": 2, "joined": 1, "unmatched_right": 1, "late_left": 3},
+    )
+    assert joined.is_balanced
+    assert not replace(joined, late=2).is_balanced
+    assert not replace(joined, join={**joined.join, "joined": 2}).is_balanced
+    for batch in range(2):
+        ledger.write(replace(joined, batch=batch))
+    ledger.write(entry(2))
+    assert ledger.last("rows") == entry(2)
+    sums = {"left": 8, "right": 4, "joined": 2, "unmatched_right": 2, "late_left": 6}
+    assert ledger.counts("rows").join == sums
+
+
 def test_counts_of_expectations_are_added(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     even, small = ExpectationCounts(rows=9, violations=4), ExpectationCounts(rows=1, violations=1)

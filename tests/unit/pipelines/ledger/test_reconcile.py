@@ -86,6 +86,10 @@ def test_a_pipeline_that_has_not_run(run: RecordedRun, tmp_path: Path) -> None:
             "batch 1: 4 read and 2 rows added by explode, but 4 out, 1 dead, 0 filtered, 0 duplicates",
         ),
         (lambda b: b.change(1, duplicates=-1, out=4), "batch 1: 4 read, but 4 out"),
+        (
+            lambda b: b.change(1, late=1, join={"left": 1, "right": 1, "joined": 2}),
+            "batch 1: 4 read, but 3 out, 1 dead, 0 filtered, 0 duplicates, 1 late; join: 1 left, 1 right, 2 joined",
+        ),
         (lambda b: b.change(1, start={"t": {"1:0": 252}}), "batch 1 does not begin where batch 0 ended"),
         (lambda b: b.change(1, batch=3), "after batch 1 comes batch 3"),
         (lambda b: b.change(1, read=5, out=4), "the source has 10 records in the range of the batches, 11 were read"),

@@ -30,7 +30,9 @@ def test_before_the_first_batch_little_is_known() -> None:
 def test_sums_rates_and_the_age_of_the_watermark() -> None:
     progress = Progress(["rows"])
     progress.finished(entry(7, 100, out=90, dead=10, letters=6, letters_by_step={"parsed": 4, "known": 2}), 1.0, 0.5)
-    progress.finished(entry(8, 300, out=300, letters=0, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0, 1.5)
+    progress.finished(
+        entry(8, 300, out=300, letters=0, join={"joined": 3}, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0, 1.5
+    )
     progress.restarted("rows", 1.5)
     found = take(progress, 4.0)
     assert (found.batch, found.batches, found.read, found.out, found.dead, found.restarts) == (8, 2, 400, 390, 10, 1)
@@ -43,6 +45,8 @@ def test_sums_rates_and_the_age_of_the_watermark() -> None:
         f'penstock_pipeline_step_letters_total{{{labels}="parsed"}} 4.0',
         f'penstock_pipeline_step_letters_total{{{labels}="known"}} 2.0',
     ]
+    join = [line for line in lines if line.startswith("penstock_pipeline_join_rows_total")]
+    assert join == ['penstock_pipeline_join_rows_total{pipeline="p",rows="joined",sink="rows"} 3.0']
     assert found.rows_per_s == 200.0
     assert found.behind_s == 5.0
     # The first batch is more than ten seconds ago, then both are.
@@ -86,14 +90,15 @@ def test_spark_progress_becomes_metrics() -> None:
     operators = [
         {"operatorName": "stateStoreSave", "numRowsTotal": 3, "memoryUsedBytes": 100},
         {"operatorName": "dedupeWithinWatermark", "numRowsTotal": 4, "memoryUsedBytes": 50},
+        {"operatorName": "symmetricHashJoin", "numRowsTotal": 0, "memoryUsedBytes": 0},
     ]
-    by_kind = {"window": {"rows": 3, "bytes": 100}, "dedupe": {"rows": 4, "bytes": 50}}
+    by_kind = {"window": {"rows": 3, "bytes": 100}, "dedupe": {"rows": 4, "bytes": 50}, "join": {"rows": 0, "bytes": 0}}
     said = of_spark({"durationMs": {"triggerExecution": 250, "addBatch": 200}, "stateOperators": operators})
     assert said == {"batch_s": 0.25, "state_rows": 7, "state_bytes": 150, "state_by_kind": by_kind}
     # RocksDB reports its files.
     on_disk = [{**operator, "customMetrics": {"rocksdbSstFileSize": 500}} for operator in operators]
     found = of_spark({"durationMs": {}, "stateOperators": on_disk})
-    assert found == {"state_rows": 7, "state_bytes": 150, "state_disk_bytes": 1000, "state_by_kind": by_kind}
+    assert found == {"state_rows": 7, "state_bytes": 150, "state_disk_bytes": 1500, "state_by_kind": by_kind}
     # A trigger that found nothing to do is no batch.
     idle = {"durationMs": {"triggerExecution": 1}, "stateOperators": []}
     assert of_spark(idle) == {"state_rows": 0, "state_bytes": 0, "state_by_kind": {}}

@@ -19,7 +19,7 @@ from tests.unit.pipelines.files import FILE, parse
 
 def running(*dropped: int, windowed: bool = False) -> RunningQuery:
     """A query whose batches have left out so many records each."""
-    built = SimpleNamespace(name="rows", plan=SimpleNamespace(windowed=windowed))
+    built = SimpleNamespace(name="rows", plan=SimpleNamespace(windowed=windowed, join=None))
     progress = [SimpleNamespace(stateOperators=[SimpleNamespace(numRowsDroppedByWatermark=count)]) for count in dropped]
     return RunningQuery(cast("Any", built), query=cast("Any", SimpleNamespace(recentProgress=progress)))
 
