@@ -22,6 +22,7 @@ import typer
 from pydantic import BaseModel
 
 from penstock.cli.main import COMMANDS, app
+from penstock.cli.options import help_record
 from penstock.node.config import node
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.spark.mqtt import options as mqtt_spark
@@ -168,7 +169,7 @@ def command_section(command: Any, context: Any, common: Collection[tuple[str, st
 
 def parameter_texts(parameter: Any, context: Any) -> tuple[str, str, str]:
     """Return names, help, and the facts after it: variable, default, whether it is required."""
-    record = parameter.get_help_record(context)
+    record = help_record(parameter, context)
     if record is None:
         return parameter.make_metavar(context), getattr(parameter, "help", None) or "", ""
     names, text = record

@@ -70,7 +70,7 @@ def test_the_cases_of_the_example_hold(capsys: pytest.CaptureFixture[str]) -> No
     status = main(["pipeline", "test", str(example("pipeline.yaml"))])
     printed = capsys.readouterr()
     assert status == 0, printed.out + printed.err
-    assert printed.out.splitlines()[-1] == "3 ok, 0 off"
+    assert printed.out.splitlines()[-1] == "3 passed, 0 failed"
 
 
 @pytest.mark.parametrize("source", ["tubemq", "files"])
@@ -101,8 +101,8 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
     command = ["pipeline", "test", str(tmp_path / "p.yaml")]
     assert main(command) == 1
     assert capsys.readouterr().out == (
-        "ok  messages\n"
-        "off wrong on purpose\n"
+        "passed  messages\n"
+        "failed  wrong on purpose\n"
         "    sink look:\n"
         '      - {"place": "b"}\n'
         "    dead letters:\n"
@@ -110,7 +110,7 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
         '"value": "{\\"place\\": \\"a\\"}"}\n'
         "    stopped by:\n"
         '      + {"expectation": "quality.measured"}\n'
-        "1 ok, 1 off\n"
+        "1 passed, 1 failed\n"
     )
     assert main([*command, "--case", "messages", "--json"]) == 0
     (line,) = [json.loads(text) for text in capsys.readouterr().out.splitlines()]

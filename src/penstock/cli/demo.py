@@ -82,7 +82,7 @@ def demo(
     except ImportError as error:
         raise ConfigError(
             f"the demo lacks a package: {error}",
-            do='pip install ".[all]" in a clone of penstock, or make demo in a checkout',
+            do='pip install "penstock[all]", or make demo in a checkout',
         ) from error
 
     place = _directory(directory)
@@ -232,7 +232,7 @@ def _report(outcome: DemoResult, options: DemoOptions, *, as_json: bool) -> None
         if not as_json:
             text = draw_text(outcome.readings, outcome.segments, width=_width())
     except ImportError as error:
-        note(f'no plot: {error} (pip install ".[plot]" in a clone of penstock)')
+        note(f'no plot: {error} (pip install "penstock[plot]")')
     if as_json:
         print_json(last_line(outcome.proof, outcome.segments, outcome.seconds))
         return

@@ -17,8 +17,8 @@ import typer
 from penstock.cli.config import File, effective_yaml
 from penstock.cli.node_api import NodeApi, NodeOptions
 from penstock.cli.options import Commands, Json
-from penstock.cli.output import escape, note, print_json, use_colour
-from penstock.errors import PenstockError
+from penstock.cli.output import escape, fold, note, print_json, use_colour
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.node.doctor import CheckResult
@@ -62,6 +62,10 @@ def doctor(file: File = None, data_dir: DataDir = None, bundle: Bundle = None, a
     """
     from penstock.node.doctor import Level, diagnose
 
+    if file == Path("bundle") and not file.exists():
+        raise ConfigError(
+            "doctor: there is no configuration file 'bundle'", do="for a support bundle: penstock doctor --bundle FILE"
+        )
     flags = {"data-dir": data_dir}
     findings: list[CheckResult] = []
     for finding in diagnose(file, flags, os.environ):
@@ -88,11 +92,11 @@ def _print(finding: CheckResult, *, as_json: bool) -> None:
     if use_colour(sys.stdout):
         level = f"\x1b[{_COLOURS[finding.level.value]}m{level}\x1b[0m"
     out = sys.stdout.write
-    out(f"{level} {finding.part}: {escape(finding.what)}\n")
+    out(fold(f"{level} ", f"{finding.part}: {escape(finding.what)}") + "\n")
     if finding.why:
-        out(f"{'':9}why: {escape(finding.why)}\n")
+        out(fold(f"{'':9}why: ", escape(finding.why)) + "\n")
     if finding.do:
-        out(f"{'':9}do:  {escape(finding.do)}\n")
+        out(fold(f"{'':9}do:  ", escape(finding.do)) + "\n")
 
 
 def _node(file: Path | None, flags: dict[str, str | None]) -> NodeApi | None:

@@ -21,7 +21,10 @@ app = Commands()
 @app.add("penstock fsck /var/lib/penstock/penstock-data", "penstock fsck /var/backups/penstock --json")
 def fsck(
     directory: Annotated[
-        Path, typer.Argument(help="Data directory of a stopped node or broker; a backup, or a directory of backups.")
+        Path,
+        typer.Argument(
+            help="Data directory of a stopped node or broker; a backup, or a directory of backups.", metavar="DIRECTORY"
+        ),
     ],
     as_json: Json = False,
 ) -> None:

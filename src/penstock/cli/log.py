@@ -27,7 +27,9 @@ app = Commands("Show and change the log levels of a running node.")
 def level(
     part: Annotated[
         str | None,
-        typer.Argument(help="Part of the log, as in its lines; all: the parts without a level of their own."),
+        typer.Argument(
+            help="Part of the log, as in its lines; all: the parts without a level of their own.", metavar="[PART]"
+        ),
     ] = None,
     value: Annotated[
         str | None,

@@ -235,13 +235,20 @@ def _import_problem(module: str, error: ImportError) -> PenstockError:
         return PenstockError(
             f"{module} is not installed",
             why=f"this command needs the extra {extra!r}",
-            do=f'pip install ".[{extra}]" in a clone of penstock',
+            do=f'pip install "penstock[{extra}]"',  # the installed penstock: also from a wheel or a clone
         )
     return PenstockError(
         f"{module} is installed but cannot be imported",
         why=str(error),
-        do=f'install it again: pip install --force-reinstall ".[{extra}]" in a clone of penstock',
+        do=f"install it again: pip install --force-reinstall {_distribution(module)}",
     )
+
+
+def _distribution(module: str) -> str:
+    """Return the name with which pip installs ``module``."""
+    from importlib.metadata import packages_distributions
+
+    return packages_distributions().get(module, [module])[0]
 
 
 def _asks_for_json(args: Sequence[str]) -> bool:
@@ -257,6 +264,8 @@ def _print_usage_error(error: Any) -> None:
         return
     command = "penstock" if error.ctx is None else error.ctx.command_path
     what, do = error.format_message().rstrip("."), f"see {command} --help"
+    if what.startswith("Missing ") and error.ctx is not None:
+        do = f"{' '.join([command, *error.ctx.command.collect_usage_pieces(error.ctx)])}; {do}"
     if unknown := re.match(r"No such command '([^']*)'", what):
         other = OTHER_NAMES.get(f"{command} {unknown[1]}")
         what, do = (what, do) if other is None else (unknown[0], f"use {other}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import secrets
 import sys
 import time
@@ -51,6 +52,7 @@ __all__ = [
     "connects_to_broker",
     "connects_to_store",
     "duration_option",
+    "help_record",
     "input_bytes",
     "local_data_dir",
     "local_token",
@@ -69,6 +71,8 @@ Command = Callable[..., None]
 
 DATA_DIR: Final = Path("penstock-data")
 """Default of a node's data directory, in the working directory."""
+
+_PYTHON_TYPE: Final = re.compile(r" <(?:str|path|file|directory|list\[\w+\])>$")
 
 _GIVEN: Final = ("COMMANDLINE", "ENVIRONMENT")
 """Sources of values that have precedence over a context."""
@@ -121,8 +125,34 @@ class CommandGroup(TyperGroup):
             formatter.write_dl(rows)
 
 
+def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """Return name and help of a parameter; arguments without the Python type that typer writes after the name."""
+    record: tuple[str, str] | None = parameter.get_help_record(ctx)
+    if record is None or parameter.param_type_name != "argument":
+        return record
+    return _PYTHON_TYPE.sub("", record[0]), record[1]
+
+
 class CommandWithExamples(TyperCommand):
     """Command whose epilog is a list of examples, one per line; its options have the values of the selected context."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line, with one pair of brackets around optional arguments and no braces around
+        required ones, which mean a choice elsewhere."""
+        pieces = super().collect_usage_pieces(ctx)
+        plain = (re.sub(r"^(?:\{(.+?)\}|\[(\[.+?\])\])", r"\1\2", piece) for piece in pieces)
+        return [piece.replace("......", "...") for piece in plain]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if (record := help_record(parameter, ctx)) is not None:
+                sections["Arguments" if parameter.param_type_name == "argument" else "Options"].append(record)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments; for options that are not set, the values of the context are the defaults."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +29,7 @@ __all__ = [
     "bytes_fields",
     "escape",
     "exit_status",
+    "fold",
     "for_terminal",
     "note",
     "print_error",
@@ -43,7 +47,23 @@ __all__ = [
     "use_colour",
 ]
 
+_COLOUR = re.compile(r"\x1b\[\d+m")
+
 Cell = str | int | float | bool | None
+
+
+def fold(first: str, text: str) -> str:
+    """Return ``first`` and ``text``, on a terminal folded at its width below the start of ``text``.
+
+    Commands in backquotes are not broken, so that they can be copied. Colour in ``first`` is not counted.
+    """
+    if not sys.stdout.isatty():
+        return first + text
+    indent = _width(_COLOUR.sub("", first))
+    whole = re.sub("`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
+    width = max(shutil.get_terminal_size().columns - indent, 40)
+    lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return first + f"\n{'':{indent}}".join(lines).replace("\0", " ")
 
 
 def use_colour(stream: TextIO) -> bool:

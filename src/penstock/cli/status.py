@@ -13,6 +13,7 @@ from penstock.cli.options import Commands, Json, Watch, repeat
 from penstock.cli.output import (
     Cell,
     escape,
+    fold,
     print_json,
     print_table,
     shown_bytes,
@@ -71,13 +72,13 @@ def _print(found: Overview, address: str) -> None:
     state = health.state if health.ready or health.state != "ready" else "not ready"
     out = sys.stdout.write
     up = shown_duration(node.uptime_s)
-    out(f"{bold}penstock {node.version}{plain}  {colour}{state}{plain}  pid {node.pid}, up {up}, core {node.core}")
-    out(f"  {address}\n")
+    out(f"{bold}penstock {node.version}{plain}  {colour}{state}{plain}  {address}\n")
     for reason in health.reasons:
         _print_reason(reason, red if reason.severity == "problem" else yellow, plain)
     commits = ", ".join(f"{part} {seconds * 1000:.0f} ms" for part, seconds in load.commit_s.items())
     out(
-        f"\n  data    {escape(node.data_dir)} ({node.durability})\n"
+        f"\n  process pid {node.pid}, up {up}, core {node.core}\n"
+        f"  data    {escape(node.data_dir)} ({node.durability})\n"
         f"  disk    {shown_bytes(load.disk_used_bytes)} used, {shown_bytes(load.disk_free_bytes)} free\n"
         f"  load    {load.cpu:.2f} CPU, {shown_bytes(load.memory_bytes)} memory, event loop delay "
         f"{load.loop_delay_s * 1000:.0f} ms\n"
@@ -103,11 +104,11 @@ def _print(found: Overview, address: str) -> None:
 
 def _print_reason(reason: Reason, colour: str, plain: str) -> None:
     out = sys.stdout.write
-    out(f"\n{colour}{reason.severity}{plain} {reason.part}: {escape(reason.what)}\n")
+    out("\n" + fold(f"{colour}{reason.severity}{plain} ", f"{reason.part}: {escape(reason.what)}") + "\n")
     if reason.why:
-        out(f"  why: {escape(reason.why)}\n")
+        out(fold("  why: ", escape(reason.why)) + "\n")
     if reason.hint:
-        out(f"  do:  {escape(reason.hint)}\n")
+        out(fold("  do:  ", escape(reason.hint)) + "\n")
 
 
 def _hop_row(hop: Hop) -> dict[str, Cell]:

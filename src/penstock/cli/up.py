@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock import compiled
-from penstock.cli.options import Commands
+from penstock.cli.options import DATA_DIR, Commands
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ def _banner(ready: ReadyNode, *, users: bool) -> None:
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     url = ready.listeners.get("mqtt", f"mqtt://{ready.mqtt}")
     broker = "" if url == "mqtt://127.0.0.1:1883" else f" --broker {url}"
+    aio = ""
+    if "aio" in ready.listeners:
+        where = "" if ready.data_dir == str(DATA_DIR.absolute()) else f" --data-dir {shlex.quote(ready.data_dir)}"
+        aio = f"  penstock aio env{where} --client-id my-app    # variables for an application\n"
     master = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
     web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
     if ready.http_tls:
@@ -171,7 +176,7 @@ def _banner(ready: ReadyNode, *, users: bool) -> None:
   penstock tube topic create{web} events
   penstock tube produce{master} events hello
   penstock tube consume{master} events
-
+{aio}
 """
     )
     sys.stdout.flush()

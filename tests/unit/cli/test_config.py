@@ -148,7 +148,7 @@ def test_a_missing_extra_is_found_before_the_start(
     assert "not installed" in refused.err
     assert f"[{extra}]" in refused.err
     assert penstock("up", "--config", str(file)).err == refused.err
-    assert f'".[{extra}]"' in penstock("doctor", str(file)).out
+    assert f'"penstock[{extra}]"' in penstock("doctor", str(file)).out
 
 
 def test_the_schema_names_every_option_of_the_example_in_the_reference(penstock: Command) -> None:

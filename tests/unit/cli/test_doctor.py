@@ -83,3 +83,11 @@ async def test_an_invalid_configuration_is_a_finding(tmp_path: Path, capfd: pyte
     with tarfile.open(bundle) as archive:
         names = {Path(name).name for name in archive.getnames()}
     assert names == {"findings.jsonl", "configuration.txt"}
+
+
+async def test_the_option_for_a_bundle_is_named_by_the_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert await run("bundle") == 2
+    assert "  do:  for a support bundle: penstock doctor --bundle FILE\n" in capfd.readouterr().err

@@ -50,6 +50,14 @@ def test_every_command_has_an_example_that_parses(path: tuple[str, ...]) -> None
         assert context.params is not None
 
 
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_the_usage_line_has_conventional_brackets_and_no_types(path: tuple[str, ...]) -> None:
+    context = typer.Context(LEAVES[path], info_name="penstock " + " ".join(path))
+    for piece in LEAVES[path].collect_usage_pieces(context):
+        assert re.fullmatch(r"\[OPTIONS\]|([A-Z|]+|\[[A-Z|]+\])(\.\.\.)?", piece)
+    assert not re.search(r"<(str|path|list)", LEAVES[path].get_help(context))
+
+
 def test_units_are_in_values_and_not_in_names() -> None:
     wrong = [(path, name) for path, name, _ in _options() if re.search(r"-(s|ms|seconds|bytes|mib|mb)$", name)]
     assert wrong == []

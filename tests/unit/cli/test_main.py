@@ -129,7 +129,7 @@ def test_a_name_of_another_tool_is_no_command_and_its_own_name_is(
 def test_a_usage_error_begins_with_the_failure_and_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "kv", "get")[2].splitlines() == [
         "penstock: Missing argument 'KEY'",
-        "  do:  see penstock kv get --help",
+        "  do:  penstock kv get [OPTIONS] KEY; see penstock kv get --help",
     ]
 
 
@@ -167,7 +167,7 @@ def test_a_missing_extra_is_named_in_an_error(module: str, extra: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"penstock: {module} is not installed\n  why: this command needs the extra {extra!r}\n"
-        f'  do:  pip install ".[{extra}]" in a clone of penstock\n'
+        f'  do:  pip install "penstock[{extra}]"\n'
     )
 
 

@@ -32,6 +32,17 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     )  # fmt: skip
 
 
+def test_text_is_folded_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "the first words of a long text, then run `penstock kv get a-key-with-a-long-name` now"
+    assert output.fold("  do:  ", text) == f"  do:  {text}"
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "60")
+    assert output.fold("\x1b[31mdo:\x1b[0m ", text).splitlines() == [
+        "\x1b[31mdo:\x1b[0m the first words of a long text, then run",
+        "    `penstock kv get a-key-with-a-long-name` now",
+    ]
+
+
 def test_the_same_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_table(ROWS, ["topic"], as_json=True)
     lines = capsys.readouterr().out.splitlines()

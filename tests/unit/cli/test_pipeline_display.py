@@ -46,7 +46,13 @@ def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFix
     }
     expectations = {"q.even": {"rows": 99, "violations": 4}, "q.small": {"rows": 99, "violations": 0}}
     event = {"event": "batch", "sink": "rows", "took_s": 0.84, **counts, "expectations": expectations, "join": {}}
-    LineRunDisplay().show_event(event)
+    lines, table = LineRunDisplay(), LiveRunDisplay()
+    lines.show_event({**event, "dead": 0})
+    assert "dead" not in capsys.readouterr().out
+    assert not lines.has_dead
+    for each in (table, lines):
+        each.show_event(event)
+        assert each.has_dead
     assert capsys.readouterr().out == (
         "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; q.even violated by 4 of 99 rows; took 840 ms\n"
     )

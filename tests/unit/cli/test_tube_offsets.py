@@ -218,6 +218,9 @@ def test_lag_of_all_groups(web: Web, penstock: Command) -> None:
         ["lake", "water", "1", "0", "2", "500", "2.5"],
         ["(all)", "-", "-", "-", "2", "-", "2.5"],
     ]
+    assert done.err == "group lake has no members: its lag grows until a consumer joins it\n"
+    web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 1, "topicSet": ["water"]}]
+    assert penstock("tube", "group", "lag").err == ""
     assert penstock("tube", "group", "lag", "--fail-above", "1").status == 1
     rows = [json.loads(line) for line in penstock("tube", "group", "lag", "--json").out.splitlines()]
     assert [row["group"] for row in rows] == ["archive", "lake"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,9 @@ def test_the_banner_lists_addresses_and_example_commands(node: Node, penstock: C
     assert "  penstock kv set greeting hello\n" in out
     assert "  penstock tube topic create events\n" in out
     assert "Try in another terminal:\n" in out
+    assert "penstock aio" not in out
+    node.ready = replace(DEFAULTS, listeners={"mqtt": "mqtt://a:1", "aio": "mqtts://a:2"})
+    assert "  penstock aio env --data-dir /d --client-id my-app " in penstock("up").out
     assert (
         "Try in another terminal (add --username NAME --password-file FILE):\n"
         in penstock("up", "--passwords", "users").out

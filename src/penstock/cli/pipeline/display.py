@@ -29,6 +29,8 @@ class RunDisplay(Protocol):
     """Display of the events of a run. ``progress_s``: interval of progress events."""
 
     progress_s: float
+    has_dead: bool
+    """Whether a batch had records that a step could not process."""
 
     def show_event(self, event: dict[str, Any]) -> None:
         """Show an event."""
@@ -38,6 +40,7 @@ class JsonRunDisplay:
     """Prints each event as a line of JSON."""
 
     progress_s = LINES_S
+    has_dead = False
 
     def show_event(self, event: dict[str, Any]) -> None:
         print_json(event)
@@ -49,12 +52,14 @@ class LineRunDisplay:
     progress_s = LINES_S
 
     def __init__(self, *, several: bool = False) -> None:
+        self.has_dead = False
         self._several = several
         self._shown: dict[str, Any] = {}
 
     def show_event(self, event: dict[str, Any]) -> None:
         if self._several:
             event = _with_pipeline(event)
+        self.note_dead(event)
         match event["event"]:
             case "batch":
                 self._write(_batch(event))
@@ -66,6 +71,10 @@ class LineRunDisplay:
             case _:
                 for line in _words(event):
                     self._note(line)
+
+    def note_dead(self, event: Event) -> None:
+        """Remember whether a batch had dead records."""
+        self.has_dead = self.has_dead or (event["event"] == "batch" and event["dead"] > 0)
 
     def _progress(self, sinks: Mapping[str, Mapping[str, Any]]) -> None:
         for name, sink in sinks.items():
@@ -99,6 +108,7 @@ class LiveRunDisplay(LineRunDisplay):
         # Not earlier, because Java writes a line during its start, which would be mixed with the table.
         if event["event"] == "started":
             self.live.update(Spinner("dots", "the first batches are planned"))
+        self.note_dead(event)
         if event["event"] != "batch":
             super().show_event(event)
 

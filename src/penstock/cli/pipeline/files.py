@@ -428,7 +428,7 @@ def run_cases(
             failed += bool(outcome.differences)
             _show(case.name, outcome, as_json=as_json)
     if not as_json:
-        sys.stdout.write(f"{len(chosen) - failed} ok, {failed} off\n")
+        sys.stdout.write(f"{len(chosen) - failed} passed, {failed} failed\n")
     if failed:
         raise typer.Exit(1)
 
@@ -449,7 +449,7 @@ def _show(name: str, outcome: Outcome, *, as_json: bool) -> None:
         return
     from penstock.pipelines.testing.cases import lines
 
-    sys.stdout.write(f"{'off' if outcome.differences else 'ok '} {escape(name)}\n")
+    sys.stdout.write(f"{'failed' if outcome.differences else 'passed'}  {escape(name)}\n")
     for difference in outcome.differences:
         for line in lines(difference):
             sys.stdout.write(f"    {_coloured(escape(line))}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -182,7 +183,8 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
         {
             "pipeline": place.pipeline.name,
             **row,
-            "lag": "-" if row["lag_records"] is None else f"{row['lag_records']} ({shown_duration(row['lag_s'])})",
+            "lag": row["lag_records"],
+            "oldest": shown_duration(row["lag_s"]) if row["lag_records"] else "-",
             "rows/s": row["rows_per_s"],
             "batch_time": shown_duration(row["batch_s"]),
             "watermark": "-" if row["behind_s"] is None else f"{shown_duration(row['behind_s'])} behind",
@@ -191,11 +193,13 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
         for place, each in found
         for row in each.rows
     ]
-    is_running = any(row["run"] is not None for row in rows)
-    now = ["lag", "rows/s", "batch_time"] if is_running else []
-    now += [name for name in ("watermark", "state") if any(row[name] != "-" for row in rows)]
-    columns = [*first, "batch", *_shown_sums(rows), *now]
-    print_table(rows, columns, as_json=False)
+    print_table(rows, [*first, "batch", *_shown_sums(rows)], as_json=False)
+    running = [row for row in rows if row["run"] is not None]
+    if running:
+        of_run = ["lag", "oldest", "rows/s", "batch_time"]
+        of_run += [name for name in ("watermark", "state") if any(row[name] != "-" for row in running)]
+        sys.stdout.write("\n")
+        print_table(running, [*first, *of_run], as_json=False)
     rejected = [
         {"pipeline": row["pipeline"], "sink": row["sink"], "step": step, "dead_letters": letters}
         for row in rows
@@ -319,6 +323,8 @@ def dead_list(file: File, into: Into = None, every: All = False, as_json: Json =
     names = [state.value for state in LetterState if any(row[state.value] for row in rows)]
     if rows or as_json:
         print_table(rows, ["step", "code", "reason", "letters", *names], as_json=as_json)
+        if rows and not as_json:
+            note(f"show the records: penstock pipeline dead-letter show {shlex.quote(str(file))}")
     elif not counts:
         note("there are no dead letters")
     closed = sum(found.total() for group, found in counts.items() if group not in shown_counts)
@@ -391,6 +397,10 @@ def dead_show(
             sys.stdout.write(f"  corrected: {shown(status.value)}\n")
     if len(chosen) > limit:
         note(f"{len(chosen) - limit} more: raise --limit")
+    if chosen and not as_json and into is None:
+        name = shlex.quote(str(file))
+        note(f"correct one: penstock pipeline dead-letter correct {name} --id ID --value TEXT")
+        note(f"send all again: penstock pipeline dead-letter redrive {name}")
 
 
 @app.add("penstock pipeline dead-letter redrive pipeline.yaml --step readings --dry-run", name="redrive")

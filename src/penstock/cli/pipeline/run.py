@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -155,6 +156,11 @@ def run(
             emit=screen.show_event,
             stop=stop,
         )
+    if screen.has_dead and not as_json:
+        where = f" --into {shlex.quote(str(into))}" if into is not None else ""
+        shown = f"list them: penstock pipeline dead-letter list {shlex.quote(str(files[0]))}{where}"
+        kept = "they were only counted: add dead_letters to the file to keep them"
+        note(f"some records could not be processed (dead letters); {kept if pipeline.dead_letters is None else shown}")
 
 
 def _refuse_for_several(given: Mapping[str, object], spark_master: str) -> None:

@@ -456,7 +456,7 @@ def _hand_over(line: SubmitCommand) -> NoReturn:
     if shutil.which(line.argv[0]) is None:
         raise ConfigError(
             f"{shlex.quote(line.argv[0])} does not exist",
-            do='pip install ".[spark]" in a clone of penstock, or put Spark on PATH',
+            do='pip install "penstock[spark]", or put Spark on PATH',
         )
     os.execvpe(line.argv[0], line.argv, {**os.environ, **line.environment})  # noqa: S606 - the user's own Spark
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -367,6 +367,9 @@ def lag(
 
     def show(rows: list[dict[str, Cell]]) -> None:
         _print_lag(rows, many=group is None, as_json=as_json)
+        if not as_json and watch is None:
+            for name in _without_members(tube, {str(row["group"]) for row in rows if row["messages"]}):
+                note(f"group {escape(name)} has no members: its lag grows until a consumer joins it")
         too_much = fail_above is not None and (
             unavailable or sum(int(row["messages"] or 0) for row in rows) > fail_above
         )
@@ -374,6 +377,16 @@ def lag(
             raise typer.Exit(1)
 
     repeat(look, show, watch, as_json=as_json)
+
+
+def _without_members(tube: TubeConnectionOptions, groups: Collection[str]) -> list[str]:
+    """Return those of ``groups`` without a consumer; not groups of pipelines and queries, which never have one."""
+    from penstock.tube.codec.strings import query_of_group
+
+    if not groups:
+        return []
+    active = {row["consumeGroup"] for row in tube.call("admin_query_sub_info", {}) if int(row["consumerNum"])}
+    return sorted(name for name in groups if name not in active and query_of_group(name) is None)
 
 
 def _print_lag(rows: Sequence[dict[str, Cell]], *, many: bool, as_json: bool) -> None:

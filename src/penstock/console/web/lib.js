@@ -150,6 +150,13 @@ export const lag = (row) => (row.lag_records == null ? "–" : `${row.lag_exact 
 export const oldest = (row) => (row.lag_records && row.lag_s ? age(row.lag_s) : "–");
 export const clock = (ms) => new Date(ms).toISOString().slice(0, 19).replace("T", " ");
 
+/** How long a topic keeps records: "7 d" for the delete policy "delete,168h" of TubeMQ. */
+export function retention(policy) {
+  const [, count, unit] = /^delete,(\d+)([smh])$/.exec(policy ?? "") ?? [];
+  if (count === undefined) return policy ?? "–";
+  return unit === "h" && count % 24 === 0 ? `${count / 24} d` : `${count} ${unit === "m" ? "min" : unit}`;
+}
+
 /** JSON text with line breaks. It is not parsed: 4.0 and integers above 2^53 stay as they are. */
 export function indented(text) {
   const tokens = text.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g) ?? [];
@@ -204,6 +211,6 @@ function Login({ error, login }) {
         <input name="secret" type="password" required autocomplete="current-password" /></label>
       <button>Sign in</button>
     </form>
-    <p><small>The token is in <code>tube/admin-token</code> of the data directory. This tab keeps it until it is closed.</small></p>
+    <p><small>The token is in the file <code>tube/admin-token</code> of the data directory, which <code>penstock up</code> prints. This tab keeps it until it is closed.</small></p>
   </article>`;
 }

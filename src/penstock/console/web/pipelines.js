@@ -42,7 +42,7 @@ function Pipeline({ name }) {
       ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} records, ${oldest(pipeline)}`], ["Restarts of queries", number(pipeline.restarts)],
       ["Spark", pipeline.spark_ui && html`<a href=${pipeline.spark_ui} rel="noreferrer">Web interface of Spark</a>, as the driver's host sees it`],
       ["Consumer groups", html`<a href=${link("groups", null, { q: `pipeline-${name}-` })}>pipeline-${name}-…</a>`],
-      ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>`],
+      ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>, or here if the node has the pipeline in <code>pipelines</code> of its configuration`],
     ]} />
     ${pipeline.managed && html`<${Changes} name=${name} />`}
     ${data.graph.length > 0 && html`<h2>Graph</h2><${Graph} nodes=${data.graph} card=${(node) => figures(node, data, letters)} />

@@ -1,6 +1,6 @@
 // Clients, topics, consumer groups, events, audit trail: a list, and a page for one row.
 import { useContext, useState } from "preact/hooks";
-import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
+import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, retention, Session, usePoll } from "./lib.js";
 import { Facts, List, Plain } from "./table.js";
 
 export function Clients({ route }) {
@@ -73,7 +73,7 @@ export function Topics({ route }) {
       { title: "Size", sort: "bytes", right: true, cell: (row) => bytes(row.bytes) },
       { title: "Partitions", right: true, cell: (row) => number(row.partitions) },
       { title: "Newest record", cell: (row) => (row.last_at ? `${clock(row.last_at)} UTC` : "–") },
-      { title: "Retention", cell: (row) => row.retention ?? "–" },
+      { title: "Retention", cell: (row) => retention(row.retention) },
       { title: "Groups", right: true, cell: (row) => number(row.groups) },
       { title: "Largest lag", sort: "lag_records", right: true, cell: lag },
       { title: "Behind", sort: "lag_s", right: true, cell: oldest },
@@ -88,7 +88,7 @@ function Topic({ name }) {
   return html`<h1>${name}</h1>
     <p><a href=${link("records", name)}>Browse records</a> · <a href=${link("records", name, { follow: 1 })}>Follow new records</a></p>
     <${Facts} facts=${[
-      ["Records/s", rate(topic.rate)], ["Size", bytes(topic.bytes)], ["Retention", topic.retention], ["Accepts records", topic.accepts_records ? "yes" : "no"],
+      ["Records/s", rate(topic.rate)], ["Size", bytes(topic.bytes)], ["Retention", retention(topic.retention)], ["Accepts records", topic.accepts_records ? "yes" : "no"],
       ["Accepts consumers", topic.accepts_consumers ? "yes" : "no"], ["Newest record", topic.last_at ? `${clock(topic.last_at)} UTC` : null],
     ]} />
     <h2>Consumer groups</h2>

@@ -267,7 +267,7 @@ def _installed(spark: str | None) -> str:
     try:
         return spark or version("pyspark")
     except PackageNotFoundError:
-        raise ConfigError("Spark is not installed", do='pip install ".[spark]" in a clone of penstock') from None
+        raise ConfigError("Spark is not installed", do='pip install "penstock[spark]"') from None
 
 
 def _line(installed: str) -> str:

@@ -72,8 +72,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         f"Spark needs Java {MINIMUM_VERSION} or later, which was not found",
         option="JAVA_HOME",
         why="; ".join(looked_at),
-        do="install a Java runtime (Debian: apt install openjdk-17-jre-headless), or in a clone of penstock:"
-        ' pip install ".[java]"',
+        do='install a Java runtime (Debian: apt install openjdk-17-jre-headless), or: pip install "penstock[java]"',
     )
 
 
