@@ -53,6 +53,8 @@ FOUND_BY = {
     "lost_wake_up": 8,
     "expiry_by_wall_clock": 6,
     "lost_fence": 8,
+    "lost_subscription": 1,
+    "client_not_listed": 1,
     "message_expired_early": 18,
     "administered_early": 3,
     "always_ready": 16,

@@ -139,7 +139,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     watch_trusted: (0, FAULTS),
     not_saved: (9, ("restore", "pause", "cut")),
     local_clock: (8, ("clock", "kill", "handover")),
-    clock_of_earlier_term: (24, ("reboot", "kill", "handover")),
+    clock_of_earlier_term: (39, ("reboot", "kill", "handover")),
     full_log_not_deleted: (19, ("kill", "handover", "stop", "behind", "cut")),
 }
 """For each bug a seed that finds it, and the kinds of fault that the simulations have. The tests try this seed before
