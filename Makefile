@@ -83,8 +83,8 @@ audit: setup ## Look for known vulnerabilities of the pinned requirements (needs
 	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
 	build/audit/bin/pip-audit --require-hashes --disable-pip -r requirements/build.txt -r requirements/dev.txt
 
-lock: ## Resolve requirements/*.in anew into pinned files with hashes
-	@bash tools/lock.sh "$(PYTHON)"
+lock: ## Pin requirements/*.in with hashes; versions that are still permitted stay, ARGS=--upgrade takes the newest ones
+	@bash tools/lock.sh "$(PYTHON)" $(ARGS)
 
 proto: ## Generate the Protobuf messages from our .proto files
 	@bash tools/proto.sh "$(PYTHON)"

@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Resolve requirements/*.in and pyproject.toml into pinned files that hold versions and hashes only: no URLs, no paths.
+#
+# Usage: bash tools/lock.sh PYTHON [OPTION...]: options of pip-compile. Versions in the pinned files that are still
+# permitted stay; --upgrade takes the newest ones, --upgrade-package NAME that of one package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$1" -m venv "$work/venv"
+python=$1
+shift
+"$python" -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check pip-tools
 compile=("$work/venv/bin/pip-compile" --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
-  --strip-extras --allow-unsafe --no-annotate)
+  --strip-extras --allow-unsafe --no-annotate "$@")
 cd requirements
 "${compile[@]}" build.in -o build.txt
 "${compile[@]}" proto.in -o proto.txt
