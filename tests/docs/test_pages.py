@@ -21,8 +21,8 @@ from tests.docs.pages import ROOT, Block, blocks, commands, matches, page_paths
 from tests.ports import free_ports
 from tests.tools import require_tool
 
-WITH_SPARK = ("pipelines", "spark")
-"""Folders of pages that test_spark_pages.py follows, so that a run of all suites can follow both kinds in parallel."""
+SYSTEM = ("operations", "pipelines", "spark")
+"""Folders of pages that test_system_pages.py follows: half of the time, so that two jobs follow all pages."""
 READY_SECONDS = 60
 NIGHTLY = "<!-- test: nightly -->\n"
 WELL_KNOWN = ("8883", "18883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380", "4318")
@@ -130,9 +130,9 @@ def test_the_index_has_every_decision_with_status_and_reason() -> None:
     assert len(rows) == len(records) >= 30
 
 
-def pages(*, spark: bool) -> list[ParameterSet]:
-    """The pages about Spark and pipelines, or all others; one that says so at its top is followed every night only, as
-    it starts Spark several times."""
+def pages(*, system: bool) -> list[ParameterSet]:
+    """The pages in the folders of ``SYSTEM``, or all others; one that says so at its top is followed every night only,
+    as it starts Spark several times."""
     return [
         pytest.param(
             page,
@@ -140,7 +140,7 @@ def pages(*, spark: bool) -> list[ParameterSet]:
             marks=[pytest.mark.nightly] if NIGHTLY in page.read_text(encoding="utf-8") else [],
         )
         for page in page_paths()
-        if (page.parent.name in WITH_SPARK) == spark
+        if (page.parent.name in SYSTEM) == system
     ]
 
 
@@ -166,6 +166,6 @@ def follow(page: Path, folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", pages(spark=False))
+@pytest.mark.parametrize("page", pages(system=False))
 def test_page(page: Path, tmp_path: Path) -> None:
     follow(page, tmp_path)

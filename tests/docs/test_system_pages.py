@@ -1,4 +1,4 @@
-"""Every command, program and file of the pages about Spark and pipelines, as test_pages.py does for the others."""
+"""Every command, program and file of the pages about operations, pipelines and Spark; test_pages.py has the others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tests.docs.test_pages import follow, pages
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", pages(spark=True))
+@pytest.mark.parametrize("page", pages(system=True))
 def test_page(page: Path, tmp_path: Path) -> None:
     follow(page, tmp_path)
