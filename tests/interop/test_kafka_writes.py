@@ -94,6 +94,9 @@ def test_refusals_name_the_cause_and_write_nothing(kafka_broker: KafkaBroker, tm
     assert "transaction.max.timeout.ms" in str(slow.value.do)
     with pytest.raises(ConfigError, match="a client of Kafka at h:1 cannot be created"):
         check_topic(target._replace(connection=KafkaConnection(["h:1"], KafkaTls(ca=Path("missing.pem")))), 30)
+    bearer = KafkaSasl.model_validate({"mechanism": "OAUTHBEARER", "token_file": "missing"})
+    with pytest.raises(ConfigError, match="token_file: 'missing' cannot be read"):
+        check_topic(target._replace(connection=KafkaConnection(["h:1"], None, bearer)), 30)
     password = tmp_path / "password"
     sasl = KafkaSasl.model_validate({"mechanism": "SCRAM-SHA-256", "user": USER, "password_file": password})
     tls = KafkaTls(ca=kafka_broker.ca)
@@ -114,7 +117,7 @@ def test_refusals_name_the_cause_and_write_nothing(kafka_broker: KafkaBroker, tm
 
 
 def test_a_broker_that_does_not_answer_is_unavailable(
-    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+    kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = KafkaTopic(KafkaConnection(["127.0.0.1:1"]), "out")
     monkeypatch.setattr("penstock.spark.kafka.writes.TIMEOUT_S", 0.5)
@@ -122,6 +125,15 @@ def test_a_broker_that_does_not_answer_is_unavailable(
         with pytest.raises(UnavailableError) as failed:
             call()
         assert "Connection refused" in str(failed.value.why)
+    # An identity provider that does not answer is an outage, too.
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    oidc = {"token_url": "http://127.0.0.1:1/token", "client_id": "c", "client_secret_file": secret}
+    sasl = KafkaSasl.model_validate({"mechanism": "OAUTHBEARER", "oidc": oidc})
+    connection = KafkaConnection([kafka_broker.secure], KafkaTls(ca=kafka_broker.ca), sasl)
+    with pytest.raises(UnavailableError) as failed:
+        check_topic(target._replace(connection=connection), 5)
+    assert "OAUTHBEARER token" in str(failed.value.why)
 
 
 def write(kafka: KafkaBroker, target: KafkaTopic, run: int, first: int, last: int) -> subprocess.Popen[str]:

@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.runtime.io.tls import read_password
 from penstock.runtime.kafka.client import LARGEST_BYTES, LARGEST_MESSAGE, FatalErrors, KafkaTopic
 from penstock.runtime.kafka.config import needs_kafka
 from penstock.spark.sink_rows import read_rows
@@ -282,6 +283,14 @@ _ACLS: Final = (
 )
 
 
+def _is_refused(error: KafkaError) -> bool:
+    """Return True if the server refuses the user, or this client the server's certificate."""
+    text = error.str()
+    # An identity provider that does not answer is reported in the same way as a wrong password.
+    refused = error.name() in _UNAUTHENTICATED and "OAUTHBEARER token" not in text
+    return refused or "certificate verify failed" in text
+
+
 class _Session:
     """Clients of one topic with the errors of their connections, which calls do not return."""
 
@@ -330,6 +339,10 @@ class _Session:
         """Return a client. Raises ConfigError: a setting or file cannot be used."""
         from confluent_kafka import KafkaException
 
+        sasl = self.target.connection.sasl
+        if sasl is not None and sasl.token_file is not None:
+            # The client would wait for the token, and would not report why there is none.
+            read_password(sasl.token_file, "token_file")
         # Without lines on standard error; the errors are those of `error_cb`.
         own = {"error_cb": self._errors.append, "log_level": 0}
         settings = {**self.target.connection.settings(), **settings, **own}
@@ -378,7 +391,7 @@ class _Session:
     def check(self) -> None:
         """Raise RefusedError if the server refuses the user, or this client its certificate."""
         for error in self._errors:
-            if error.name() in _UNAUTHENTICATED or "certificate verify failed" in error.str():
+            if _is_refused(error):
                 raise self.translated(error, "connect to")
 
     def translated(self, error: KafkaError, what: str, message: str | None = None) -> PenstockError:
@@ -394,7 +407,7 @@ class _Session:
                 else "exclude such rows with an expect or filter step, or change the topic; nothing of the batch is"
                 " written",
             )
-        if code in _UNAUTHENTICATED or "certificate verify failed" in why:
+        if _is_refused(error):
             return self.refused(why, "check `sasl` and `tls` of the sink, and the user in Kafka")
         if code in _UNKNOWN:
             return RefusedError(
