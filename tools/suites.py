@@ -158,11 +158,10 @@ _archive = threading.Lock()
 
 
 def environment_of(name: str, scratch: str) -> dict[str, str]:
-    archive = None
     if name in WITH_SPARK:
         with _archive:
-            archive = class_archive.prepare()
-    java = {"SPARK_SUBMIT_OPTS": class_archive.options(archive)}
+            class_archive.prepare()
+    java = {"SPARK_SUBMIT_OPTS": class_archive.SMALL}
     return {**os.environ, "TMPDIR": scratch, **COMMON, **java, **ENVIRONMENT.get(name, {})}
 
 

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError, UnavailableError
 from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.network import parse_address
-from penstock.spark.environment.compiled_pyspark import check_launcher, spark_home
+from penstock.spark.environment.class_archive import installation, java_options
+from penstock.spark.environment.compiled_pyspark import check_launcher
 from penstock.spark.environment.java import find_java
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ _LOG_LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE", "ALL")
 _WITH_STACKS = frozenset(("INFO", "DEBUG", "TRACE", "ALL"))
 """Log levels at which exceptions are logged with their Java stack."""
 _JAR = Path(__file__).with_name("jvm") / "penstock.jar"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|credential|//[^/@\s]*:[^/@\s]*@"
 """Spark redacts options with a matching name or value in its web pages and event logs: Spark's default pattern, and
@@ -87,12 +89,17 @@ def session(
     settings = configuration(app_name, master, conf, log_level=log_level)
     if SparkSession.getActiveSession() is None and master != SUBMITTED:
         check_launcher(os.environ)
-        os.environ["JAVA_HOME"] = str(find_java().home)
+        java = find_java().home
+        os.environ["JAVA_HOME"] = str(java)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if is_local(master):
             os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-            if (home := spark_home()) is not None:
+            if (home := installation()) is not None:
                 os.environ["SPARK_HOME"] = str(home)
+            given = settings[_JAVA_OPTIONS]
+            everything = f"{given} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
+            # First, so that logging that is given is not disabled.
+            settings[_JAVA_OPTIONS] = f"{java_options(java, home, everything)} {given}".lstrip()
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -160,9 +167,7 @@ def configuration(
         "spark.master": master,
         "spark.sql.session.timeZone": "UTC",
         "spark.redaction.regex": REDACTED,
-        "spark.driver.extraJavaOptions": quiet_java_options(
-            conf.pop("spark.driver.extraJavaOptions", ""), log_level.upper()
-        ),
+        _JAVA_OPTIONS: quiet_java_options(conf.pop(_JAVA_OPTIONS, ""), log_level.upper()),
     }
     if is_local(master):
         cores = _cores(master)
@@ -172,7 +177,7 @@ def configuration(
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": str(cores),
-            "spark.driver.extraJavaOptions": f"{_COMPILE_ALL} {settings['spark.driver.extraJavaOptions']}",
+            _JAVA_OPTIONS: f"{_COMPILE_ALL} {settings[_JAVA_OPTIONS]}",
         }
         settings |= _local_files(conf)
     return settings | conf

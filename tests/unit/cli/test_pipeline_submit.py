@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +298,42 @@ def test_a_directory_and_an_archive_with_a_pattern_are_refused(
     command = ["pipeline", "submit", str(moved / "p.yaml"), "--spark-master", "local[1]"]
     assert main([*command, "--archive", "env*.tar.gz"]) == 2
     assert "--archive 'env*.tar.gz' cannot be shipped" in capsys.readouterr().err
+
+
+def test_a_package_and_the_command_that_runs_it(
+    with_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the installed packages, whose files a test of the archive has."""
+    monkeypatch.setattr("penstock.pipelines.export.archive.distributions", lambda extras: {})
+    for name in ("s3a", "delta"):
+        (tmp_path / f"{name}.jar").write_bytes(b"jar")
+        jars = [tmp_path / f"{name}.jar"]
+        monkeypatch.setattr(f"penstock.spark.environment.jars.{name}_jars", lambda *_, jars=jars: jars)
+    with_files.write_text(with_files.read_text().replace("/lake/twice", "abfss://lake@host/twice"))
+    target = tmp_path / "made" / "p.tar.gz"
+    command = ["pipeline", "package", str(with_files), "--spark-master", "yarn", "--archive", str(target), "--json"]
+    given = ["--deploy-mode", "cluster", "--state-dir", "s3://lake/state", "--conf", "spark.jars=/opt/own.jar"]
+    assert main([*command, *given]) == 0
+    found = json.loads(capsys.readouterr().out)
+    with tarfile.open(target) as archive:
+        assert [name for name in archive.getnames() if not name.startswith("packages/")] == [
+            *("bin/python", "jars/delta.jar", "jars/s3a.jar", "main.py", "package.json"),
+            *("pipeline/p.yaml", "pipeline/rows.ddl", "pipeline/twice.py"),
+        ]
+    assert found["bytes"] == target.stat().st_size
+    assert found["unpack"] == f"mkdir environment && tar -xzf {target} -C environment"
+    argv = found["argv"]
+    assert "--files" not in argv
+    assert options(SubmitCommand({}, [argv]), "--archives") == [f"{target}#environment"]
+    program = ["environment/main.py", "environment/pipeline/p.yaml", "--state-dir", "s3://lake/state", "--json"]
+    assert argv[-5:] == program
+    assert "spark.jars=/opt/own.jar,environment/jars/delta.jar,environment/jars/s3a.jar" in argv
+    assert "spark.pyspark.python=./environment/bin/python" in argv
+    # The driver on the submitting machine runs the unpacked files as well.
+    assert main([*command, "--state-dir", "/shared/state", "--archive", str(tmp_path / "q.tar.gz")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["environment"] == {"PYSPARK_DRIVER_PYTHON": "environment/bin/python"}
+    assert main([*command, "--state-dir", "/shared/state"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main([*command, "--archive", "a,b.tar.gz"]) == 2
+    assert "cannot be shipped" in capsys.readouterr().err

@@ -32,10 +32,15 @@ app.add(
     "penstock pipeline run pipeline.yaml --from 2024-05-01 --to 2024-05-02 --into replay",
 )(run.run)
 app.add("penstock pipeline stop pipeline.yaml", "penstock pipeline stop line3 --broker mqtts://node.example")(run.stop)
+app.add("penstock pipeline warm-up", name="warm-up")(run.warm_up)
 app.add(
     "penstock pipeline submit pipeline.yaml --spark-master spark://master:7077 --state-dir /shared/state",
     "penstock pipeline submit pipeline.yaml --spark-master yarn --deploy-mode cluster --archive venv.tar.gz --dry-run",
 )(submit.submit)
+app.add(
+    "penstock pipeline package pipeline.yaml --spark-master spark://master:7077 --state-dir /shared/state",
+    "penstock pipeline package pipeline.yaml --spark-master yarn --deploy-mode cluster --state-dir s3://lake/state",
+)(submit.package)
 app.add(
     "penstock pipeline export pipeline.yaml",
     "penstock pipeline export pipeline.yaml --as declarative --table-format parquet",

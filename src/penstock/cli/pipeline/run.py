@@ -1,4 +1,4 @@
-"""`penstock pipeline run` and `stop`."""
+"""`penstock pipeline run`, `stop` and `warm-up`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.state_dir.replay import Copies, Replay
     from penstock.spark.files.object_storage import StoragePath
 
-__all__ = ["run", "stop"]
+__all__ = ["run", "stop", "warm_up"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:\s]+):(?P<port>\d{1,5})")
@@ -310,6 +310,22 @@ def _replay(
             "--state-dir and --into exclude each other", option="--into", do="omit --state-dir: a replay has its own"
         )
     return plan_replay(pipeline, into, begin, end, live=live)
+
+
+def warm_up(as_json: Json = False) -> None:
+    """Make an archive of Spark's classes, with which Java starts faster.
+
+    Run it once after the installation, and again after an update of penstock, Spark or Java: it starts a session of
+    Spark and writes about 190 MB to the user's cache directory. All commands that start Spark on this machine use it.
+    """
+    from penstock.spark.environment.class_archive import make_archive
+
+    with needs_spark():
+        path, is_new = make_archive()
+    if as_json:
+        print_json({"archive": str(path), "made": is_new})
+    else:
+        sys.stdout.write(f"{path}{'' if is_new else ' exists already'}\n")
 
 
 def stop(

@@ -1,4 +1,4 @@
-"""`penstock pipeline submit`: run a pipeline with spark-submit."""
+"""`penstock pipeline submit` and `package`: run a pipeline with spark-submit, on machines with or without penstock."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
 from penstock.cli.options import DryRun, Json
-from penstock.cli.output import print_json
+from penstock.cli.output import note, print_json
 from penstock.cli.pipeline.options import Conf, File, Metrics, Once, StateDir, Traces, options_of_spark, state_path
 from penstock.errors import ConfigError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.spark.files.object_storage import ObjectPath
 
-__all__ = ["SubmitCommand", "SubmitRequest", "kind_of", "submit", "submit_line"]
+__all__ = ["SubmitCommand", "SubmitRequest", "kind_of", "package", "submit", "submit_line"]
 
 ENVIRONMENT = "environment"
 """Name of the directory in which each executor unpacks the archive."""
@@ -60,7 +60,8 @@ class SubmitRequest:
     environment with all packages; ``java_home``: Java in YARN's containers; ``driver_python`` and ``java_options``
     apply to a driver on this machine; ``environment``: variables of the pipeline file, for driver and executors;
     ``files``: names of the files next to the pipeline file that it reads; ``bucket``: the state directory, if it is in
-    a bucket, for which the jars of s3a are sent.
+    a bucket, for which the jars of s3a are sent; ``delta``: send Delta's jars; ``is_packaged``: the archive,
+    unpacked in the working directory, contains the pipeline file, ``files`` and the jars.
     """
 
     spark_submit: str
@@ -81,6 +82,8 @@ class SubmitRequest:
     arguments: Sequence[str] = ()
     files: Sequence[str] = ()
     bucket: ObjectPath | None = None
+    delta: bool = False
+    is_packaged: bool = False
 
 
 def kind_of(master: str) -> str:
@@ -107,7 +110,7 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
     Raises:
         ConfigError: the options cannot be combined.
     """
-    from penstock.spark.environment.jars import s3a_settings
+    from penstock.spark.environment.jars import delta_settings, s3a_settings
     from penstock.spark.session import REDACTED
 
     kind = kind_of(request.master)
@@ -147,8 +150,13 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
         if request.java_options is not None:
             conf["spark.driver.extraJavaOptions"] = request.java_options
     conf |= request.conf
+    if request.delta:
+        conf |= delta_settings(conf)
     if request.bucket is not None:
         conf |= s3a_settings(request.bucket.endpoint, request.bucket.region, conf)
+    if request.is_packaged and "spark.jars" in conf:
+        packaged = {str(jar): f"{ENVIRONMENT}/jars/{jar.name}" for jar in _jars(request)}
+        conf["spark.jars"] = ",".join(packaged.get(jar, jar) for jar in conf["spark.jars"].split(","))
 
     pieces = [[request.spark_submit], ["--master", request.master], ["--deploy-mode", request.deploy_mode]]
     pieces.append(["--name", _name(request, kind)])
@@ -158,12 +166,19 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
     if request.archive is not None:
         pieces.append(["--archives", f"{request.archive}#{ENVIRONMENT}"])
     file = str(request.file)
-    if is_cluster:
+    if is_cluster and not request.is_packaged:
         # The driver runs on another machine: the files are shipped to its working directory.
         pieces.append(["--files", ",".join([file, *(str(request.file.parent / name) for name in request.files)])])
         file = request.file.name
     pieces.append([request.program, file, *request.arguments])
     return SubmitCommand({} if is_cluster else variables | dict(request.environment), pieces)
+
+
+def _jars(request: SubmitRequest) -> list[Path]:
+    """Return the jars of this machine that the pipeline needs."""
+    from penstock.spark.environment.jars import delta_jars, s3a_jars
+
+    return [*(delta_jars() if request.delta else ()), *(s3a_jars() if request.bucket is not None else ())]
 
 
 def _name(request: SubmitRequest, kind: str) -> str:
@@ -291,41 +306,24 @@ def submit(
     with --archive. State and tables must be in a bucket, or on a file system that driver and executors share.
     --dry-run prints the command line.
     """
-    from penstock.cli.pipeline import spark_submit_main as submitted
-    from penstock.pipelines.spec.loader import load
     from penstock.spark.session import quiet_java_options
 
-    variables, spark_conf = _variables(env or []), options_of_spark(conf or [])
-    pipeline = load(file, {**os.environ, **_of_secrets(spark_conf), **variables})
-    files: list[str] = []
-    if deploy_mode == "cluster":
-        _refuse_relative_paths(pipeline, state_dir)
-        files = _files_to_ship(pipeline, file)
-    if deploy_mode not in {"client", "cluster"}:
-        raise ConfigError(
-            f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
-        )
+    pipeline, request = _request(
+        file, spark_master, deploy_mode, env or [], conf or [], state_dir, java_home=java_home, image=image
+    )
+    files = _files_to_ship(pipeline, file) if deploy_mode == "cluster" else []
     line = submit_line(
-        SubmitRequest(
+        replace(
+            request,
             spark_submit=_spark_submit(),
-            program=str(Path(submitted.__file__)),
-            file=file,
-            name=pipeline.name,
-            master=spark_master,
-            deploy_mode=deploy_mode,
             python=python,
             wheel=wheel,
             archive=archive,
-            java_home=java_home,
-            image=image,
-            conf=spark_conf,
             # Otherwise Spark uses python3 on PATH, or the path for executors.
             driver_python=sys.executable,
             java_options=quiet_java_options("", "FATAL"),
-            environment=variables,
             arguments=_of_run(state_dir, metrics, traces, once=once, as_json=as_json and not dry_run),
             files=files,
-            bucket=_bucket_of(state_dir, variables),
         )
     )
     if not dry_run:
@@ -335,6 +333,132 @@ def submit(
         print_json({"environment": line.environment, "argv": line.argv})
     else:
         sys.stdout.write(line.shell() + "\n")
+
+
+def _request(
+    file: Path,
+    spark_master: str,
+    deploy_mode: str,
+    env: list[str],
+    conf: list[str],
+    state_dir: str | None,
+    *,
+    java_home: str | None,
+    image: str | None,
+) -> tuple[Pipeline, SubmitRequest]:
+    """Return the pipeline in ``file``, and what the options say about its submission.
+
+    Raises:
+        ConfigError: the file or an option is not valid.
+    """
+    from penstock.cli.pipeline import spark_submit_main as submitted
+    from penstock.pipelines.spec.loader import load
+
+    variables, spark_conf = _variables(env), options_of_spark(conf)
+    pipeline = load(file, {**os.environ, **_of_secrets(spark_conf), **variables})
+    if deploy_mode not in {"client", "cluster"}:
+        raise ConfigError(
+            f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
+        )
+    if deploy_mode == "cluster":
+        _refuse_relative_paths(pipeline, state_dir)
+    return pipeline, SubmitRequest(
+        spark_submit="spark-submit",
+        program=str(Path(submitted.__file__)),
+        file=file,
+        name=pipeline.name,
+        master=spark_master,
+        deploy_mode=deploy_mode,
+        java_home=java_home,
+        image=image,
+        conf=spark_conf,
+        environment=variables,
+        bucket=_bucket_of(state_dir, variables),
+        delta=any(sink.table is not None and sink.table.is_remote for sink in pipeline.sinks),
+    )
+
+
+NewArchive = Annotated[
+    Path | None,
+    typer.Option("--archive", help="Archive to create. Default: NAME.tar.gz.", metavar="PATH", show_default=False),
+]
+
+
+def package(
+    file: File,
+    spark_master: SparkMaster,
+    deploy_mode: DeployMode = "client",
+    archive: NewArchive = None,
+    java_home: JavaHome = None,
+    image: Image = None,
+    env: Env = None,
+    conf: Conf = None,
+    state_dir: StateDir = None,
+    once: Once = False,
+    metrics: Metrics = None,
+    traces: Traces = None,
+    as_json: Json = False,
+) -> None:
+    """Write a pipeline and all that it needs to an archive for Spark clusters, and print the commands that run it.
+
+    The archive contains the pipeline file, the files that it names, penstock with the Python packages that it requires,
+    and jars for object storage if needed. Machines need Spark, Java, the same version of Python and the same platform,
+    but neither penstock nor a network to install it. Secrets are refused; an existing file is not overwritten.
+    """
+    from penstock.pipelines.export import archive as archives
+
+    pipeline, request = _request(
+        file, spark_master, deploy_mode, env or [], conf or [], state_dir, java_home=java_home, image=image
+    )
+    target = archive or Path(f"{pipeline.name}.tar.gz")
+    _check_shipped("the archive", str(target), "archive")
+    contents = archives.pipeline_files(file, pipeline)
+    program = Path(request.program)
+    line = submit_line(
+        replace(
+            request,
+            program=f"{ENVIRONMENT}/main.py",
+            file=Path(ENVIRONMENT, "pipeline", file.name),
+            archive=str(target),
+            driver_python=f"{ENVIRONMENT}/bin/python",
+            java_options=f"-Dlog4j2.configurationFile={_LOG_SETTINGS} -Dpenstock.spark.logLevel=FATAL",
+            arguments=_of_run(state_dir, metrics, traces, once=once, as_json=as_json),
+            is_packaged=True,
+        )
+    )
+    extras = ["spark"]
+    extras += ["postgresql"] if any(sink.postgresql is not None for sink in pipeline.sinks) else []
+    extras += ["kafka"] if any(sink.kafka is not None for sink in pipeline.sinks) else []
+    extras += ["otel"] if traces is not None else []
+    packages = archives.distributions(extras)
+    size = archives.write_archive(
+        target,
+        [
+            *contents,
+            *archives.program_files(pipeline.name, program, packages),
+            *archives.package_files(packages.values()),
+            *(archives.ArchiveFile(f"jars/{jar.name}", jar) for jar in _jars(request)),
+        ],
+    )
+    unpack = f"mkdir {ENVIRONMENT} && tar -xzf {shlex.quote(str(target))} -C {ENVIRONMENT}"
+    if as_json:
+        print_json(
+            {
+                "pipeline": pipeline.name,
+                "archive": str(target),
+                "bytes": size,
+                "packages": {name: found.version for name, found in sorted(packages.items())},
+                "unpack": unpack,
+                "environment": line.environment,
+                "argv": line.argv,
+            }
+        )
+        return
+    note(f"wrote {target}: {size / 1e6:.0f} MB, {len(packages)} packages, {archives.PYTHON}, {archives.PLATFORM}")
+    sys.stdout.write(f"{unpack}\n{line.shell()}\n")
+
+
+_LOG_SETTINGS = f"{ENVIRONMENT}/packages/penstock/spark/log4j2.properties"
 
 
 def _of_run(state_dir: str | None, metrics: str | None, traces: str | None, *, once: bool, as_json: bool) -> list[str]:

@@ -149,9 +149,9 @@ def pipeline_session(
         **STATE_SETTINGS,
         **(conf or {}),
     }
-    if delta:
+    # spark-submit has started Spark with their jars.
+    if delta and master != SUBMITTED:
         settings |= delta_settings(settings)
-    # spark-submit has started Spark with them.
     if bucket is not None and master != SUBMITTED:
         settings |= s3a_settings(bucket.endpoint, bucket.region, settings)
     if master != SUBMITTED:
