@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
@@ -23,9 +19,7 @@ from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec import loader
 from penstock.tube.record import Record
-from tests.spark.node import Node
 from tests.spark.pipelines import Setup
-from tests.spark.processes import Driver, until
 
 FILE = """\
 name: {name}
@@ -274,67 +268,3 @@ def test_streams_of_one_topic_are_joined_and_every_row_is_counted(setup_of: Call
     setup.send(event(10, "start", 520))
     with pytest.raises(ConfigError, match="state of its dedupe, windows and join has columns of other types"):
         setup.run()
-
-
-ROUNDS = 8
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(2400)
-def test_rows_are_exact_after_kills_of_the_driver(node: Node, new_topic: Callable[..., str], tmp_path: Path) -> None:
-    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
-    print(f"PENSTOCK_CHAOS_SEED={seed}")
-    draw = random.Random(seed)
-    topics = (new_topic(1), new_topic(1))
-    setup = Setup(node, topics[0], tmp_path, FILE.replace("PAYMENTS", topics[1]))
-    file = tmp_path / "join.yaml"
-    filled = FILE.replace("PAYMENTS", topics[1]).format(
-        name=topics[0], topic=topics[0], master=node.master, broker=node.mqtt, lake=setup.lake
-    )
-    file.write_text(filled)
-    sent: tuple[dict[int, Row], dict[int, Row]] = ({}, {})
-    numbers = itertools.count(1)
-
-    def send(rows: tuple[list[Row], list[Row]]) -> None:
-        for topic, time_column, batch, known in zip(topics, ("at", "received_at"), rows, sent, strict=True):
-            offsets = node.append(topic, [(0, record(row, time_column)) for row in batch])
-            known.update(zip(offsets, batch, strict=True))
-
-    def entries() -> list[LedgerEntry]:
-        return setup.ledger.entries("rows")
-
-    with Driver(tmp_path, file, "--state-dir", str(setup.state)) as driver:
-        for round_ in range(ROUNDS):
-            until_s = time.monotonic() + draw.uniform(2, 12)
-            before = len(entries())
-            while time.monotonic() < until_s or len(entries()) < before + 2:
-                around = 1_000 + 5 * next(numbers)
-                send(tuple(generated(draw, around, range(10 * around, 10 * around + 9)) for _ in topics))  # type: ignore[arg-type]
-                time.sleep(draw.uniform(0.05, 0.4))
-            print(f"round {round_}: {len(entries())} batches")
-            driver.kill()
-            driver.start()
-        end = 40_000
-        send(([Row(0, "end", end)], [Row(0, "end", end)]))
-        flushed_ms = int((START + timedelta(seconds=end - DELAY)).timestamp() * 1000)
-        until(lambda: (last := setup.ledger.last("rows")) is not None and last.watermark_ms >= flushed_ms, "the end")
-        driver.terminate()
-        driver.wait()
-    model = Model()
-    for entry in entries():
-        for side, (name, topic) in enumerate(zip(("orders", "payments"), topics, strict=True)):
-            first, last = (
-                next(iter(bound.get(f"{name}/{topic}", {"": 0}).values())) for bound in (entry.start, entry.end)
-            )
-            for offset, row in sent[side].items():
-                if first <= offset < last:
-                    is_late = int((START + timedelta(seconds=row.s)).timestamp() * 1000) <= entry.late_watermark_ms
-                    (model.late if is_late else model.kept)[side].append(row)
-    assert sum(map(len, (*model.kept, *model.late))) == sum(map(len, sent))
-    assert all(model.late)
-    expected = Counter((n, m) for n, m in model.joined() if n % 50)
-    found = Counter((row["n"], None if row["payment"] is None else row["payment"]["n"]) for row in written(setup))
-    assert found == expected
-    (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
-    assert (account.off, account.unknown) == ((), ())
-    print(f"{sum(map(len, sent))} records, {found.total()} rows, {len(entries())} batches, {ROUNDS} kills")
