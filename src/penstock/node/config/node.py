@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
@@ -680,7 +680,7 @@ def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:
     if get_origin(kind) in (Union, UnionType):
         for one in inner:
             value = _beside_the_file(value, one, directory)
-    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Section):
+    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
         kinds = {name: field.annotation for name, field in kind.model_fields.items()}
         return {name: _beside_the_file(each, kinds.get(name), directory) for name, each in value.items()}
     return value
