@@ -20,6 +20,7 @@ PEERS = {
     "connections": "mosquitto",
     "tls": "mosquitto",
     "isolation": "mosquitto",
+    "isolation-remote": "mosquitto",
     "scale": "mosquitto",
     "memory": "mosquitto",
     "capacity": "mosquitto",

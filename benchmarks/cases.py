@@ -16,7 +16,7 @@ from benchmarks.core import core
 from benchmarks.delta_commits import delta_commits
 from benchmarks.durable import durable
 from benchmarks.figures import Figure, Settings, alternate
-from benchmarks.isolation import isolation
+from benchmarks.isolation import isolation, isolation_remote
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.processes import processes
@@ -85,6 +85,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "connections": connections,
     "tls": tls,
     "isolation": isolation,
+    "isolation-remote": isolation_remote,
     "turns": turns,
     "processes": processes,
     "scale": scale,

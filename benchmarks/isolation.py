@@ -2,18 +2,23 @@
 
 The client publishes 50 messages of QoS 1 per second to a separate topic; measured is the time from PUBLISH to delivery.
 Floods run in separate processes: see :data:`LOADS`.
+
+On two cores the clients of a flood leave the broker little of the processors: a p99 is then mostly the time in which
+the broker or the measured client waits for one. ``isolation-remote`` is about clients that run elsewhere: those of the
+flood have a lower priority than the broker, and the measured client a higher one.
 """
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import select
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing.synchronize import Event
 from typing import Final, NamedTuple
 
@@ -25,13 +30,15 @@ from penstock.mqtt.codec.packets import Connect, Packet, PubAck, Publish, Subscr
 from penstock.statestore.blocking import Client
 from penstock.tube.blocking import Producer
 
-__all__ = ["isolation"]
+__all__ = ["isolation", "isolation_remote"]
 
 INTERVAL_S: Final = 0.02
 """Interval of the measured client's messages."""
 LATE_S: Final = 10.0
 """Time after which an undelivered message is an error."""
 PAYLOAD: Final = b"x" * 1024
+FLOOD_NICE: Final = 10
+"""Nice value of the clients of a flood that should not take the processor from the broker."""
 RETAINED: Final = 20_000
 """Retained messages of the load that subscribes to all of them."""
 
@@ -190,14 +197,15 @@ LOADS: Final = {
 }
 
 
-def _run(function: Callable[[str, int], None], address: str, argument: int, started: Event) -> None:
+def _run(function: Callable[[str, int], None], address: str, argument: int, nice: int, started: Event) -> None:
+    os.nice(nice)
     started.set()
     function(address, argument)
 
 
 @contextmanager
-def flooding(address: str, load: Load) -> Iterator[None]:
-    """Run the clients of a load."""
+def flooding(address: str, load: Load, nice: int = 0) -> Iterator[None]:
+    """Run the clients of a load, with this nice value."""
     clients = [(load.flood, load.window)]
     if load.subscribers:
         clients += [(read_flood, 0), (read_flood, 50)]
@@ -205,7 +213,7 @@ def flooding(address: str, load: Load) -> Iterator[None]:
     processes = []
     for function, argument in clients:
         started = context.Event()
-        process = context.Process(target=_run, args=(function, address, argument, started), daemon=True)
+        process = context.Process(target=_run, args=(function, address, argument, nice, started), daemon=True)
         process.start()
         started.wait(LATE_S)
         processes.append(process)
@@ -251,10 +259,42 @@ def latencies(address: str, seconds: float) -> list[float]:
     return sorted(found)
 
 
+@contextmanager
+def real_time() -> Iterator[None]:
+    """Run this process before all others that want a processor.
+
+    Raises:
+        SystemExit: the user must not do this.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        raise SystemExit(
+            "isolation-remote: this user may not have real-time priority; run it as root, in a group of processes "
+            "with real-time runtime (cpu.rt_runtime_us)"
+        ) from None
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def isolation(settings: Settings) -> list[Figure]:
     """The p50 and p99 of each load, in memory, a new server for each run."""
+    return _isolation(settings, LOADS, nullcontext, 0)
+
+
+def isolation_remote(settings: Settings) -> list[Figure]:
+    """The same for the loads of MQTT if the processors belong first to the measured client, then to the broker."""
+    loads = {name: load for name, load in LOADS.items() if load.listener == "mqtt"}
+    return _isolation(settings, loads, real_time, FLOOD_NICE)
+
+
+def _isolation(
+    settings: Settings, loads: Mapping[str, Load], measured: Callable[[], AbstractContextManager[None]], nice: int
+) -> list[Figure]:
     figures: list[Figure] = []
-    for name, load in LOADS.items():
+    for name, load in loads.items():
         names = ("penstock", "mosquitto") if load.listener == "mqtt" else ("penstock",)
         of_load = {(server, unit): Figure(name, server, unit) for unit in ("p50 ms", "p99 ms") for server in names}
         for _ in range(settings.repeats):
@@ -266,8 +306,9 @@ def isolation(settings: Settings) -> list[Figure]:
                     else:
                         address, _ = stack.enter_context(servers.mosquitto_process("max_inflight_messages 1024\n"))
                         flooded = address
-                    stack.enter_context(flooding(flooded, load))
-                    times = latencies(address, settings.seconds)
+                    stack.enter_context(flooding(flooded, load, nice))
+                    with measured():
+                        times = latencies(address, settings.seconds)
                 for unit, share in (("p50 ms", 0.5), ("p99 ms", 0.99)):
                     of_load[server, unit].runs.append(times[int(len(times) * share)])
         figures += of_load.values()
