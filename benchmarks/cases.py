@@ -22,6 +22,7 @@ from benchmarks.mqtt import mqtt
 from benchmarks.processes import processes
 from benchmarks.scale import memory, scale
 from benchmarks.spark import spark_source
+from benchmarks.spark_batches import spark_batches
 from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.spark_pipeline import spark_pipeline, spark_start
 from benchmarks.statestore import many_keys, state_store
@@ -104,6 +105,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "spark": spark_source,
     "spark-ceiling": spark_ceiling,
     "spark-pipeline": spark_pipeline,
+    "spark-batches": spark_batches,
     "spark-start": spark_start,
     "keys": keys,
 }

@@ -16,28 +16,32 @@ from benchmarks import servers
 from penstock import compiled
 from tools.core import is_release
 
-__all__ = ["cpu_of_tree", "describe"]
+__all__ = ["cpu_of_tree", "describe", "family"]
 
 PACKAGES = ("penstock", "uvloop", "lmdb", "protobuf", "numpy", "pyspark", "pyarrow")
 PEERS = {"mosquitto": "-h", "redis-server": "--version"}
 """Peers that are programs, and the option with which each prints its version."""
 
 
-def cpu_of_tree() -> float:
-    """Return the processor seconds of this process and its descendants, which depend little on the load of the
-    machine."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
+def family(root: int) -> dict[int, list[str]]:
+    """Return the fields of ``/proc/PID/stat`` from the state on, by process, of a process and its descendants."""
+    found: dict[int, list[str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):  # the process has ended; its parent includes it
-                fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-                parents[int(entry.name)] = int(fields[1])
-                ticks[int(entry.name)] = sum(map(int, fields[11:15]))
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                found[int(entry.name)] = text.rpartition(")")[2].split()
+    ours = {root}
+    while more := {pid for pid, fields in found.items() if int(fields[1]) in ours} - ours:
         ours |= more
-    return sum(ticks.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")
+    return {pid: found[pid] for pid in ours if pid in found}
+
+
+def cpu_of_tree() -> float:
+    """Return the processor seconds of this process and its descendants, which depend little on the load of the
+    machine."""
+    ticks = sum(int(ticks) for fields in family(os.getpid()).values() for ticks in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_model() -> str:

@@ -1,0 +1,116 @@
+"""Memory of a pipeline that runs for 3,000 batches: one table, and counts in event-time windows into the state store.
+
+The command runs as a user starts it. Its processes are Spark's JVM, the driver's Python process and the Python workers;
+the memory of each is its share of the pages (PSS), the live heap is measured after a collection of all garbage.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import servers
+from benchmarks.figures import Figure, Settings
+from benchmarks.machine import family
+from penstock.spark.environment.java import find_java
+
+__all__ = ["spark_batches"]
+
+BATCHES = (500, 1_000, 1_500, 2_000, 2_500, 3_000)
+RATE = 100
+"""Records per second: each batch has some."""
+BATCH_LIMIT_S = 10.0
+"""Maximum time for a batch, on average."""
+TOPIC = "steady"
+FILE = """\
+name: benchmark_batches
+source: {{topics: [{topic}], master: "{master}"}}
+statestore: {{broker: "mqtt://{mqtt}"}}
+trigger: 20 milliseconds
+steps:
+  - name: parsed
+    parse: {{format: csv, schema: "sent DOUBLE NOT NULL"}}
+  - name: timed
+    map: {{compute: {{at: timestamp_micros(cast(sent * 1000000 AS BIGINT))}}}}
+  - name: minutes
+    window: {{time: at, duration: 1 minute, watermark: 1 minute, aggregates: {{n: count(*)}}}}
+sinks:
+  - name: rows
+    from: timed
+    table: {{path: "{folder}/rows"}}
+  - name: counts
+    from: minutes
+    statestore: {{entries: [{{key: "benchmark/{{window_start}}", value: [n]}}]}}
+"""
+_USED = re.compile(r"(?:used |, used )(\d+)K")
+
+
+def spark_batches(_settings: Settings) -> list[Figure]:
+    """Memory in MB after so many batches of the table, of each kind of process."""
+    jcmd = find_java().home / "bin" / "jcmd"
+    if not jcmd.exists():
+        raise SystemExit("spark-batches: the heap is measured with jcmd: install a JDK")
+    figures: list[Figure] = []
+    with servers.penstock("memory", topics=[TOPIC]) as ready, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file, state = folder / "benchmark.yaml", folder / "state"
+        file.write_text(
+            FILE.format(topic=TOPIC, master=ready["tube_master"], mqtt=ready["mqtt"], folder=folder), encoding="utf-8"
+        )
+        limit_s = str(BATCHES[-1] * BATCH_LIMIT_S)
+        feed = [sys.executable, "-m", "benchmarks.steady", ready["tube_master"], TOPIC, str(RATE), limit_s]
+        run = [sys.executable, "-m", "penstock.cli", "pipeline", "run", str(file), "--state-dir", str(state)]
+        with (
+            subprocess.Popen(feed) as feeding,
+            subprocess.Popen(run, stdout=subprocess.DEVNULL) as running,
+        ):
+            try:
+                for count in BATCHES:
+                    _wait_for_batch(state / "checkpoints" / "rows" / "commits", count, running)
+                    for kind, mb in _memory(running.pid, jcmd).items():
+                        figures.append(Figure(f"after {count:,} batches, {kind}", "penstock", "MB", [mb]))
+                        print(f"{count} batches: {kind} {mb:.1f} MB", file=sys.stderr, flush=True)
+            finally:
+                feeding.kill()
+                running.terminate()
+    return figures
+
+
+def _wait_for_batch(commits: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    limit = time.monotonic() + count * BATCH_LIMIT_S
+    while not (commits / str(count - 1)).exists():
+        if process.poll() is not None or time.monotonic() > limit:
+            raise RuntimeError(f"no batch {count}: status {process.returncode}")
+        time.sleep(0.02)
+
+
+def _memory(pid: int, jcmd: Path) -> dict[str, float]:
+    """Return the memory in MB by kind of process, and of the objects of the JVM that are in use."""
+    kinds = {"driver": 0, "JVM": 0, "workers": 0}
+    java = 0
+    for process in family(pid):
+        try:
+            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            pss = _field(Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii"), "Pss")
+        except OSError:  # it has ended
+            continue
+        program = Path(command.partition(b"\0")[0].decode()).name
+        kind = "driver" if process == pid else "JVM" if program == "java" else "workers"
+        java = process if kind == "JVM" else java
+        kinds[kind] += pss
+    subprocess.run([jcmd, str(java), "GC.run"], check=True, stdout=subprocess.DEVNULL)
+    heap = subprocess.run([jcmd, str(java), "GC.heap_info"], check=True, capture_output=True, text=True).stdout
+    used = _USED.search(heap)
+    assert used is not None, heap
+    return {**{kind: kb / 1024 for kind, kb in kinds.items()}, "live heap": int(used[1]) / 1024}
+
+
+def _field(text: str, name: str) -> int:
+    """Return a field of /proc in KiB."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
+    assert found is not None, text
+    return int(found[1])
