@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -90,7 +91,7 @@ class KafkaTarget:
         been stored."""
         self._closed.set()
         await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self._producer.flush, FLUSH_S)
+        await asyncio.to_thread(_flush, self._producer)
         while self._results:
             self._deliver()
 
@@ -159,18 +160,28 @@ class KafkaTarget:
         """Call the callbacks of the producer; runs in the thread."""
         while not self._closed.is_set():
             if self._replaced.is_set():
-                self._replaced.clear()
-                with self._sending:
-                    old, self._producer = self._producer, self._new_producer()
-                # Every message of it gets a result, and is sent again by the new one, in order.
-                old.purge()
-                old.flush(FLUSH_S)
-            with FatalErrors(self._replace):
+                self._replace()
+            fatal = FatalErrors()
+            with fatal:
                 self._producer.poll(POLL_S)
+            if fatal.why is not None and not self._replaced.is_set():
+                _log.warning("the producer of Kafka topic %s is replaced: %s", self._section.topic, fatal.why)
+                self._replaced.set()
 
-    def _replace(self, why: str) -> None:
-        _log.warning("the producer of Kafka topic %s is replaced: %s", self._section.topic, why)
-        self._replaced.set()
+    def _replace(self) -> None:
+        """Replace the producer, and return the results of the messages in the old one."""
+        try:
+            producer = self._new_producer()
+        except ConfigError as error:  # for example while certificates are exchanged
+            self._error = self._unavailable(f"{error.what}: {error.why}")
+            return
+        self._replaced.clear()
+        with self._sending:
+            old, self._producer = self._producer, producer
+        # Every message of it gets a result, and is sent again by the new one, in order.
+        old.purge()
+        _flush(old)
+        old.close()
 
     def _add(self, done: Done, result: object) -> None:
         if result is None:
@@ -228,6 +239,14 @@ class KafkaTarget:
         if oidc is not None and "OAUTHBEARER token" in why:  # librdkafka's text for a token that was not issued
             do = f"check {oidc.token_url}, client id, client secret and scope"
         return UnavailableError(f"kafka: messages for topic {section.topic!r} wait", applied=None, why=why, do=do)
+
+
+def _flush(producer: Producer) -> None:
+    """Wait for the results of the messages in ``producer``, also if it reports its fatal error meanwhile."""
+    ends = time.monotonic() + FLUSH_S
+    while len(producer) and time.monotonic() < ends:
+        with FatalErrors():
+            producer.flush(FLUSH_S)
 
 
 def _settings(section: KafkaSection, max_bytes: int) -> dict[str, Any]:

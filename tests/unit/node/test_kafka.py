@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.node.config.kafka import KafkaSection
@@ -16,6 +20,7 @@ from penstock.node.config.node import load_config
 from penstock.node.kafka import KafkaTarget, _settings
 from penstock.runtime.kafka.client import token_expiry
 from penstock.tube.record import Record
+from tests.fatal_errors import raise_fatal
 
 KAFKA: dict[str, Any] = {"bootstrap": ["h:9092", "i:9092"], "topic": "telemetry"}
 SASL = {"mechanism": "SCRAM-SHA-256", "user": "u", "password_file": "p"}
@@ -105,6 +110,97 @@ def test_the_settings_of_the_client(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match="producer of Kafka topic 'telemetry' cannot be created"):
         KafkaTarget(KafkaSection.model_validate(KAFKA | {"tls": {"ca": "missing.pem"}}), max_bytes=1 << 20)
+
+
+def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
+    tls = {"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"}
+    for sasl, names in [
+        (SASL, {"password_file": "p"}),
+        ({"mechanism": "OAUTHBEARER", "token_file": "t"}, {"token_file": "t"}),
+        ({"mechanism": "OAUTHBEARER", "oidc": OIDC | {"ca": "i.pem"}}, {"client_secret_file": "s", "ca": "i.pem"}),
+    ]:
+        file = tmp_path / "penstock.yaml"
+        rule = {"filter": "a/#", "to": {"kafka": KAFKA | {"tls": tls, "sasl": sasl}}}
+        file.write_text(json.dumps({"rules": [rule]}))
+        kafka = load_config(file, {}, {}).rules[0].to
+        assert kafka is not None
+        section = kafka.kafka
+        assert section.tls is not None
+        assert section.tls.model_dump() == {name: tmp_path / path for name, path in tls.items()}
+        assert section.sasl is not None
+        given = section.sasl.oidc or section.sasl
+        assert {name: getattr(given, name) for name in names} == {name: tmp_path / path for name, path in names.items()}
+
+
+class FakeProducer:
+    """A producer that stores nothing; ``fails``: the next calls of callbacks raise a fatal error."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails = fails
+        self.values: list[bytes] = []
+        self.results: deque[Callable[[KafkaError | None, None], None]] = deque()
+        self.purged = self.closed = False
+
+    def produce(
+        self,
+        _topic: str,
+        value: bytes,
+        *_: object,
+        on_delivery: Callable[[KafkaError | None, None], None],
+        **_named: object,
+    ) -> None:
+        self.values.append(value)
+        self.results.append(on_delivery)
+
+    def poll(self, _: float) -> None:
+        time.sleep(0.001)
+        if self.fails and self.values:
+            self.fails -= 1
+            raise_fatal(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
+
+    def purge(self) -> None:
+        self.purged = True
+
+    def flush(self, _: float) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise_fatal(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        while self.results:
+            self.results.popleft()(KafkaError(KafkaError._PURGE_QUEUE) if self.purged else None, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+async def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = FakeProducer(fails=2), FakeProducer()
+    # Between them one that cannot be created.
+    made: list[FakeProducer | None] = [first, None, second]
+
+    def create(_: KafkaTarget) -> FakeProducer:
+        if (producer := made.pop(0)) is None:
+            raise ConfigError("the producer cannot be created", option="rules", why="ca.pem is missing")
+        return producer
+
+    monkeypatch.setattr(KafkaTarget, "_new_producer", create)
+    monkeypatch.setattr("penstock.node.kafka.POLL_S", 0.001)
+    target = KafkaTarget(KafkaSection.model_validate(KAFKA), max_bytes=1 << 20)
+    target.start()
+    results: asyncio.Queue[object] = asyncio.Queue()
+    for value in (b"1", b"2"):
+        target.append(target.prepare(Record(value, topic="a", id="i")), results.put_nowait)
+    async with asyncio.timeout(10):
+        failed = [await results.get() for _ in range(2)]
+    assert all(isinstance(error, PenstockError) and target.retries(error) for error in failed)
+    assert (first.values, first.purged, made) == ([b"1", b"2"], True, [])
+    target.append(target.prepare(Record(b"1", topic="a", id="i")), results.put_nowait)
+    await target.close()
+    assert second.values == [b"1"]
+    assert results.get_nowait() is None
+    assert (first.closed, second.closed) == (True, False)
 
 
 def test_a_record_becomes_a_message() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.runtime.io.tls import read_password
 from penstock.runtime.kafka.config import KafkaSasl, KafkaTls, SaslMechanism
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
 
 __all__ = ["LARGEST_BYTES", "LARGEST_MESSAGE", "FatalErrors", "KafkaConnection", "KafkaTopic", "token_expiry"]
 
@@ -23,24 +26,29 @@ default]."""
 
 
 class FatalErrors:
-    """Context manager: passes the text of a fatal error of a client to ``handle``.
+    """Context manager that ends its block at a fatal error of a client; ``why`` is its text, None without one.
 
     Any call that calls callbacks may raise one. The library raises it with a type that is not an exception, so that no
-    ``except`` clause with a type catches it [confluent-kafka 2.16]; Python 3.12 replaces it by SystemError.
+    ``except`` clause with a type catches it [confluent-kafka 2.16]; Python 3.12 replaces it by SystemError, and
+    ``error`` is None. Translate it after the block: it would be the context of an exception that is raised here, whose
+    traceback could not be formatted then. Close the client: Python does not free what the error refers to.
     """
 
-    def __init__(self, handle: Callable[[str], None]) -> None:
-        self._handle = handle
+    def __init__(self) -> None:
+        self.error: KafkaError | None = None
+        self.why: str | None = None
 
     def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, value: object, _trace: object) -> bool:
+        # Not in __exit__, where it may raise, and handle, exceptions with the error as their context.
         from confluent_kafka import KafkaError
 
-        if not isinstance(value, (KafkaError, SystemError)):
+        self._type = KafkaError
+
+    def __exit__(self, _kind: object, value: object, _trace: object) -> bool:
+        if not isinstance(value, (self._type, SystemError)):
             return False
-        self._handle(value.str() if isinstance(value, KafkaError) else str(value))
+        self.error = value if isinstance(value, self._type) else None
+        self.why = str(value) if self.error is None else self.error.str()
         return True
 
 

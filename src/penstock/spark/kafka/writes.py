@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.tls import read_password
@@ -131,7 +131,7 @@ def write_batch(write: TopicBatch, batches: Iterable[pa.RecordBatch]) -> int:
             written = before._replace(batch=write.batch, rows=rows, total=before.total + rows)
             _commit(session, producer, consumer, written)
         except BaseException:
-            with suppress(Exception), FatalErrors(lambda _: None):  # the next attempt aborts it, too
+            with suppress(Exception), FatalErrors():  # the next attempt aborts it, too
                 producer.abort_transaction(_SLICE_S)
             raise
     return rows
@@ -220,7 +220,8 @@ def _commit(session: _Session, producer: Producer, consumer: Consumer, written: 
     group = consumer.consumer_group_metadata()
     session.call(
         producer.poll,
-        lambda wait_s: producer.send_offsets_to_transaction([offset], group, wait_s),
+        # Not in slices: the client fails the transaction if the coordinator of the group answers later than that.
+        lambda _: producer.send_offsets_to_transaction([offset], group, TIMEOUT_S),
         "store the batch's number for",
     )
     session.call(producer.poll, producer.commit_transaction, "commit a batch to")
@@ -238,7 +239,8 @@ def _send(session: _Session, producer: Producer, batches: Iterable[pa.RecordBatc
 
     def check() -> None:
         if failures:
-            raise failures[0]
+            # Not kept: its traceback refers to this list and the producer, whose threads would live on.
+            raise failures.pop()
 
     rows, topic = 0, session.target.topic
     for batch in batches:
@@ -298,6 +300,7 @@ class _Session:
         self.target = target
         self._timeout_s = timeout_s or TIMEOUT_S
         self._errors: list[KafkaError] = []
+        self._is_fatal = False
 
     @contextmanager
     def producer(self, name: str) -> Iterator[Producer]:
@@ -321,8 +324,10 @@ class _Session:
         try:
             yield producer
         finally:
-            with FatalErrors(lambda _: None):
+            with FatalErrors():
                 producer.purge()
+            if self._is_fatal:
+                producer.close()
 
     @contextmanager
     def consumer(self, name: str) -> Iterator[Consumer]:
@@ -362,6 +367,7 @@ class _Session:
 
         ends, wait_s = time.monotonic() + self._timeout_s, 0.0
         error: KafkaError | None = None
+        fatal = FatalErrors()
         while True:
             self.serve(poll, wait_s)
             self.check()
@@ -369,24 +375,31 @@ class _Session:
                 raise self._unavailable(what, self._last(error))
             wait_s = 0.1
             try:
-                with FatalErrors(self._fail):
+                with fatal:
                     return request(_SLICE_S)
+                raise self._fatal(fatal)
             except KafkaException as failure:
                 error = failure.args[0]
                 assert error is not None
-                if not error.retriable() and error.name() not in _TEMPORARY:
+                # A transaction that must be aborted cannot be continued, also if the cause was temporary.
+                is_temporary = error.retriable() or error.name() in _TEMPORARY
+                if error.txn_requires_abort() or not is_temporary:
                     raise self.translated(error, what) from failure
             except TimeoutError:
                 error = None
 
     def serve(self, poll: Callable[[float], Result], wait_s: float) -> Result:
-        """Return the result of ``poll``, which calls callbacks. Raises UnavailableError: the producer was replaced."""
-        with FatalErrors(self._fail):
+        """Return the result of ``poll``, which calls callbacks. Raises PenstockError: a fatal error of the client."""
+        fatal = FatalErrors()
+        with fatal:
             return poll(wait_s)
-        raise AssertionError
+        raise self._fatal(fatal)
 
-    def _fail(self, why: str) -> NoReturn:
-        raise self._ended(why)
+    def _fatal(self, fatal: FatalErrors) -> PenstockError:
+        self._is_fatal = True
+        if fatal.error is None:
+            return self._ended(fatal.why or "")
+        return self.translated(fatal.error, "write to")
 
     def check(self) -> None:
         """Raise RefusedError if the server refuses the user, or this client its certificate."""
@@ -419,7 +432,7 @@ class _Session:
             return self.refused(why, _ACLS)
         if code == "INVALID_TRANSACTION_TIMEOUT":
             return self.refused(why, "set transaction_timeout of the sink below transaction.max.timeout.ms of Kafka")
-        if code in _REPLACED:
+        if code in _REPLACED or error.fatal():
             return self._ended(why)
         return self._unavailable(what, why)
 
