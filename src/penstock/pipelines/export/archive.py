@@ -53,9 +53,14 @@ _UNUSED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 """Records of an installation, with paths of this machine."""
 _REQUIREMENT = re.compile(r"\s*(?P<name>[A-Za-z0-9._-]+)\s*(?:\[(?P<extras>[^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
-_URL_PASSWORD = re.compile(r"//[^/@\s:]*:(?P<password>[^/@\s]+)@")
-_SECRET_NAME = re.compile(r"(?i)(password|passwd|secret|token|access[._-]?key|credentials?)$")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|file:[^}]+)\}")
+_URL_PASSWORD = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
+_NAMED = frozenset({"options", "headers", "properties"})
+"""Parts of the file with names that the user gives."""
+_SECRET_NAME = re.compile(
+    r"(?i)(password|passwd|secret|token|credentials?|authorization|(access|account|api|private|secret)[._-]?key)$"
+)
+_VARIABLE = re.compile(r"\$\{(?:[A-Za-z_][A-Za-z0-9_]*(?::-(?P<default>[^}]*))?|file:[^}]+)\}")
+_COLUMN = re.compile(r"\{[^{}]*\}")
 _SECRET_FILE = re.compile(r"\$\{file:([^}]+)\}")
 _LAUNCHER = f"""\
 #!/bin/sh
@@ -153,12 +158,10 @@ def _refuse_secret(document: Document, place: tuple[str | int, ...], value: str)
                 why="a package contains no secrets",
                 do="write an absolute path, at which each machine has the file",
             )
-    found = _URL_PASSWORD.search(value)
-    password = found["password"] if found is not None else ""
-    if "options" in place[:-1] and _SECRET_NAME.search(str(place[-1])):
-        password = value
-    # What remains without variables: also the default of one.
-    if _VARIABLE.sub("", password):
+    # As it is written: variables have their defaults, those without one are empty.
+    written = _VARIABLE.sub(lambda variable: variable["default"] or "", value)
+    is_secret = _NAMED.intersection(map(str, place[:-1])) and _SECRET_NAME.search(str(place[-1]))
+    if _URL_PASSWORD.search(written) or (is_secret and _COLUMN.sub("", written)):
         raise ConfigError(
             f"{where}: the file contains a password",
             where=where,

@@ -27,6 +27,7 @@ steps:
   - {name: twice, python: {file: twice.py, schema: password STRING}}
 sinks:
   - {name: rows, table: {path: lake/rows}}
+  - {name: sent, tubemq: {topic: sent, value: machine, headers: {token: "{machine}", unit: bar}}}
 """
 
 
@@ -54,6 +55,10 @@ def test_files_of_the_pipeline(file: Path) -> None:
         ("${file:/secrets/water}", "${WORD:-hunter2}", "3:22: the file contains a password"),
         ("${file:/secrets/water}", "hunter${WORD:-}2", "the file contains a password"),
         ("tubemq.passwordFile: /secrets/reader", "clientSecret: hunter2", "the file contains a password"),
+        ("tubemq.passwordFile: /secrets/reader", "fs.s3a.secret.key: hunter2", "the file contains a password"),
+        ('"{machine}"', "hunter2", "the file contains a password"),
+        ("unit: bar", "Authorization: 'Bearer ${WORD:-hunter2}'", "the file contains a password"),
+        ("water:${file:/secrets/water}", "water:${file:/secrets/water}hunter2", "the file contains a password"),
         ("${file:/secrets/water}", "${file:water}", "would not exist where the pipeline runs"),
     ],
 )
@@ -65,6 +70,13 @@ def test_secrets_are_refused(file: Path, old: str, new: str, words: str) -> None
     assert words in str(raised.value)
     assert "hunter" not in str(raised.value)
     assert (raised.value.why, raised.value.do) != (None, None)
+
+
+def test_variables_without_a_password_are_accepted(file: Path) -> None:
+    url = "mqtts://${LOGIN:-water}:${WORD:-}@${HOST:-edge:8883}"
+    file.write_text(file.read_text().replace("mqtts://water:${file:" + str(file.parent / "water") + "}@edge", url))
+    assert url in file.read_text()
+    assert pipeline_files(file, load(file))
 
 
 @pytest.mark.parametrize("path", ["DIRECTORY/schemas/rows.ddl", "schemas/../schemas/rows.ddl"])
