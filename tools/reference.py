@@ -374,7 +374,9 @@ def pipeline_file() -> str:
         *example("pipeline.yaml"),
         (
             "`${VAR}` and `${VAR:-default}` are replaced by environment variables, `${file:PATH}` by the first line of "
-            "a file, for secrets, which no message shows. Relative paths are relative to the pipeline file."
+            "a file, for secrets, which no message shows. Paths of these files, of schemas and of Python files are "
+            "relative to the pipeline file. Paths of tables, and of files that executors read, are relative to the "
+            "working directory."
         ),
         "",
         (

@@ -97,9 +97,8 @@ def session(
             if (home := installation()) is not None:
                 os.environ["SPARK_HOME"] = str(home)
             given = settings[_JAVA_OPTIONS]
-            everything = f"{given} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
             # First, so that logging that is given is not disabled.
-            settings[_JAVA_OPTIONS] = f"{java_options(java, home, everything)} {given}".lstrip()
+            settings[_JAVA_OPTIONS] = f"{java_options(java, home, given)} {given}".lstrip()
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)

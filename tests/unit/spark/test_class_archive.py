@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.parent.mkdir(parents=True)
         file.write_bytes(b"1")
     monkeypatch.setenv("SPARK_HOME", str(home))
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(class_archive, "find_java", lambda: Java(tmp_path / "java", 17, "PATH"))
     return home
 
@@ -50,11 +54,27 @@ def test_a_session_uses_an_archive_that_exists(home: Path, tmp_path: Path, monke
     assert java_options(java, home) == f"-XX:SharedArchiveFile={path} -Xlog:disable -Xlog:all=error:stderr"
     assert java_options(java, home, "-XX:SharedArchiveFile=/own.jsa") == ""
     assert java_options(java, None) == java_options(tmp_path / "gone", home) == ""
+    assert java_options(java, home, "-Xlog:gc").startswith("-XX:SharedArchiveFile")
+    # Java reads these before: logging that they begin would be ended.
+    for name, option in [("JAVA_TOOL_OPTIONS", "-Xlog:gc"), ("SPARK_SUBMIT_OPTS", "-Xshare:off")]:
+        with monkeypatch.context() as context:
+            context.setenv(name, option)
+            assert java_options(java, home) == ""
     # An option that Spark would split.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "with space"))
     archive_path(home, java).parent.mkdir(parents=True)
     archive_path(home, java).touch()
     assert java_options(java, home) == ""
+
+
+def test_a_cache_directory_with_a_space_is_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "with space"
+    (cache / "penstock").mkdir(parents=True)
+    (cache / "penstock" / "spark").symlink_to(home.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("SPARK_HOME", str(cache / "penstock" / "spark" / home.name))
+    with pytest.raises(ConfigError, match="the class archive cannot be in"):
+        make_archive()
 
 
 def test_a_generated_home_is_that_of_pip_also_if_the_parent_process_has_set_it(
@@ -83,8 +103,11 @@ def test_it_is_made_once_and_replaces_that_of_an_older_version(
     assert made[0].startswith("-XX:+UseSerialGC -XX:ArchiveClassesAtExit=")
     assert make_archive() == (path, False)
     (home / "jars" / "spark.jar").write_bytes(b"22")
+    for scratch, age_s in ((".making-now", 0), (".making-killed", 7200)):
+        (path.parent / scratch / "spark").mkdir(parents=True)
+        os.utime(path.parent / scratch, (time.time() - age_s,) * 2)
     newer, _ = make_archive()
-    assert list(path.parent.iterdir()) == [newer]
+    assert {*path.parent.iterdir()} == {newer, path.parent / ".making-now"}
     assert main(["pipeline", "warm-up"]) == 0
     assert capsys.readouterr().out == f"{newer} exists already\n"
     assert len(made) == 2

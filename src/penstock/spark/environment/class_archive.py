@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from penstock.spark.environment.java import cache_directory, find_java
 __all__ = ["archive_path", "installation", "java_options", "make_archive"]
 
 _MAKE_S = 600.0
+_SCRATCH = ".making-"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 """Without warnings, which Java would print on standard output, as of an archive that does not fit a class path."""
@@ -48,17 +51,27 @@ def archive_path(home: Path, java: Path) -> Path:
 def java_options(java: Path, home: Path | None, given: str = "") -> str:
     """Return the options with which a session of ``home`` uses its archive; empty if there is none.
 
-    ``given``: options of the user, which may name another archive.
+    ``given``: options of the user, which follow; they, or those of the environment, may name another archive.
     """
-    if home is None or "-XX:SharedArchiveFile" in given or "-XX:ArchiveClassesAtExit" in given:
+    before = " ".join(os.environ.get(name, "") for name in _OPTIONS)
+    if home is None or any(option in f"{before} {given}" for option in _OF_ARCHIVES) or "-Xlog" in before:
         return ""
     try:
         path = archive_path(home, java)
-        # A space would end the option.
-        usable = path.is_file() and not set(str(path)) & set(" \t\"'")
+        usable = path.is_file() and not _is_split(path)
     except OSError:
         return ""
     return f"-XX:SharedArchiveFile={path} {_QUIET}" if usable else ""
+
+
+_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+"""Variables with options of Java, which it reads before those of a session: `-Xlog:disable` would end their logging."""
+_OF_ARCHIVES = ("-XX:SharedArchiveFile", "-XX:ArchiveClassesAtExit", "-Xshare")
+
+
+def _is_split(path: Path) -> bool:
+    """Return True if Spark would split an option with the path, or remove its quotes."""
+    return bool(set(str(path)) & set(" \t\"'"))
 
 
 def make_archive(options: str = "") -> tuple[Path, bool]:
@@ -67,7 +80,7 @@ def make_archive(options: str = "") -> tuple[Path, bool]:
     ``options``: further ones of Java. It starts a session of Spark in another process, for half a minute to three.
 
     Raises:
-        ConfigError: Java or Spark is missing, or Spark was not installed by pip.
+        ConfigError: Java or Spark is missing, Spark was not installed by pip, or the cache directory cannot be used.
         UnavailableError: Java cannot make it.
         StorageError: the cache directory is not writable.
     """
@@ -83,15 +96,28 @@ def make_archive(options: str = "") -> tuple[Path, bool]:
         path = archive_path(home, find_java().home)
         if path.exists():
             return path, False
+        if _is_split(path):
+            raise ConfigError(
+                f"the class archive cannot be in {str(path.parent)!r}",
+                option="XDG_CACHE_HOME",
+                why="options of Java in Spark's configuration cannot contain spaces and quotes",
+                do="set XDG_CACHE_HOME to a directory without them",
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH) as scratch:
             made = Path(scratch) / path.name
             _run_session(Path(scratch), f"{options} -XX:ArchiveClassesAtExit={made} {_QUIET}".strip())
+            # Java does not check its content, which a loss of power could leave incomplete.
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
             # Renamed, so that no process ever sees a part of it.
             made.rename(path)
         for other in path.parent.glob(f"{_prefix()}-*.jsa"):
             if other != path:
                 other.unlink(missing_ok=True)
+        for abandoned in path.parent.glob(f"{_SCRATCH}*"):  # by a process that was killed
+            if abandoned.stat().st_mtime < time.time() - 2 * _MAKE_S:
+                shutil.rmtree(abandoned, ignore_errors=True)
     except OSError as error:
         raise StorageError(
             f"the class archive cannot be written: {error.strerror or error}",
