@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaTarget"]
 
-_log = logging.getLogger("penstock.runtime.kafka")
+_log = logging.getLogger("penstock.kafka")
 
 PORTION: Final = 256
 """Maximum number of results that one turn of the event loop handles."""
