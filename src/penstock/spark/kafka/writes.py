@@ -131,7 +131,7 @@ def write_batch(write: TopicBatch, batches: Iterable[pa.RecordBatch]) -> int:
             written = before._replace(batch=write.batch, rows=rows, total=before.total + rows)
             _commit(session, producer, consumer, written)
         except BaseException:
-            with suppress(Exception), FatalErrors():  # the next attempt aborts it, too
+            with suppress(Exception), session.fatal:  # the next attempt aborts it, too
                 producer.abort_transaction(_SLICE_S)
             raise
     return rows
@@ -300,7 +300,7 @@ class _Session:
         self.target = target
         self._timeout_s = timeout_s or TIMEOUT_S
         self._errors: list[KafkaError] = []
-        self._is_fatal = False
+        self.fatal = FatalErrors()
 
     @contextmanager
     def producer(self, name: str) -> Iterator[Producer]:
@@ -324,10 +324,11 @@ class _Session:
         try:
             yield producer
         finally:
-            with FatalErrors():
+            with self.fatal:
                 producer.purge()
-            if self._is_fatal:
-                producer.close()
+            if self.fatal.why is not None:
+                with self.fatal:
+                    producer.close()
 
     @contextmanager
     def consumer(self, name: str) -> Iterator[Consumer]:
@@ -367,7 +368,6 @@ class _Session:
 
         ends, wait_s = time.monotonic() + self._timeout_s, 0.0
         error: KafkaError | None = None
-        fatal = FatalErrors()
         while True:
             self.serve(poll, wait_s)
             self.check()
@@ -375,9 +375,9 @@ class _Session:
                 raise self._unavailable(what, self._last(error))
             wait_s = 0.1
             try:
-                with fatal:
+                with self.fatal:
                     return request(_SLICE_S)
-                raise self._fatal(fatal)
+                raise self._fatal_error()
             except KafkaException as failure:
                 error = failure.args[0]
                 assert error is not None
@@ -390,16 +390,14 @@ class _Session:
 
     def serve(self, poll: Callable[[float], Result], wait_s: float) -> Result:
         """Return the result of ``poll``, which calls callbacks. Raises PenstockError: a fatal error of the client."""
-        fatal = FatalErrors()
-        with fatal:
+        with self.fatal:
             return poll(wait_s)
-        raise self._fatal(fatal)
+        raise self._fatal_error()
 
-    def _fatal(self, fatal: FatalErrors) -> PenstockError:
-        self._is_fatal = True
-        if fatal.error is None:
-            return self._ended(fatal.why or "")
-        return self.translated(fatal.error, "write to")
+    def _fatal_error(self) -> PenstockError:
+        if self.fatal.error is None:
+            return self._ended(self.fatal.why or "")
+        return self.translated(self.fatal.error, "write to")
 
     def check(self) -> None:
         """Raise RefusedError if the server refuses the user, or this client its certificate."""
