@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,9 +54,15 @@ def test_a_batch_is_written_once_and_replaced_writers_are_refused(kafka_broker: 
             started.append(write_batch(batch_of(target, 1, run=2), [rows(10, 3)]))
         yield rows(12, 1)
 
-    with pytest.raises(UnavailableError, match="ended the transaction of a batch"):
+    threads = _threads()
+    with pytest.raises(UnavailableError, match="ended the transaction of a batch") as ended:
         write_batch(batch_of(target, 1), replaced())
     assert started == [3]
+    # As a worker of Spark reports it, to a driver that repeats the batch then.
+    assert "UnavailableError" in "".join(traceback.format_exception(ended.value))
+    del ended
+    gc.collect()
+    assert _threads() == threads
     # The replaced run repeats its batch, or continues with the next one: a later run has written.
     for batch in (1, 2):
         with pytest.raises(RefusedError, match="a later run has written under 2:0:n"):
@@ -78,6 +86,21 @@ def test_a_batch_is_written_once_and_replaced_writers_are_refused(kafka_broker: 
     admin.delete_consumer_groups([group])[group].result(60)
     assert write_batch(batch_of(target, 3, run=3), [rows(14, 2)]) == 2
     assert written_batches(target, "plant", "out", "q") == WrittenBatches(3, 2, 2, first=3)
+    # It removes them with the topic, also if that is created again.
+    admin.delete_topics([target.topic])[target.topic].result(60)
+    admin.create_topics([NewTopic(target.topic, 1, 1)])[target.topic].result(60)
+    end = time.monotonic() + 30
+    while written_batches(target, "plant", "out", "q") is not None:
+        assert time.monotonic() < end, "the offset of the deleted topic remained"
+        time.sleep(0.1)
+    for _ in range(2):
+        assert write_batch(batch_of(target, 4, run=3), [rows(16, 2)]) == 2
+    assert values(kafka_broker, target) == [16, 17]
+    assert written_batches(target, "plant", "out", "q") == WrittenBatches(4, 2, 2, first=4)
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def test_refusals_name_the_cause_and_write_nothing(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
@@ -134,6 +157,26 @@ def test_a_broker_that_does_not_answer_is_unavailable(
     with pytest.raises(UnavailableError) as failed:
         check_topic(target._replace(connection=connection), 5)
     assert "OAUTHBEARER token" in str(failed.value.why)
+
+
+@pytest.mark.nightly
+def test_a_batch_that_takes_longer_than_its_transaction_is_repeated(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.spark.kafka.writes.MESSAGE_TIMEOUT_S", 1.0)
+    target = topic(kafka_broker, "slow")._replace(transaction_s=1.0)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 2)
+        time.sleep(15)  # the broker looks for such transactions every ten seconds
+        yield rows(2, 2)
+
+    with pytest.raises(UnavailableError, match="ended the transaction of a batch") as ended:
+        write_batch(batch_of(target, 0), slow())
+    assert "increase transaction_timeout" in str(ended.value.do)
+    assert values(kafka_broker, target) == []
+    assert write_batch(batch_of(target, 0), [rows(0, 4)]) == 4
+    assert values(kafka_broker, target) == list(range(4))
 
 
 def write(kafka: KafkaBroker, target: KafkaTopic, run: int, first: int, last: int) -> subprocess.Popen[str]:
