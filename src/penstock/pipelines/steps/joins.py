@@ -163,8 +163,9 @@ def mark_late(rows: DataFrame, plan: SinkPlan, side: str, watermark_ms: int) -> 
     step = next(step for step in plan.steps if step.join is not None)
     assert step.join is not None
     time = step.join.left_time if side == "left" else step.join.right_time
+    # Before the first watermark Spark compares with 0, and drops what a device dates 1970 that does not know the time.
     is_late = alive() & (sf.unix_micros(time) <= sf.lit(watermark_ms * 1000))
-    marked = rows.withColumn(_LATE, sf.coalesce(is_late, sf.lit(False)) if watermark_ms else sf.lit(False))
+    marked = rows.withColumn(_LATE, sf.coalesce(is_late, sf.lit(False)))
     if step.join.late == "count":
         return marked
     said = sf.format_string(
