@@ -32,6 +32,7 @@ from penstock.pipelines.sinks.delivery import (
     SinkBatch,
     SinkWriter,
     Targets,
+    letter_condition,
     mark_unwritable,
 )
 from penstock.pipelines.sinks.delta import check_fields, check_partitions
@@ -339,7 +340,7 @@ class SinkBatches:
         watermark_ms = self.checkpoint.late_watermark_ms(batch)
         inputs = join_inputs(streams, plan.nodes, self._context.with_lookup, births)
         marked = [mark_late(rows, plan, side, watermark_ms) for side, rows in zip(JOIN_SIDES, inputs, strict=True)]
-        return [rows.persist() for rows in marked] if plan.dead_letters_of else marked
+        return [rows.persist() for rows in marked] if letter_condition(plan) is not None else marked
 
     def _window_input(self, streams: Callable[[str], DataFrame]) -> DataFrame:
         births = [birth_directory(self.checkpoint.path)]

@@ -75,6 +75,7 @@ from penstock.pipelines.steps.expressions import (
     quoted,
     quoted_column,
 )
+from penstock.pipelines.steps.joins import LATE
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
 from penstock.spark.kafka.writes import TopicBatch
 from penstock.spark.kafka.writes import check_topic as check_kafka_topic
@@ -110,6 +111,7 @@ __all__ = [
     "key_changes",
     "key_rows",
     "last_of_each_key",
+    "letter_condition",
     "letter_record",
     "mark_unwritable",
     "message_failures",
@@ -503,20 +505,17 @@ class SinkWriter:
     def _letters_table(self) -> Table | None:
         """Return the dead letter table, if this query writes to it."""
         dead = self.targets.dead_letters
-        return None if dead is None or not self._plan.dead_letters_of else self._parquet(self._plan.sink.name, dead)
+        return None if dead is None or self._is_letter is None else self._parquet(self._plan.sink.name, dead)
 
     @property
     def _is_letter(self) -> str | None:
         """A condition in SQL: the row is dead, and this query writes its dead letter; None if it writes none."""
-        if self.targets.dead_letters is None or not self._plan.dead_letters_of:
-            return None
-        steps = ", ".join(map(literal, sorted(self._plan.dead_letters_of)))
-        return f"coalesce(_dead.step IN ({steps}) AND NOT _dead.again, false)"
+        return None if self.targets.dead_letters is None else letter_condition(self._plan)
 
     def write_dead_letters(self, rows: Sequence[DataFrame], batch: int) -> DeadLetterCounts:
         """Write the dead rows of which this query is the owner to the dead letter table, and count them."""
         path = self.targets.dead_letters
-        if path is None or not rows or not self._plan.dead_letters_of:
+        if path is None or not rows or self._is_letter is None:
             return NO_LETTERS
         letters = reduce(DataFrame.unionByName, map(self._dead_letters, rows))
         counted = letters.groupBy("step").agg(sf.count("*").alias("letters")).collect()
@@ -588,6 +587,18 @@ def _discard_files(files: WrittenFiles) -> None:
 
 _LETTER_REASON = {name: f"_dead.{name}" for name in ("step", "code", "reason")}
 """The first columns of the dead letter table, in SQL, which depend on the sink."""
+
+
+def letter_condition(plan: SinkPlan) -> str | None:
+    """Return the condition in SQL that the query of ``plan`` writes the dead letter of a row; None if it writes none.
+
+    Late rows of a join are letters of each query: a row that is late in one may be joined in another.
+    """
+    steps = ", ".join(map(literal, sorted(plan.dead_letters_of)))
+    owned = [f"_dead.step IN ({steps})"] if steps else []
+    if plan.keeps_late_rows:
+        owned.append(f"_dead.code = {literal(LATE)}")
+    return f"coalesce(({' OR '.join(owned)}) AND NOT _dead.again, false)" if owned else None
 
 
 def letter_record(rows: DataFrame) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "column_names",
     "element_of",
     "fields_of",
+    "joined_columns",
     "parse_ddl",
     "quoted_name",
     "sink_types",
@@ -309,6 +310,16 @@ def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
     """Return the types of the columns that ``sink`` receives, if the file determines them: name to type as in DDL."""
     columns = _Streams(pipeline).of_sink(sink) or {}
     return {column.name: column.type for column in columns.values() if column.type is not None}
+
+
+def joined_columns(pipeline: Pipeline, join: str) -> tuple[list[str] | None, list[str] | None]:
+    """Return the columns of the left and the right stream of the step ``join``; None if only Spark knows them."""
+    streams = _Streams(pipeline)
+    left, right = (
+        None if columns is None else [column.name for column in columns.values()]
+        for columns in (streams.before[join], streams.right_of[join])
+    )
+    return left, right
 
 
 class _Streams:

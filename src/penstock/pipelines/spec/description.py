@@ -266,9 +266,7 @@ def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
             "parse": "invalid records",
             "enrich": "invalid records",
             "window": "events that cannot be aggregated",
-            "join": "rows without a valid time"
-            if step.join is None or step.join.late == "count"
-            else "rows without a valid time, and late rows",
+            "join": "rows without a valid time",
         }
         found[what.get(step.kind, "records on which it fails")] = _fate(sink_plan, step.name, kept=kept)
     if step.dedupe is not None:
@@ -279,8 +277,8 @@ def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
     if step.join is not None:
         left_out = "rows of either stream" if step.join.kind == "inner" else "rows of the right stream"
         found[f"{left_out} that are joined with none"] = "counted as filtered, once the watermark has passed them"
-        if step.join.late == "count":
-            found["late rows"] = "counted as late"
+        kept_late = "counted as dead, kept as dead letters by this query" if kept else "counted as dead, not kept"
+        found["late rows"] = kept_late if step.join.late == "dead_letter" else "counted as late"
     return found
 
 

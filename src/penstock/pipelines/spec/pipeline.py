@@ -187,6 +187,11 @@ class SinkPlan(NamedTuple):
         return next((step.join for step in self.steps if step.join is not None), None)
 
     @property
+    def keeps_late_rows(self) -> bool:
+        """True if late rows of its join are dead letters; of this query, as others have watermarks of their own."""
+        return self.join is not None and self.join.late == "dead_letter"
+
+    @property
     def changes_windows(self) -> bool:
         """True if a window is emitted whenever it changes."""
         return self.window is not None and not self.window.only_closed

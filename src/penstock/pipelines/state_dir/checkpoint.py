@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, StorageError
+from penstock.pipelines.spec.columns import joined_columns
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.spec.steps import Join, Window
 from penstock.pipelines.state_dir import layout
@@ -281,6 +282,7 @@ def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
         "dedupe's key": _NOTHING if dedupe is None else dedupe.key,
         "window": _NOTHING if sink_plan.window is None else _window(sink_plan.window),
         "join": _NOTHING if sink_plan.join is None else _join(sink_plan.join),
+        "join's columns": _join_columns(pipeline, sink_plan),
     }
 
 
@@ -340,3 +342,15 @@ def _join(join: Join) -> str:
     # Not its kind, nor its watermark: the rows in the state are the same.
     before, after = join.within.before or "0 seconds", join.within.after or "0 seconds"
     return f"on {', '.join(join.on)}, {join.right_time} from {before} before to {after} after {join.left_time}"
+
+
+def _join_columns(pipeline: Pipeline, sink_plan: SinkPlan) -> str:
+    """Return the columns of rows in the state of a join.
+
+    Spark refuses other types, but compares no names: with two columns exchanged, it would exchange their values.
+    """
+    join = next((step.name for step in sink_plan.steps if step.join is not None), None)
+    if join is None:
+        return _NOTHING
+    sides = joined_columns(pipeline, join)
+    return " with ".join("columns that only Spark knows" if side is None else ", ".join(side) for side in sides)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.pipelines.sinks.delivery import letter_condition
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.description import as_mermaid, as_text
 from penstock.pipelines.spec.pipeline import Pipeline, plan, query_groups
 from penstock.pipelines.state_dir.checkpoint import shape_of
+from penstock.pipelines.steps.expressions import literal
 
 FILE = """\
 name: p
@@ -73,18 +75,37 @@ def test_the_plan_shows_the_bounds_of_the_state() -> None:
     assert "late rows: counted as late" in text
     other = " ".join(as_text(parsed("      as:", "      kind: left\n      late: dead_letter\n      as:")).split())
     assert "rows of the right stream that are joined with none: counted as filtered" in other
-    assert "rows without a valid time, and late rows: counted as dead, kept as dead letters by this query" in other
+    assert "rows without a valid time: counted as dead, kept as dead letters by this query" in other
+    assert "late rows: counted as dead, kept as dead letters by this query" in other
+
+
+def test_each_query_keeps_its_own_late_rows() -> None:
+    text = FILE.replace("      as:", "      late: dead_letter\n      as:") + "  - {name: shown, console: {}}\n"
+    rows, shown = plan(loader.parse(text, name="p.yaml"))
+    late = f"_dead.code = {literal('event.late')}"
+    steps = f"_dead.step IN ({', '.join(map(literal, ('ordered', 'paid', 'received')))})"
+    assert letter_condition(rows) == f"coalesce(({steps} OR {late}) AND NOT _dead.again, false)"
+    assert letter_condition(shown) == f"coalesce(({late}) AND NOT _dead.again, false)"
+    described = " ".join(as_text(loader.parse(text, name="p.yaml")).split())
+    assert described.count("late rows: counted as dead, kept as dead letters by this query") == 2
+    assert described.count("rows without a valid time: counted as dead, kept as dead letters by another query") == 1
+    counted = text.replace("late: dead_letter", "late: count")
+    assert letter_condition(plan(loader.parse(counted, name="p.yaml"))[1]) is None
 
 
 def test_what_is_in_the_state_must_not_change() -> None:
     (found,) = plan(parsed())
     shape = shape_of(parsed(), found)
     assert shape["join"] == "on id, n, at from 5 minutes before to 1 hour after at"
+    assert shape["join's columns"] == "id, n, at, day with id, n, at, sum"
     for old, new, is_same in (
         ("after: 1 hour", "after: 2 hours", False),
         ("on: [id, n]", "on: [id]", False),
         ("watermark: 10 minutes", "watermark: 1 hour", True),
         ("      as:", "      kind: left\n      as:", True),
+        # Spark does not compare the names of columns: it would exchange the values.
+        ("id STRING, n INT, at TIMESTAMP, day DATE", "id STRING, n INT, at TIMESTAMP, date DATE", False),
+        ("n BIGINT, at TIMESTAMP, sum DECIMAL(9, 2)", "n BIGINT, sum DECIMAL(9, 2), at TIMESTAMP", False),
     ):
         changed = parsed(old, new)
         assert (shape_of(changed, plan(changed)[0]) == shape) is is_same
