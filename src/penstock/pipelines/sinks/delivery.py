@@ -75,7 +75,7 @@ from penstock.pipelines.steps.expressions import (
     quoted,
     quoted_column,
 )
-from penstock.pipelines.steps.joins import LATE
+from penstock.pipelines.steps.joins import LATE, OUTCOME
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
 from penstock.spark.kafka.writes import TopicBatch
 from penstock.spark.kafka.writes import check_topic as check_kafka_topic
@@ -611,6 +611,9 @@ def _record_columns(rows: DataFrame) -> dict[str, str]:
     source = rows.schema["_source"].dataType
     assert isinstance(source, StructType)
     part = "_part" if "_part" in rows.columns else "CAST(NULL AS STRING)"
+    if OUTCOME in rows.columns:
+        # A joined row is at the place of its left record, which may have other rows and a letter of its own.
+        part = f"concat_ws('#', {', '.join(record_identity(rows))})"
     return {"id": "_id", "part": part, **{name: f"_source.{quoted(name)}" for name in source.names}}
 
 
