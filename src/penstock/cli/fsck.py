@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.backup import ByteProgress, shown_time
-from penstock.cli.options import Commands, Json
+from penstock.cli.options import Commands, Json, local_data_dir
 from penstock.cli.output import escape, print_json, shown_bytes
 from penstock.errors import UnavailableError
 
@@ -18,14 +18,16 @@ __all__ = ["app"]
 app = Commands()
 
 
-@app.add("penstock fsck /var/lib/penstock/penstock-data", "penstock fsck /var/backups/penstock --json")
+@app.add("penstock fsck", "penstock fsck /var/lib/penstock/penstock-data", "penstock fsck /var/backups/penstock --json")
 def fsck(
     directory: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            help="Data directory of a stopped node or broker; a backup, or a directory of backups.", metavar="DIRECTORY"
+            help="Data directory of a stopped node or broker; a backup, or a directory of backups. Default: "
+            "PENSTOCK_DATA_DIR, otherwise data_dir of ./penstock.yaml, otherwise ./penstock-data.",
+            metavar="DIRECTORY",
         ),
-    ],
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check every checksum of a data directory or of backups. The exit status is 1 if something is damaged.
@@ -34,6 +36,7 @@ def fsck(
     """
     from penstock.node.backup_directory import MANIFEST, list_backups
 
+    directory = directory or local_data_dir()
     backups = [directory] if (directory / MANIFEST).is_file() else list_backups(directory)
     ok = [_check_backup(backup, as_json=as_json) for backup in backups] or [_check_data(directory, as_json=as_json)]
     if not all(ok):

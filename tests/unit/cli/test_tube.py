@@ -241,6 +241,20 @@ def test_fsck_of_a_running_node_names_the_commands_that_can_be_used(penstock: Co
     assert "--data-dir" not in done.err
 
 
+def test_fsck_without_a_directory_checks_the_data_directory_of_the_node_started_here(
+    penstock: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_DATA_DIR", raising=False)
+    done = penstock("fsck")
+    assert done.status != 0
+    assert "penstock-data" in done.err
+    with DataDirectory(tmp_path / "here"):
+        pass
+    (tmp_path / "penstock.yaml").write_text("data_dir: here\n")
+    assert "here: intact" in penstock("fsck").out
+
+
 def test_fsck(penstock: Command, tmp_path: Path) -> None:
     done = penstock("tube", "broker", "fsck", str(tmp_path))
     assert (done.status, done.out) == (1, "")
