@@ -29,7 +29,7 @@ HEAVY = [
     "pyarrow",
     "pydantic",
 ]
-HEAVY += ["google.protobuf", "pyspark", "rich", "ruamel.yaml", "starlette", "uvicorn", "uvloop"]
+HEAVY += ["pyspark", "rich", "ruamel.yaml", "starlette", "uvicorn", "uvloop"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
