@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -147,6 +150,45 @@ def test_a_second_opening_in_the_process_is_refused(tmp_path: Path) -> None:
     first.close()
     assert rows_of(second) == [(b"k", b"v")]
     second.close()
+
+
+@pytest.mark.timeout(60)
+def test_an_opening_beside_another_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opens, may_open = threading.Event(), threading.Event()
+    real = lmdb.open
+
+    def slow(*args: Any, **options: Any) -> lmdb.Environment:
+        opens.set()
+        assert may_open.wait(30)
+        return real(*args, **options)
+
+    first, second = an_environment(tmp_path), an_environment(tmp_path)
+    monkeypatch.setattr(lmdb, "open", slow)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(rows_of, first)
+        assert opens.wait(30)
+        with pytest.raises(StorageError, match="already open in this process"):
+            rows_of(second)
+        may_open.set()
+        assert opening.result() == []
+    first.close()
+    assert rows_of(second) == []
+    second.close()
+
+
+def test_an_environment_that_could_not_be_opened_may_be_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise lmdb.Error("too many open files")
+
+    environment = an_environment(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lmdb, "open", fail)
+        with pytest.raises(StorageError, match="cannot be opened: too many open files"):
+            rows_of(environment)
+    assert rows_of(environment) == []
+    environment.close()
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ class LmdbEnvironment:
         Raises:
             StorageError: already open in this process, written by a newer version, or damaged.
         """
-        if self.path in _open_environments:
+        # In one step, as another thread may open it at the same time. Two handles in a process would block each other
+        # for good: one waits for LMDB's lock without letting the thread run that has it.
+        if self._env is not None or _open_environments.setdefault(self.path, self) is not self:
             raise StorageError(
                 f"{self._name} {self._is} already open in this process",
                 path=str(self.path),
@@ -97,7 +99,6 @@ class LmdbEnvironment:
             files = DirectFiles()
             files.make_dir(self.path)
             env = self._env = self._open_handle()
-            _open_environments[self.path] = self
             self._make_whole(env)
             # A reopened environment keeps its size.
             self._map_bytes = max(self._map_bytes, env.info()["map_size"])
@@ -111,10 +112,10 @@ class LmdbEnvironment:
 
             return self._carry_out(look)
         except StorageError:
-            self.close()
+            self._close_failed()
             raise
         except (lmdb.Error, OSError) as error:
-            self.close()
+            self._close_failed()
             raise StorageError(
                 f"{self._name} cannot be opened: {error}",
                 path=str(self.path),
@@ -267,13 +268,22 @@ class LmdbEnvironment:
             env, self._env = self._env, None
         if env is None:
             return
-        _open_environments.pop(self.path, None)
         try:
             env.sync(force=True)
         except lmdb.Error as error:
             raise StorageError(f"{self._name}: fsync failed: {error}", path=str(self.path)) from error
         finally:
             env.close()
+            self._forget()
+
+    def _close_failed(self) -> None:
+        """Close after :meth:`open` has failed, perhaps before there was a handle."""
+        self.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        if _open_environments.get(self.path) is self:
+            del _open_environments[self.path]
 
     def _check_schema(self, transaction: lmdb.Transaction[bytes]) -> None:
         stored = transaction.get(b"schema", db=self.tables["meta"])
