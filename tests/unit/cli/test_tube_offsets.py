@@ -281,7 +281,9 @@ def test_reachable_brokers_are_shown_if_another_is_unreachable(
     done = penstock("tube", *command)
     assert done.status == 0
     assert len(done.out.splitlines()) > 1
-    assert done.err == "broker 2: no administration: nothing listens there; its data is not shown\n"
+    first, *others = done.err.splitlines()
+    assert first == "broker 2: no administration: nothing listens there; its data is not shown"
+    assert others in ([], ["group lake has no members: its lag grows until a consumer joins it"])
 
 
 def test_a_check_fails_if_a_broker_is_unavailable(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
