@@ -153,14 +153,15 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
     setup = setup_of(LATE)
     # Dated a century ahead it would move the watermark past everything. The second partition is idle throughout.
     odd = [message(name, x, 5) for name, x in (("zero", 0.0), ("minus", -1.0), ("seven", 7.0))]
-    odd.append(message("future", 1.0, 100 * 365 * 24 * 60))
+    century = 100 * 365 * 24 * 60
+    odd += [message("future", 1.0, century), message("unset", 1.0, -century)]
     setup.send(*(message(f"m{n}", 1.0, 10 * n) for n in range(60)), *odd)
     setup.run()
     setup.send(
         message("late1", 1.0, 30), message("late1", 1.0, 30), message("late2", 2.0, 40), message("m60", 1.0, 600)
     )
     setup.run()
-    assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]
+    assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2", "unset"]
     assert {row["n"] for row in table(setup.lake / "windows")} == {6}
     # The query of windows keeps the letters itself, as there is no other.
     letters = list(dead_letters.letters(setup.lake / "dead"))
@@ -169,18 +170,19 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
         ("late1", "sink:told", "sink.size"),
         ("late2", "sink:told", "sink.size"),
         ("seven", "hours", "expression.failed"),
+        ("unset", "sink:told", "sink.size"),
         ("zero", "sound", "expression.failed"),
     ]
     # A window that its sink refuses is kept, too.
     windows = [x for x in letters if x.step == "sink:panel"]
     assert {(x.code, x.source, json.loads(x.value)["n"]) for x in windows} == {("sink.size", "hours", 6)}
     sums = setup.ledger.counts("rows")
-    assert (sums.read, sums.late, sums.dead, sums.filtered) == (68, 2, 5, 1)
+    assert (sums.read, sums.late, sums.dead, sums.filtered) == (69, 3, 6, 1)
     counts = setup.ledger.counts("panel")
     assert (counts.letters, counts.letters_by_step) == (len(windows), {"sink:panel": len(windows)})
     setup.forget_the_last_data("rows")
     setup.run()
-    assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]
+    assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2", "unset"]
     for account in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
         assert (account.off, account.unknown) == ((), ())
 
