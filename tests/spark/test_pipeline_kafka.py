@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.errors import PenstockError
+from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import check_topics
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.spec.loader import load
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.tube.record import Record
 from tests.interop.kafka import KafkaBroker, committed
+from tests.spark.node import Node
 from tests.spark.pipelines import Setup
-from tests.spark.processes import until
+from tests.spark.processes import Driver, until
 
+COUNT = 600
+ROUNDS = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "4"))
 FILE = """\
 name: {name}
 source: {{topics: ["{topic}"], master: "{master}", options: {{maxOffsetsPerTrigger: 100}}}}
@@ -181,4 +191,39 @@ def test_a_broker_that_is_down_gets_everything_once_it_is_back(
     warnings = [event["text"] for event in setup.events if event["event"] == "warning" and "readings" in event["text"]]
     assert any("each batch is retried until" in text for text in warnings)
     accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 3
+
+
+def has_batch(driver: Driver, done: int) -> bool:
+    return any(event["event"] == "batch" for event in driver.events[done:])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_killed_drivers(node: Node, new_topic: Callable[..., str], kafka: KafkaBroker, tmp_path: Path) -> None:
+    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
+    print(f"PENSTOCK_CHAOS_SEED={seed}")
+    dice, pause = random.Random(seed), threading.Event()
+    create(kafka, "killed", "killed_notes")
+    topic, lake, state, file = new_topic(1), tmp_path / "lake", tmp_path / "state", tmp_path / "p.yaml"
+    text = filled(kafka, "killed").replace("maxOffsetsPerTrigger: 100", "maxOffsetsPerTrigger: 20")
+    file.write_text(text.format(name="killed", topic=topic, master=node.master, broker=node.mqtt, lake=lake))
+    node.append(topic, [(0, record(f"r{n}", n)) for n in range(COUNT)])
+    ledger = Ledger(state / "ledger")
+    with Driver(tmp_path, file, f"--state-dir={state}", "--spark-master=local[2]") as driver:
+        for _ in range(ROUNDS):
+            # A batch of this start, so that the kill hits a batch and not the start of Spark.
+            until(partial(has_batch, driver, len(driver.events)), "a batch after the last kill")
+            pause.wait(dice.uniform(0.0, 1.0))
+            driver.kill()
+            driver.start()
+        assert ledger.counts("readings").out < COUNT, "the kills came after the last batch"
+        until(lambda: all(ledger.counts(name).out == COUNT for name in ("readings", "notes", "rows")), "all rows")
+        driver.terminate()
+        assert driver.wait() == 0, driver.log.read_text()[-3000:]
+    assert sorted(json.loads(m.value() or b"")["n"] for m in committed(kafka.address, "killed")) == list(range(COUNT))
+    ids = Counter(dict(message.headers() or [])["id"] for message in committed(kafka.address, "killed_notes"))
+    assert ids == {f"r{n}/killed.notes".encode(): 1 for n in range(COUNT)}
+    pipeline = load(file)
+    accounts = reconcile(pipeline, state, source_count(pipeline, state))
     assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 3
