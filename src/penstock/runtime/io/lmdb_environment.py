@@ -87,7 +87,7 @@ class LmdbEnvironment:
             StorageError: already open in this process, written by a newer version, or damaged.
         """
         # In one step, as another thread may open it at the same time. Two handles in a process would block each other
-        # for good: one waits for LMDB's lock without letting the thread run that has it.
+        # permanently: one waits for LMDB's lock without letting the thread run that has it.
         if self._env is not None or _open_environments.setdefault(self.path, self) is not self:
             raise StorageError(
                 f"{self._name} {self._is} already open in this process",
