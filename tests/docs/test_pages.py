@@ -72,7 +72,7 @@ def background(command: str, folder: Path, environment: dict[str, str], *, kille
         # etcd ends by the signal, and so does a node that has just handed over and starts its process again.
         by_signal = etcd or "restarts as a standby" in log.read_text()
         ended = status == -signal.SIGKILL if killed else status == 0
-        assert ended or (by_signal and status == -signal.SIGTERM), log.read_text()
+        assert ended or (by_signal and status == -signal.SIGTERM), f"status {status}\n{log.read_text()}"
 
 
 def moved(block: Block, ports: dict[str, str]) -> Block:

