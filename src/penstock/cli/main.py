@@ -12,10 +12,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from enum import Enum
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -23,11 +21,11 @@ from typer.core import TyperGroup
 
 import penstock
 from penstock.cli.output import exit_status, print_error, set_json_errors
+from penstock.cli.parameters import PlainParameters, UsageError
 from penstock.errors import PenstockError
 
 __all__ = ["COMMANDS", "OTHER_NAMES", "CommandEntry", "app", "main"]
 
-_UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
 """Error of the parser for wrong usage."""
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -125,7 +123,7 @@ _SIMILAR = 0.75
 """Least similarity of a suggested option; the parser's own limit of 0.6 suggests --tls for --yes."""
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(PlainParameters, TyperGroup):
     """Group whose commands are imported when one is called."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
@@ -139,7 +137,6 @@ class LazyGroup(TyperGroup):
             return None
         command = typer.main.get_command(importlib.import_module(entry.module).app)
         command.name = cmd_name
-        _accept_plain_values(command)
         return command
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
@@ -152,65 +149,6 @@ class LazyGroup(TyperGroup):
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
         self.commands = names
         return super().resolve_command(ctx, args)
-
-
-def _accept_plain_values(command: Any) -> None:
-    """Let the parameters of ``command`` and its subcommands accept texts and defaults without pydantic.
-
-    Typer converts every value with pydantic, whose import takes a third of the time of most commands.
-    """
-    get_params = command.get_params
-
-    def params_of(ctx: Any) -> list[Any]:  # with --help, which the parser adds
-        params: list[Any] = get_params(ctx)
-        for param in params:
-            # Older versions of typer have no descriptor, and do not use pydantic.
-            if hasattr(param, "type_descriptor") and "process_value" not in vars(param):
-                param.process_value = partial(_process_value, param, param.process_value)
-        return params
-
-    command.get_params = params_of
-    for subcommand in getattr(command, "commands", {}).values():
-        _accept_plain_values(subcommand)
-
-
-def _process_value(param: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """Process the value of a parameter; ``process`` does so with pydantic, and reports what is wrong with a value."""
-    several = param.multiple or param.nargs == -1
-    if param.required and param.value_is_missing(value):
-        return process(ctx, value)
-    if value is None:
-        value = () if several else None
-    elif several or param.nargs != 1:
-        if param.type_descriptor.annotation != list[str] or param.type_descriptor.parameter_info.parser is not None:
-            return process(ctx, value)
-        value = list(value)
-    else:
-        try:
-            value = _converted(param.type_descriptor, value)
-        except (ValueError, _UsageError):
-            return process(ctx, value)
-    return value if param.callback is None else param.callback(ctx, param, value)
-
-
-def _converted(descriptor: Any, value: Any) -> Any:
-    """Convert one value of the command line, or a default.
-
-    Raises:
-        ValueError: it is invalid, or its type needs pydantic.
-    """
-    info, kind = descriptor.parameter_info, descriptor.annotation
-    if info.parser is not None:
-        return info.parser(value)
-    if kind in (bool, float, int, str) and type(value) is kind:
-        return value
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
-    if kind is int and isinstance(value, str) and value.isascii() and value.isdecimal() and not info.clamp:
-        number = int(value)
-        if (info.min is None or number >= info.min) and (info.max is None or number <= info.max):
-            return number
-    raise ValueError
 
 
 app = typer.Typer(
@@ -260,11 +198,10 @@ def main(args: Sequence[str] | None = None) -> int:
     Wrong usage is 2; an interrupt (130) and a closed pipe (1) print nothing.
     """
     command = typer.main.get_command(app)
-    _accept_plain_values(command)
     set_json_errors(enabled=_asks_for_json(sys.argv[1:] if args is None else args))
     try:
         status = command(args=list(args) if args is not None else None, prog_name="penstock", standalone_mode=False)
-    except _UsageError as error:
+    except UsageError as error:
         _print_usage_error(error)
         return 2
     except typer.Abort:
@@ -322,7 +259,7 @@ def _asks_for_json(args: Sequence[str]) -> bool:
 
 def _print_usage_error(error: Any) -> None:
     """Print the failure first, then how to get help; the help itself if a group was called without a command."""
-    if type(error).show is not _UsageError.show:
+    if type(error).show is not UsageError.show:
         error.show()
         return
     command = "penstock" if error.ctx is None else error.ctx.command_path

@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli.context_file import ADDRESSES, defaults, read_contexts
 from penstock.cli.output import print_error, unless_standard
+from penstock.cli.parameters import PlainParameters
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.config.values import duration_ms, size_bytes
 
@@ -115,7 +116,7 @@ def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command],
     return decorate
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(PlainParameters, TyperGroup):
     """Group of commands whose list shows the first paragraph of each help text completely."""
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
@@ -133,7 +134,7 @@ def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     return _PYTHON_TYPE.sub("", record[0]), record[1]
 
 
-class CommandWithExamples(TyperCommand):
+class CommandWithExamples(PlainParameters, TyperCommand):
     """Command whose epilog is a list of examples, one per line; its options have the values of the selected context."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

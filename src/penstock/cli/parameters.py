@@ -1,0 +1,70 @@
+"""Parameters of commands whose values are read without pydantic.
+
+Typer converts every value with pydantic, whose import takes a third of the time of most commands. Values that need no
+more than their text are converted here; others, and all invalid ones, by typer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import typer
+
+__all__ = ["PlainParameters", "UsageError"]
+
+UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
+
+
+class PlainParameters:
+    """Base of typer's commands and groups, before typer's own class."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, with ``--help``, which the parser adds."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of typer's class
+        for param in params:
+            # Older versions of typer have no descriptor, and do not use pydantic.
+            if hasattr(param, "type_descriptor") and "process_value" not in vars(param):
+                param.process_value = partial(_process_value, param, param.process_value)
+        return params
+
+
+def _process_value(param: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """Process the value of a parameter; ``process`` does so with pydantic, and reports what is wrong with a value."""
+    several = param.multiple or param.nargs == -1
+    if param.required and param.value_is_missing(value):
+        return process(ctx, value)
+    if value is None:
+        value = () if several else None
+    elif several or param.nargs != 1:
+        if param.type_descriptor.annotation != list[str] or param.type_descriptor.parameter_info.parser is not None:
+            return process(ctx, value)
+        value = list(value)
+    else:
+        try:
+            value = _converted(param.type_descriptor, value)
+        except (ValueError, UsageError):
+            return process(ctx, value)
+    return value if param.callback is None else param.callback(ctx, param, value)
+
+
+def _converted(descriptor: Any, value: Any) -> Any:
+    """Convert one value of the command line, or a default.
+
+    Raises:
+        ValueError: it is invalid, or its type needs pydantic.
+    """
+    info, kind = descriptor.parameter_info, descriptor.annotation
+    if info.parser is not None:
+        return info.parser(value)
+    if kind in (bool, float, int, str) and type(value) is kind:
+        return value
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if kind is int and isinstance(value, str) and value.isascii() and value.isdecimal() and not info.clamp:
+        number = int(value)
+        if (info.min is None or number >= info.min) and (info.max is None or number <= info.max):
+            return number
+    raise ValueError
