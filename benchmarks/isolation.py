@@ -270,8 +270,8 @@ def real_time() -> Iterator[None]:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except PermissionError:
         raise SystemExit(
-            "isolation-remote: this user may not have real-time priority; run it as root, in a group of processes "
-            "with real-time runtime (cpu.rt_runtime_us)"
+            "isolation-remote: this user may not have real-time priority; run it as root, in a control group with "
+            "real-time runtime (cpu.rt_runtime_us)"
         ) from None
     try:
         yield

@@ -46,7 +46,8 @@ sinks:
     from: minutes
     statestore: {{entries: [{{key: "benchmark/{{window_start}}", value: [n]}}]}}
 """
-_USED = re.compile(r"(?:used |, used )(\d+)K")
+_USED = re.compile(r"used (\d+)K")
+_PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
 
 
 def spark_batches(_settings: Settings) -> list[Figure]:
@@ -95,22 +96,15 @@ def _memory(pid: int, jcmd: Path) -> dict[str, float]:
     for process in family(pid):
         try:
             command = Path(f"/proc/{process}/cmdline").read_bytes()
-            pss = _field(Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii"), "Pss")
+            pss = _PSS.search(Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii"))
         except OSError:  # it has ended
             continue
         program = Path(command.partition(b"\0")[0].decode()).name
         kind = "driver" if process == pid else "JVM" if program == "java" else "workers"
         java = process if kind == "JVM" else java
-        kinds[kind] += pss
+        kinds[kind] += int(pss[1]) if pss is not None else 0  # none of a process that is ending
     subprocess.run([jcmd, str(java), "GC.run"], check=True, stdout=subprocess.DEVNULL)
     heap = subprocess.run([jcmd, str(java), "GC.heap_info"], check=True, capture_output=True, text=True).stdout
     used = _USED.search(heap)
     assert used is not None, heap
     return {**{kind: kb / 1024 for kind, kb in kinds.items()}, "live heap": int(used[1]) / 1024}
-
-
-def _field(text: str, name: str) -> int:
-    """Return a field of /proc in KiB."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
-    assert found is not None, text
-    return int(found[1])
