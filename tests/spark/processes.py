@@ -91,6 +91,10 @@ class Driver:
         until(lambda: len(found()) >= count, f"event {name} {fields}", alive=self._trouble)
         return found()[count - 1]
 
+    def has_batch(self, after: int) -> bool:
+        """Whether a batch was finished after the first ``after`` events."""
+        return any(event["event"] == "batch" for event in self.events[after:])
+
     def send(self, number: int) -> None:
         """A signal to the driver and its JVM."""
         assert self.process is not None

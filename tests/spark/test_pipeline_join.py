@@ -320,7 +320,7 @@ def test_rows_are_exact_after_kills_of_the_driver(node: Node, new_topic: Callabl
             done = len(driver.events)
             send_lot()
             # Otherwise the driver may still be starting. It may be a repeated batch.
-            until(partial(_has_batch, driver, done), "a batch after the last kill", alive=driver._trouble)
+            until(partial(driver.has_batch, done), "a batch after the last kill", alive=driver._trouble)
             for _ in range(draw.randint(6, MOST_LOTS - 1)):
                 send_lot()
                 pause.wait(draw.uniform(0.0, 0.5))
@@ -361,7 +361,3 @@ def test_rows_are_exact_after_kills_of_the_driver(node: Node, new_topic: Callabl
 def at_ms(s: int) -> int:
     """A time in seconds after ``START`` in ms since 1970."""
     return (s - EPOCH) * 1000
-
-
-def _has_batch(driver: Driver, done: int) -> bool:
-    return any(event["event"] == "batch" for event in driver.events[done:])

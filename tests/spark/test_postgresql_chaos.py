@@ -121,7 +121,7 @@ def test_killed_drivers_and_servers_lose_and_repeat_nothing(
                 plant.send(dice.randint(1, 300))
                 if number % 2:
                     # Otherwise the driver may still be starting.
-                    until(partial(_has_batch, driver, done), "a batch after the last kill")
+                    until(partial(driver.has_batch, done), "a batch after the last kill")
                 pause.wait(dice.uniform(0.0, 3.0))
                 victim = "driver" if number % 4 < 2 else "server"
                 kills[victim] += 1
@@ -145,7 +145,3 @@ def test_killed_drivers_and_servers_lose_and_repeat_nothing(
         accounts = reconcile(pipeline, state, source_count(pipeline, state))
         assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
         print(f"{len(plant.rows)} rows, kills: {kills}")
-
-
-def _has_batch(driver: Driver, done: int) -> bool:
-    return any(event["event"] == "batch" for event in driver.events[done:])
