@@ -14,7 +14,7 @@ from tests.simulation.seeds import passed, printed_elsewhere, results_of
 SEEDS = 20
 """The code of clusters is interpreted in both forms of the core."""
 NIGHTLY_SEEDS = 20_000
-NIGHTLY_BLOCK = 1_000
+NIGHTLY_BLOCK = 250
 
 
 @pytest.mark.nightly

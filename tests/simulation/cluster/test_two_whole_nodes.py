@@ -14,7 +14,7 @@ from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
 SEEDS = 4
 NIGHTLY_SEEDS = 20_000
-NIGHTLY_BLOCK = 500
+NIGHTLY_BLOCK = 100
 
 
 @pytest.mark.nightly
