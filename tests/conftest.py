@@ -17,7 +17,7 @@ settings.register_profile(
 )
 settings.load_profile("penstock")
 
-pytest_plugins = ["tests.compiled", "tests.interop.etcd_fixtures", "tests.object_storage"]
+pytest_plugins = ["tests.compiled", "tests.processor_time", "tests.interop.etcd_fixtures", "tests.object_storage"]
 
 
 @pytest.hookimpl(wrapper=True)

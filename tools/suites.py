@@ -1,10 +1,11 @@
-"""Run test suites; print a time per suite, the slowest tests and the total count.
+"""Run test suites; print time and processor time per suite, the slowest and dearest tests and the total count.
 
 Usage: python -m tools.suites [--all] [--jobs N] [SUITE ...]
 
 Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. With several jobs
 they and their parts run in parallel, and each line of output begins with its suite. Skipped tests are listed with the
 reason, so that a successful run shows what was not tested. The tests marked nightly are run by tools/nightly.py.
+Processor time includes all processes that a suite starts, also Java's: on two processors it limits a run.
 """
 
 from __future__ import annotations
@@ -73,6 +74,20 @@ STARTS = ["spark", "types", "end_to_end", "unit", "docs", "faults", "interop", "
 Java's classes, which the first suite with Spark makes."""
 PARTS = {"spark": 2, "docs": 2, "faults": 2, "interop": 2, "interpreted": 2}
 """Suites that are cut into parts, for the same reason. Each part starts the session and the node of its tests."""
+USUAL_S = {
+    "lint": 5,
+    "types": 75,
+    "unit": 300,
+    "faults": 300,
+    "interop": 350,
+    "docs": 350,
+    "interpreted": 250,
+    "end_to_end": 300,
+    "spark": 500,
+}
+"""Processor time of each suite in seconds, with two processors at about 3 GHz."""
+DEAR = 1.2
+"""A suite that needs this many times its usual processor time is named."""
 
 _EXCEPTION = re.compile(r"(?:E {3,}| +\| )([A-Za-z_][\w.]*: .+)")
 """A line of a test's traceback with an exception: pytest's own form, or Python's form of an exception group."""
@@ -92,12 +107,14 @@ class Result:
 
     name: str
     seconds: float = 0.0
+    processor_s: float = 0.0
     ok: bool = True
     passed: int = 0
     failed: int = 0
     skipped: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    dearest: list[tuple[float, str]] = field(default_factory=list)
 
 
 def read_report(report: Path, result: Result) -> None:
@@ -107,6 +124,9 @@ def read_report(report: Path, result: Result) -> None:
     for case in ET.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         result.slowest.append((float(case.get("time", "0")), name))
+        spent = case.find("properties/property[@name='processor_s']")
+        if spent is not None:
+            result.dearest.append((float(spent.get("value", "0")), name))
         skip = case.find("skipped")
         broken = case.find("failure") if case.find("failure") is not None else case.find("error")
         if broken is not None:
@@ -183,10 +203,13 @@ def run_suite(name: str, *, headed: bool, part: int = 0, parts: int = 1) -> Resu
         if paths:
             commands.append(pytest_command(paths if parts == 1 else files_of(paths)[part::parts], report))
         environment = environment_of(name, scratch)
+        spent = Path(scratch) / "processor_time"
         for command in commands:
             print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
-            status = run_headed(command, environment, f"{name:<11} | ") if headed else run_plain(command, environment)
+            measured = [PYTHON, "-m", "tools.processor_time", str(spent), *command]
+            status = run_headed(measured, environment, f"{name:<11} | ") if headed else run_plain(measured, environment)
             result.ok = result.ok and status == 0
+            result.processor_s += float(spent.read_text(encoding="ascii")) if spent.exists() else 0.0
         read_report(report, result)
     result.seconds = time.monotonic() - started
     return result
@@ -255,25 +278,33 @@ def joined(parts: list[Result]) -> Result:
     return Result(
         parts[0].name,
         sum(part.seconds for part in parts),
+        sum(part.processor_s for part in parts),
         all(part.ok for part in parts),
         sum(part.passed for part in parts),
         sum(part.failed for part in parts),
         [line for part in parts for line in part.skipped],
         [line for part in parts for line in part.failures],
         [test for part in parts for test in part.slowest],
+        [test for part in parts for test in part.dearest],
     )
 
 
 def close(results: list[Result], seconds: float) -> list[str]:
     """Return the lines of the final report; ``seconds`` is the duration of the whole run."""
-    lines = ["", "suite         result    passed  failed  skipped   seconds"]
+    lines = ["", "suite         result    passed  failed  skipped   seconds  processor  usual"]
     lines += [
         f"{r.name:<13} {'ok' if r.ok else 'FAILED':<8} {r.passed:>7} {r.failed:>7} {len(r.skipped):>8}"
-        f" {r.seconds:>9.1f}"
+        f" {r.seconds:>9.1f} {r.processor_s:>10.1f} {USUAL_S.get(r.name, 0):>6}"
         for r in results
     ]
-    slowest = sorted((t for r in results for t in r.slowest), reverse=True)[:10]
-    lines += ["", "slowest tests", *(f"{seconds:>8.1f} s  {name}" for seconds, name in slowest)]
+    for head, tests in (
+        ("slowest tests", (t for r in results for t in r.slowest)),
+        ("dearest tests, in seconds of processor time", (t for r in results for t in r.dearest)),
+    ):
+        lines += ["", head, *(f"{value:>8.1f} s  {name}" for value, name in sorted(tests, reverse=True)[:10])]
+    dear = [r.name for r in results if r.processor_s > DEAR * USUAL_S.get(r.name, r.processor_s)]
+    if dear:
+        lines += ["", f"dearer than usual, on this machine or since a change: {' '.join(dear)}"]
     skipped = [reason for r in results for reason in r.skipped]
     if skipped:
         lines += ["", f"skipped: {len(skipped)}", *(f"  {reason}" for reason in skipped)]
@@ -284,7 +315,9 @@ def close(results: list[Result], seconds: float) -> list[str]:
     # A suite without single tests (lint, types) counts as one.
     passed += sum(r.ok for r in results if r.name in COMMANDS)
     failed += sum(not r.ok and not r.failed for r in results)
-    return [*lines, "", f"{seconds:.0f} s in all", f"{passed} passed, {failed} failed, {len(skipped)} skipped"]
+    spent = sum(r.processor_s for r in results)
+    total = f"{seconds:.0f} s in all, {spent:.0f} s of processor time on {os.cpu_count()} processors"
+    return [*lines, "", total, f"{passed} passed, {failed} failed, {len(skipped)} skipped"]
 
 
 def main() -> int:

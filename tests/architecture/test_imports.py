@@ -164,7 +164,12 @@ RULES = [
                 ("spark", "statestore.hlc", "tube.producer", "tube.record"),
                 IO,
             ),
-            ("testing", ("spec", "rows", "sinks", "sources", "state_dir", "steps"), ("spark", "runtime.config"), IO),
+            (
+                "testing",
+                ("catalyst", "spec", "rows", "sinks", "sources", "state_dir", "steps"),
+                ("spark", "runtime.config"),
+                IO,
+            ),
             ("export", ("spec", "rows"), ("runtime.config", "spark.environment.jars"), IO),
             (
                 "run",

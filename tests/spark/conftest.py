@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark
+from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
 from penstock.pipelines.run import errors
 from penstock.spark.environment import jars
 from tests.spark.node import Node
@@ -25,12 +26,14 @@ def spark() -> Iterator[SparkSession]:
         "spark.ui.enabled": "false",
         # A worker has 15 s to start and connect; on a machine that does much else it needs more.
         "spark.python.authenticate.socketTimeout": "60s",
+        **COLUMN_SETTINGS,
         **errors.STATE_SETTINGS,
     }
     if jars.is_set_up():
         # Here, since a JVM that runs takes no more jars.
         conf |= jars.delta_settings()
     session = penstock.spark.session("tests", conf=conf, log_level="OFF")
+    keep_classes(session)
     yield session
     session.stop()
 

@@ -10,19 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from py4j.java_gateway import JavaClass, JavaMember
 from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "COLUMN_SETTINGS",
     "Catalyst",
     "analyzed",
     "attributes",
     "class_name",
     "is_delta_table",
+    "keep_classes",
     "make_thread_safe",
     "root_and_child",
     "scala_items",
 ]
 
+COLUMN_SETTINGS = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
+"""Options of a session that builds the columns of pipelines. PySpark would tell Java the line of each call that makes a
+column, in eight requests; the errors of a pipeline name options of its file instead."""
+
+_CLASSES = (
+    "functions",
+    "org.apache.spark.sql.functions",
+    "org.apache.spark.sql.classic.SparkSession",
+    "PythonSQLUtils",
+    "PythonUtils",
+)
+"""Classes of which PySpark calls a method for each column."""
 _SAFE_MAP = "java.util.concurrent.ConcurrentHashMap"
 
 
@@ -117,6 +132,29 @@ def scala_items(sequence: Any) -> Iterator[Any]:
 def _all(iterator: Any) -> Iterator[Any]:
     while iterator.hasNext():
         yield iterator.next()
+
+
+def keep_classes(spark: SparkSession) -> None:
+    """Find the Java classes that PySpark uses for each column once, for all sessions of this process.
+
+    PySpark asks for a class and its method by their names every time, and Java looks in all jars for the names that are
+    not in the first of several packages.
+    """
+    jvm: Any = spark._jvm
+    for name in _CLASSES:
+        found = getattr(jvm, name)
+        if isinstance(found, JavaClass) and not isinstance(found, _KeptClass):
+            setattr(jvm, name, _KeptClass(found._fqn, found._gateway_client))
+
+
+class _KeptClass(JavaClass):  # type: ignore[misc]
+    """A Java class that asks for each of its methods once."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if isinstance(found, JavaMember):
+            self.__dict__[name] = found
+        return found
 
 
 def is_delta_table(spark: SparkSession, path: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.errors import UnavailableError
+from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
 from penstock.spark import session
 from penstock.spark.environment.jars import delta_settings, s3a_settings
 from penstock.spark.files.object_storage import ObjectPath
@@ -146,6 +147,7 @@ def pipeline_session(
         "spark.ui.showConsoleProgress": "false",
         # Timestamps in UTC, which every Parquet reader understands; Spark's default has no time zone.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        **COLUMN_SETTINGS,
         **STATE_SETTINGS,
         **(conf or {}),
     }
@@ -157,7 +159,9 @@ def pipeline_session(
     if master != SUBMITTED:
         settings[_JAVA_OPTIONS] = f"{settings.get(_JAVA_OPTIONS, '')} -Xrs".strip()
     with shield_signals():
-        return session(f"penstock-{name}", master, settings, log_level="FATAL")
+        spark = session(f"penstock-{name}", master, settings, log_level="FATAL")
+    keep_classes(spark)
+    return spark
 
 
 @contextmanager

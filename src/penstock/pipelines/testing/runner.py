@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
+from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
 from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as_rows
 from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
 from penstock.pipelines.sinks.delta import DELETES
@@ -50,12 +51,14 @@ _NULLS = {"ignoreNullFields": "false"}
 def session_for_cases(name: str) -> Iterator[SparkSession]:
     """Create a small local session for test cases, and stop it at the end."""
     conf = {
+        **COLUMN_SETTINGS,
         "spark.sql.shuffle.partitions": "1",
         # The process is short-lived: Java's C2 compiler would cost more time than it saves.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
     try:
+        keep_classes(spark)
         yield spark
     finally:
         spark.stop()

@@ -55,6 +55,7 @@ def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
         asked.update(conf)
 
     monkeypatch.setattr(errors, "session", session)
+    monkeypatch.setattr(errors, "keep_classes", lambda _spark: None)
     errors.pipeline_session("water", master, given, delta=False)
     assert asked.get("spark.driver.extraJavaOptions") == expected
     assert asked["spark.python.authenticate.socketTimeout"] == "60s"
