@@ -6,9 +6,7 @@ Usage: python -m tools.class_archive
 from __future__ import annotations
 
 from penstock.errors import PenstockError
-
-SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A driver of Spark that lives for seconds needs 12 instead of 22 s without Java's second compiler."""
+from penstock.spark.environment.java import SHORT_LIVED
 
 
 def prepare() -> None:
@@ -16,7 +14,7 @@ def prepare() -> None:
     try:
         from penstock.spark.environment.class_archive import make_archive
 
-        path, _ = make_archive(SMALL)
+        path, _ = make_archive(SHORT_LIVED)
         print(path)
     except (ImportError, PenstockError) as error:
         print(f"class_archive: Java starts without an archive: {error}")

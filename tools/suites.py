@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.spark.environment.java import SHORT_LIVED
 from tools import class_archive
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -181,7 +182,7 @@ def environment_of(name: str, scratch: str) -> dict[str, str]:
     if name in WITH_SPARK:
         with _archive:
             class_archive.prepare()
-    java = {"SPARK_SUBMIT_OPTS": class_archive.SMALL}
+    java = {"SPARK_SUBMIT_OPTS": SHORT_LIVED}
     return {**os.environ, "TMPDIR": scratch, **COMMON, **java, **ENVIRONMENT.get(name, {})}
 
 

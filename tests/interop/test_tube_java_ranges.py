@@ -22,6 +22,7 @@ from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.spark.environment.java import SHORT_LIVED
 from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
 from penstock.spark.tube.options import ConnectionOptions
 from penstock.spark.tube.tube_client import TubeClient, count_rows
@@ -217,7 +218,7 @@ def test_spark_and_a_pipeline_read_from_apaches_servers(
     peer: ConnectionOptions, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One session for both: it takes most of the time."""
-    conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    conf = {"spark.driver.extraJavaOptions": SHORT_LIVED}
     spark = penstock.spark.session("interop", "local[2]", conf=conf, log_level="OFF")
     try:
         _spark_job(peer, spark, tmp_path)

@@ -13,6 +13,7 @@ import penstock.spark
 from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
 from penstock.pipelines.run import errors
 from penstock.spark.environment import jars
+from penstock.spark.environment.java import SHORT_LIVED
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared
 
@@ -21,8 +22,9 @@ from tests.spark.pipelines import Setup, Shared
 def spark() -> Iterator[SparkSession]:
     conf = {
         "spark.sql.streaming.stopTimeout": "30s",
-        # A short life: Java's second compiler would cost more time than its code gives back.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -Xmn512m",
+        # Hundreds of queries of one session fill the default of 1 GB.
+        "spark.driver.memory": "2g",
         "spark.ui.enabled": "false",
         # A worker has 15 s to start and connect; on a machine that does much else it needs more.
         "spark.python.authenticate.socketTimeout": "60s",

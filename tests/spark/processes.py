@@ -17,7 +17,7 @@ from typing import Any
 
 import pyspark
 
-from penstock.spark.environment.java import find_java
+from penstock.spark.environment.java import SHORT_LIVED, find_java
 from tests.end_to_end.nodes import PENSTOCK, environment
 from tests.spark.node import Node
 
@@ -25,7 +25,6 @@ __all__ = ["DEADLINE_S", "Cluster", "Driver", "spark_environment", "until"]
 
 DEADLINE_S = 240.0
 """A driver starts in 10 s on an idle machine, in more than a minute on a busy one."""
-SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def until(holds: Callable[[], bool], what: str, *, alive: Callable[[], str | None] = lambda: None) -> None:
@@ -200,7 +199,7 @@ class Cluster:
             PYSPARK_PYTHON=self._python,
             # A driver that names no interpreter has its tasks run python3 of the nodes' own PATH.
             PATH=f"{Path(self._python).parent}:{os.environ['PATH']}",
-            SPARK_DAEMON_JAVA_OPTS=SMALL,
+            SPARK_DAEMON_JAVA_OPTS=SHORT_LIVED,
             SPARK_DAEMON_MEMORY="256m",
         )
         with log.open("wb") as out:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.environment.java import find_java
+from penstock.spark.environment.java import SHORT_LIVED, find_java
 from tests.spark.node import Node
 from tests.spark.processes import Cluster
 
@@ -101,7 +101,7 @@ def test_a_script_that_knows_only_the_formats(
         "JAVA_HOME": str(find_java().home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         # A short life: Java's second compiler would cost more time than its code gives back.
-        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "JAVA_TOOL_OPTIONS": SHORT_LIVED,
     }
     where = subprocess.run(
         [str(installed), "-c", "import penstock; print(penstock.__file__)"],

@@ -35,6 +35,7 @@ from penstock.pipelines.steps.joins import with_values
 from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
 from penstock.pipelines.testing.cases import Case, Difference, Rows, compare
 from penstock.spark import session
+from penstock.spark.environment.java import SHORT_LIVED
 from penstock.spark.error_causes import innermost_cause
 
 __all__ = ["Outcome", "session_for_cases", "try_case"]
@@ -53,8 +54,7 @@ def session_for_cases(name: str) -> Iterator[SparkSession]:
     conf = {
         **COLUMN_SETTINGS,
         "spark.sql.shuffle.partitions": "1",
-        # The process is short-lived: Java's C2 compiler would cost more time than it saves.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
     }
     spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
     try:
