@@ -56,7 +56,7 @@ def test_the_report_names_the_dearest_tests(tmp_path: Path) -> None:
         case = ET.SubElement(root, "testcase", classname="tests.spark.test_x", name=name, time="1")
         ET.SubElement(ET.SubElement(case, "properties"), "property", name="processor_s", value=spent)
     ET.ElementTree(root).write(report)
-    result = suites.Result("spark", processor_s=suites.USUAL_S["spark"] * 2)
+    result = suites.Result("unit", processor_s=suites.USUAL_S["unit"] * 2)
     suites.read_report(report, result)
     lines = suites.close([result], 100.0)
     head = lines.index("dearest tests, in seconds of processor time")
@@ -64,4 +64,4 @@ def test_the_report_names_the_dearest_tests(tmp_path: Path) -> None:
         "    71.5 s  tests.spark.test_x::dear",
         "     0.3 s  tests.spark.test_x::cheap",
     ]
-    assert "dearer than usual, on this machine or since a change: spark" in lines
+    assert "dearer than usual, on this machine or since a change: unit" in lines
