@@ -152,7 +152,12 @@ RULES = [
                 ),
                 SPARK | IO,
             ),
-            ("state_dir", ("spec",), ("spark.files.object_storage", "spark.tube.offsets"), SPARK | IO),
+            (
+                "state_dir",
+                ("spec",),
+                ("spark.files.object_storage", "spark.tube.offsets", "statestore.hlc"),
+                SPARK | IO,
+            ),
             ("rows", ("spec",), ("spark.tube.options",), IO),
             ("catalyst", (), (), IO),
             ("steps", ("catalyst", "spec", "rows", "state_dir"), ("spark", *SPARKPLUG), IO),

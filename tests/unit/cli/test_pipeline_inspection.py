@@ -61,6 +61,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "pipeline": run.pipeline.name,
             "sink": "rows",
             "batch": 1,
+            "version": None,
             "batches": 2,
             "read": 10,
             "exploded": 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.options import Commands
-from penstock.cli.pipeline import export, files, ledger, run, sample, submit, tables
+from penstock.cli.pipeline import apply, export, files, ledger, run, sample, submit, tables
 
 __all__ = ["app"]
 
@@ -31,6 +31,11 @@ app.add(
     "penstock pipeline run pipelines/ --metrics 127.0.0.1:9108",
     "penstock pipeline run pipeline.yaml --from 2024-05-01 --to 2024-05-02 --into replay",
 )(run.run)
+app.add(
+    "penstock pipeline apply pipeline.yaml",
+    "penstock pipeline apply pipeline.yaml --dry-run",
+    "penstock pipeline apply line3 --rollback",
+)(apply.apply)
 app.add("penstock pipeline stop pipeline.yaml", "penstock pipeline stop line3 --broker mqtts://node.example")(run.stop)
 app.add("penstock pipeline warm-up", name="warm-up")(run.warm_up)
 app.add(

@@ -268,6 +268,13 @@ def _words(event: Event) -> Iterator[str]:
             yield from _shared(event)
         case "queries":
             yield from _shared(event)
+        case "applying":
+            yield f"pipeline {event['pipeline']}: changing to version {event['version']} after the active batches"
+        case "applied":
+            yield f"pipeline {event['pipeline']}: version {event['version']} is in operation"
+        case "rolled_back":
+            yield f"pipeline {event['pipeline']}: version {event['version']} is in operation again"
+            yield f"version {event['failed']} failed: {event['why']}"
         case "warning":
             yield f"pipeline {event['pipeline']}: {event['text']}"
         case "retry":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.ledger.plan_changes import PlanChange
     from penstock.pipelines.testing.runner import Outcome
 
-__all__ = ["infer", "init", "run_cases", "schema", "show_plan", "validate"]
+__all__ = ["infer", "init", "lines_of", "run_cases", "schema", "show_plan", "validate"]
 
 Source = Literal["tubemq", "mqtt", "files"]
 
@@ -339,7 +339,7 @@ def show_plan(
         sys.stdout.write(as_text(pipeline))
         if found is not None:
             sys.stdout.write(f"\ncompared with the last run, state in {state}\n")
-            sys.stdout.writelines(f"{line}\n" for change in found for line in _wrapped(change))
+            sys.stdout.writelines(f"{line}\n" for change in found for line in lines_of(change))
     if found is None:
         try:
             check_table_types(pipeline)
@@ -354,7 +354,7 @@ _COLOURS = {"+": 32, "~": 33, "?": 33, "-": 31, "!": 31}
 _WIDTH = 110
 
 
-def _wrapped(change: PlanChange) -> list[str]:
+def lines_of(change: PlanChange) -> list[str]:
     """Format a change as lines of a diff."""
     text = escape(f"{change.mark} {change.what}: {change.text}")
     made = textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 8, break_long_words=False)

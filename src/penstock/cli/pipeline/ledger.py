@@ -164,6 +164,7 @@ def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus
         sums_of_sink = {
             "sink": sink.name,
             "batch": batch,
+            "version": None if last is None else last.version,
             **counts,
             "letters_by_step": steps,
             "expectations": expectations,
@@ -227,7 +228,8 @@ def _note_run(found: PipelineStatus, state: StoragePath, prefix: str) -> None:
     holder, record = found.holder, found.record
     run = None if holder is None else holder.run
     left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
-    note(f"{prefix}{found.text}{left}")
+    version = "" if run is None or record is None or record.version is None else f", version {record.version}"
+    note(f"{prefix}{found.text}{version}{left}")
     if record is not None and not state.exists():
         note(f"{prefix}{state} contains no ledger: set the directory of the run with --state-dir")
     if run is None and record is not None:

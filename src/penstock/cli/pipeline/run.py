@@ -16,6 +16,7 @@ import typer
 
 from penstock.cli.options import Json, Yes, confirmed, duration_option
 from penstock.cli.output import note, print_json
+from penstock.cli.pipeline.apply import file_to_run
 from penstock.cli.pipeline.display import display
 from penstock.cli.pipeline.options import (
     Conf,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.run.run import RunOptions
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.pipelines.state_dir.replay import Copies, Replay
+    from penstock.pipelines.state_dir.versions import PipelineFile
     from penstock.spark.files.object_storage import StoragePath
 
 __all__ = ["run", "stop", "warm_up"]
@@ -127,12 +129,17 @@ def run(
         return
     pipeline = load(files[0])
     replay = _replay(pipeline, state_dir, into, begin, end, live=live)
+    version: PipelineFile | None = None
+    warnings: tuple[str, ...]
     if replay is None:
-        _ask_about_changes(pipeline, state_of(pipeline.name, state_dir), yes=yes)
+        state = state_of(pipeline.name, state_dir)
+        version, pipeline, warnings = file_to_run(files[0], pipeline, state)
+        _ask_about_changes(pipeline, state, yes=yes)
+    else:
+        warnings = _warnings_of(pipeline, replay)
     if replay is not None and replay.left_out and not as_json:
         left_out = ", ".join(replay.left_out)
         note(f"pipeline {pipeline.name}: replay without {left_out}, which other systems read (--live)")
-    warnings = () if replay is None else _warnings_of(pipeline, replay)
     stop = _stop_on_signals()
     with display(as_json=as_json) as screen:
         options = RunOptions(
@@ -148,10 +155,11 @@ def run(
             warnings=warnings,
             redriven={} if replay is None else _redriven(pipeline),
             debug=debug,
+            file=version,
         )
         run_pipeline(
             pipeline if replay is None else replay.pipeline,
-            state=state_of(pipeline.name, state_dir) if replay is None else replay.state,
+            state=state if replay is None else replay.state,
             options=options,
             emit=screen.show_event,
             stop=stop,
@@ -203,11 +211,12 @@ def _run_several(
                 raise ConfigError(
                     f"{file}: another file has the name {pipeline.name!r}", option="name", do="give it another name"
                 )
-            paths = _tables_of_its_own(file, pipeline, written)
             state = state_of(pipeline.name, state_dir, is_parent=True)
+            version, pipeline, warnings = file_to_run(file, pipeline, state)
+            paths = _tables_of_its_own(file, pipeline, written)
             _ask_about_changes(pipeline, state, yes=yes)
             written |= paths
-            members[pipeline.name] = Member(pipeline, state)
+            members[pipeline.name] = Member(pipeline, state, version, warnings)
         except PenstockError as error:
             refused[str(file)] = error
     stop = _stop_on_signals()

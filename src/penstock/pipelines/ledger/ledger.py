@@ -73,6 +73,8 @@ class LedgerEntry:
     """Dead letters that this batch wrote, by the step that rejected them; empty in entries of older versions."""
     join: Mapping[str, int] = field(default_factory=dict)
     """Rows of a join by ``JOIN_COUNTS``; empty without a join."""
+    version: int | None = None
+    """Version of the pipeline file that computed the rows; None without a file, and in entries of older versions."""
 
     @property
     def is_balanced(self) -> bool:
@@ -192,7 +194,9 @@ def _is_newer(token: object, other: str) -> bool:
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(each.name for each in fields(LedgerEntry))
-_NEWER = frozenset({"letters", "table", "letters_table", "expectations", "exploded", "letters_by_step", "join"})
+_NEWER = frozenset(
+    {"letters", "table", "letters_table", "expectations", "exploded", "letters_by_step", "join", "version"}
+)
 
 
 def _entry(path: StoragePath) -> LedgerEntry:

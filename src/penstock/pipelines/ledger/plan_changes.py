@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.sinks.table import check_partitions, check_types, writers
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.description import as_data
-from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.pipeline import STATEFUL, Pipeline, plan
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.checkpoint import incompatible_sinks
+from penstock.pipelines.state_dir.checkpoint import START_OVER, incompatible_sinks
 from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.kafka.writes import check_topic
@@ -34,6 +34,7 @@ __all__ = [
     "REMOVED",
     "PlanChange",
     "changes",
+    "check_applicable",
     "check_table_types",
     "check_topics",
     "remember",
@@ -129,6 +130,55 @@ def _sinks(
             f"sink {name}",
             "is not written any more; its data is not deleted, and a sink with this name continues where it ended",
         )
+
+
+def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, repeats: bool = False) -> None:
+    """Check that a run of ``before`` can continue as ``after`` without a new start.
+
+    ``repeats``: a sink with a new name may write again what another one has written.
+
+    Raises:
+        RefusedError: it cannot, or the checkpoints or the tables of the sinks do not support the change.
+    """
+    restart = "stop the run (penstock pipeline stop), and start it with the changed file (penstock pipeline run)"
+    for what, was, is_ in (
+        ("name", before.name, after.name),
+        ("sources", before.inputs, after.inputs),
+        ("state store", before.statestore, after.statestore),
+    ):
+        if was != is_:
+            raise RefusedError(
+                f"the {what} of pipeline {before.name!r} cannot change while it runs",
+                why="its lease, its offsets and the settings of Spark belong to them",
+                do=restart,
+            )
+    for pipeline in (before, after):
+        for found in plan(pipeline):
+            kept = next((step.name for step in found.steps if step.kind in STATEFUL), None)
+            if (step := kept or next(iter(found.as_of_joins), None)) is not None:
+                raise RefusedError(
+                    f"pipeline {before.name!r} cannot change while it runs: step {step!r} of sink {found.sink.name!r} "
+                    "keeps state",
+                    why="only flows without dedupe, window, join and as-of steps are changed while they run",
+                    do=restart,
+                )
+    if _needs_jars(after) and not _needs_jars(before):
+        raise RefusedError(
+            "a table at a URI cannot be added to a run that has none",
+            why="the jars of Delta Lake are loaded when Spark starts",
+            do=restart,
+        )
+    for change in changes(after, state) or ():
+        if change.mark == REFUSED:
+            raise RefusedError(f"{change.what}: {change.text}", do=START_OVER)
+        if change.mark == ASKED and not repeats:
+            raise RefusedError(
+                f"{change.what} {change.text}", do="keep the previous name, or add --yes to write the records again"
+            )
+
+
+def _needs_jars(pipeline: Pipeline) -> bool:
+    return any(sink.table is not None and sink.table.is_remote for sink in pipeline.sinks)
 
 
 def check_table_types(pipeline: Pipeline) -> None:

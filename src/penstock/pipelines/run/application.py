@@ -21,6 +21,7 @@ from penstock.pipelines.run.errors import BROKEN, pipeline_session, suppress_cli
 from penstock.pipelines.run.progress import Read, serve
 from penstock.pipelines.run.run import POLL_S, Event, RunOptions, execute
 from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.state_dir.versions import PipelineFile
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ _POOL = "spark.scheduler.pool"
 
 
 class Member(NamedTuple):
-    """A pipeline of the application, and its state directory."""
+    """A pipeline of the application, its state directory, its file, and warnings that its run reports."""
 
     pipeline: Pipeline
     state: StoragePath
+    file: PipelineFile | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def run_all(
@@ -124,6 +127,8 @@ class _Application:
         options = replace(
             self._options,
             metrics=None,
+            file=member.file,
+            warnings=member.warnings,
             session=lambda: self._session(name),
             on_start=lambda read: self._progress.update({name: read}),
         )

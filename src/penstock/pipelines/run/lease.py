@@ -3,9 +3,10 @@
     penstock/pipeline/<name>/lease   id of the run that may write; expires unless it is renewed
     penstock/pipeline/<name>/run     status of that run as JSON: host, start time, progress, result
     penstock/pipeline/<name>/stop    id of the run that is requested to stop
+    penstock/pipeline/<name>/apply   version that the run is requested to use, then its answer
 
-All three are plain keys, so they work on any state store that speaks the protocol and from any machine that can reach
-it. A request to stop contains the id of one run: it does not affect later runs, and expires.
+All are plain keys, so they work on any state store that speaks the protocol and from any machine that can reach
+it. A request contains the id of one run: it does not affect later runs, and expires.
 """
 
 from __future__ import annotations
@@ -19,27 +20,40 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.pipelines.spec.values import BROKER_VARIABLE, lease_key, names_setting, run_key, stop_key
+from penstock.pipelines.spec.values import BROKER_VARIABLE, apply_key, lease_key, names_setting, run_key, stop_key
 from penstock.runtime.io.network import without_secret
 from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.locks import Lease
 
 __all__ = [
+    "APPLIED",
     "FAILED",
+    "REFUSED",
+    "ROLLED_BACK",
     "RUNNING",
     "STOPPED",
+    "ApplyAnswer",
+    "ApplyRequest",
     "LeaseHolder",
     "RunRecord",
     "StopResult",
+    "apply_version",
+    "decode_request",
     "lease_holder",
     "read_holder",
     "stop_run",
+    "with_lease",
 ]
 
 T = TypeVar("T")
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
+APPLIED, REFUSED, ROLLED_BACK = "applied", "refused", "rolled back"
 STOP_TTL_MS = 600_000
 """Milliseconds after which an unanswered request expires; longer than any run needs to stop."""
+APPLY_LEASE_MS = 10_000
+ASK_AGAIN_S = 1.0
+"""Seconds between checks whether the run that was asked still holds the lease."""
 FINAL_STATUS_S = 5.0
 """Seconds to wait for the final status, which a run writes before it releases the lease; a store with delayed
 notifications may reorder the two."""
@@ -51,7 +65,7 @@ class RunRecord:
 
     ``progress`` is the newest ``progress`` event of the run, ``why`` the whole text of the error that ended it.
     ``graph``: the nodes of the pipeline (:func:`penstock.pipelines.spec.description.graph`). ``spark_ui``: URL of
-    Spark's web interface, empty if it is not enabled.
+    Spark's web interface, empty if it is not enabled. ``version``: that of the pipeline file, if the run has a file.
     """
 
     run: str
@@ -64,6 +78,7 @@ class RunRecord:
     progress: Mapping[str, Any] = field(default_factory=dict)
     graph: Sequence[Mapping[str, Any]] = field(default_factory=list)
     spark_ui: str = ""
+    version: int | None = None
 
     def encode(self) -> str:
         """Encode as the value of the key."""
@@ -111,6 +126,47 @@ class StopResult(NamedTuple):
     clean: bool
     why: str = ""
     known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRequest:
+    """Request ``id`` to the run ``run`` to use ``version``; ``repeats``: a renamed sink may write all records again."""
+
+    id: str
+    run: str
+    version: int
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyAnswer:
+    """Answer to the request ``id``: ``result`` is ``APPLIED``, ``REFUSED`` or ``ROLLED_BACK``; why, if it is not."""
+
+    id: str
+    version: int
+    result: str
+    what: str = ""
+    why: str | None = None
+    do: str | None = None
+
+
+def decode_request(value: bytes | None, run: str) -> ApplyRequest | None:
+    """Parse ``value``; None if it is no request to the run ``run``: an answer, or what other clients may write."""
+    try:
+        found = json.loads(value or b"")
+        request = ApplyRequest(**found)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_valid = request.run == run and type(request.version) is int and isinstance(request.id, str)
+    return request if is_valid else None
+
+
+def _decode_answer(value: bytes | None, request: str) -> ApplyAnswer | None:
+    try:
+        answer = ApplyAnswer(**json.loads(value or b""))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return answer if answer.id == request else None
 
 
 def lease_holder(broker: str, pipeline: str, timeout_s: float) -> LeaseHolder:
@@ -184,6 +240,80 @@ def stop_run(
             return await _last_record(client, pipeline, holder.run)
 
     return asyncio.run(_in_time(ask(), broker, answer_s))
+
+
+def apply_version(
+    broker: str, pipeline: str, request: ApplyRequest, *, timeout_s: float, answer_s: float
+) -> ApplyAnswer:
+    """Send ``request`` to the run that holds the lease of ``pipeline``, and wait for its answer.
+
+    Raises:
+        UnavailableError: the store does not answer, or the run ended, or did not answer within ``timeout_s``.
+    """
+
+    async def ask() -> ApplyAnswer:
+        async with _connected(broker, "apply", answer_s) as client, client.observe(apply_key(pipeline)) as changes:
+            value = json.dumps(asdict(request))
+            await client.set(apply_key(pipeline), value, ttl_ms=STOP_TTL_MS, timeout_s=answer_s)
+
+            async def answered() -> ApplyAnswer:
+                async for change in changes:
+                    if (answer := _decode_answer(change.value, request.id)) is not None:
+                        return answer
+                raise UnavailableError("the observation of the request has ended")
+
+            waiting = asyncio.create_task(answered())
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while not (await asyncio.wait([waiting], timeout=ASK_AGAIN_S))[0]:
+                        holder = await read_holder(client, pipeline)
+                        if holder.run != request.run:
+                            # The answer may have arrived together with the end.
+                            await asyncio.wait([waiting], timeout=ASK_AGAIN_S)
+                            break
+            except TimeoutError:
+                raise UnavailableError(
+                    f"run {request.run} has not answered within {timeout_s:g} s whether it uses version "
+                    f"{request.version}",
+                    why="it finishes its active batches first, and waits until each query of the new version has "
+                    "finished a batch",
+                    do="the request stays valid: look at `penstock pipeline status`, or wait longer with --timeout",
+                ) from None
+            finally:
+                if not waiting.done():
+                    waiting.cancel()
+            if not waiting.cancelled() and waiting.done():
+                return waiting.result()
+            raise UnavailableError(
+                f"run {request.run} ended before it answered whether it uses version {request.version}",
+                why="it was stopped, or it crashed",
+                do="the next run continues with the version that `penstock pipeline status` shows",
+            )
+
+    return asyncio.run(_in_time(ask(), broker, answer_s))
+
+
+def with_lease(broker: str, pipeline: str, work: Callable[[str], object], answer_s: float) -> None:
+    """Call ``work`` with a fencing token while no run of ``pipeline`` can start.
+
+    Raises:
+        RefusedError: a run holds the lease.
+        UnavailableError: the store does not answer within ``answer_s``.
+    """
+
+    async def ask() -> None:
+        async with _connected(broker, "apply", answer_s) as client:
+            lease = Lease(client, lease_key(pipeline), holder=f"apply-{uuid.uuid4().hex[:12]}", ttl_ms=APPLY_LEASE_MS)
+            async with asyncio.timeout(answer_s):
+                token = await lease.try_acquire()
+            if token is None:
+                raise RefusedError(f"a run of pipeline {pipeline!r} has just started", do="apply the version again")
+            try:
+                await asyncio.to_thread(work, str(token))
+            finally:
+                await lease.release()
+
+    asyncio.run(_in_time(ask(), broker, answer_s))
 
 
 async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> StopResult:

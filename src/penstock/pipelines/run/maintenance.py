@@ -30,11 +30,12 @@ class MaintenanceSchedule:
 
     def __init__(self, sinks: Sequence[Sink], report: Callable[..., None]) -> None:
         # Several sinks may write one table.
-        self._tables = {
+        self.tables = {
             _absolute(sink.table.location): (sink.name, sink.table.maintenance, sink.table.file_bytes)
             for sink in sinks
             if sink.table is not None and sink.table.maintenance is not None
         }
+        """By path: the sink, its plan of maintenance and its file size."""
         self._report = report
         self._tried: dict[StoragePath, float] = {}
         self._closing = threading.Event()
@@ -42,7 +43,7 @@ class MaintenanceSchedule:
 
     def start(self) -> None:
         """Start the thread, if there is a table to maintain."""
-        if self._tables:
+        if self.tables:
             self._thread.start()
 
     def close(self, timeout_s: float) -> None:
@@ -60,11 +61,11 @@ class MaintenanceSchedule:
     def _run(self) -> None:
         while not self._closing.is_set():
             self.run_due(time.time())
-            self._closing.wait(min(_CHECK_S, *(duration_ms(plan.every) / 1000 for _, plan, _ in self._tables.values())))
+            self._closing.wait(min(_CHECK_S, *(duration_ms(plan.every) / 1000 for _, plan, _ in self.tables.values())))
 
     def run_due(self, now: float) -> None:
         """Maintain the tables that are due at ``now`` (seconds since 1970); those that do not exist yet are not."""
-        for path, (sink, plan, file_bytes) in self._tables.items():
+        for path, (sink, plan, file_bytes) in self.tables.items():
             if self._closing.is_set():
                 return
             try:

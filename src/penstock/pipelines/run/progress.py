@@ -153,6 +153,15 @@ class Progress:
         self.latest: Mapping[str, SinkProgress] = {sink: SinkProgress() for sink in sinks}
         """The newest snapshot; replaced atomically, so that other threads may read it."""
 
+    def replace_sinks(self, sinks: list[str]) -> None:
+        """Count the batches of ``sinks`` from now on; those that exist keep their counts."""
+        self._counts = {sink: self._counts.get(sink, QueryCounts()) for sink in sinks}
+        self._restarts = {sink: self._restarts.get(sink, 0) for sink in sinks}
+        self._samples = {sink: self._samples.get(sink, deque()) for sink in sinks}
+        self._last = {sink: entry for sink, entry in self._last.items() if sink in sinks}
+        self._failing = {}
+        self.latest = {sink: self.latest.get(sink, SinkProgress()) for sink in sinks}
+
     def finished(self, entry: LedgerEntry, now: float, took_s: float) -> None:
         """Add a finished batch and its duration."""
         self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
@@ -378,6 +387,16 @@ class ProgressMonitor:
         self._ends = dict(ends)
         self._progress = Progress(list(ends))
         self._next_show = now + self._progress_s
+        self._meter.start()
+
+    def replace_sinks(self, meter: SourceMeter, record: RunRecord, ends: Mapping[str, Offsets]) -> None:
+        """Measure the sinks in ``ends`` from now on, with another ``meter``; those that exist keep their counts."""
+        self._meter.close(self._ends)
+        self._meter, self.record, self._ends = meter, record, dict(ends)
+        self._by_query = {name: found for name, found in self._by_query.items() if name in ends}
+        self._asked = {}
+        self._next_ask = self._next_look = self._next_publish = 0.0
+        self._progress.replace_sinks(list(ends))
         self._meter.start()
 
     def finished(self, entry: LedgerEntry, took_s: float) -> None:

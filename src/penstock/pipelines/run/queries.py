@@ -184,6 +184,11 @@ class SinkBatches:
         self._names: tuple[str, ...] | None = None
         """The columns of the table, if its rows are written in one pass."""
 
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The sink while its batch is in progress."""
+        return tuple(self.running)
+
     def prepare(self, rows: DataFrame) -> DataFrame:
         """Return the rows of the query as its batches need them: what is the same for all is planned once."""
         if self.plan.windowed:
@@ -433,6 +438,7 @@ def ledger_entry(
         letters_table=None if targets.dead_letters is None else str(targets.dead_letters),
         expectations=expectation_counts(plan.expectations, checks),
         join=dict(join),
+        version=targets.version,
     )
 
 
@@ -554,6 +560,10 @@ class QueryBatches(Protocol):
     running: Mapping[str, RunningBatch]
     gate: BatchBarrier
 
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The sinks that have begun a batch and not finished it."""
+
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Process one batch."""
 
@@ -642,6 +652,8 @@ class RunningQuery:
     """True while the query is stopped to join another one."""
     stopped: bool = False
     """True after that, until its sinks have another query."""
+    is_up: bool = False
+    """True once it has finished a batch, or waits for records: no batch of an earlier run is left to be repeated."""
     family: tuple[str, ...] = ()
     """Sinks that can share a query with those of this query, see ``query_groups``."""
 
@@ -655,6 +667,13 @@ class RunningQuery:
         """True if the query runs and its last batch was finished."""
         return self.query is not None and self.failing_since is None and not (self.ended or self.stopping)
 
+    def check_up(self) -> bool:
+        """Return ``is_up``, after asking Spark."""
+        if not self.is_up and self.query is not None and self.query.isActive:
+            # "Waiting for data to arrive", "Waiting for next trigger".
+            self.is_up = str(self.query.status["message"]).startswith("Waiting")
+        return self.is_up
+
     def continue_failure(self, failed: RunningQuery) -> None:
         """Take over the count of failures of the query ``failed``, whose batch this query repeats."""
         # Set in any case: a sink that failed does not join the others before it has finished a batch.
@@ -663,6 +682,7 @@ class RunningQuery:
 
     def progressed(self) -> None:
         """Reset the failure counters after a finished batch."""
+        self.is_up = True
         self.failing_since = None
         self.warned = False
         self.strange = 0

@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import PySparkException
 
-from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.ledger.plan_changes import check_table_types, remember
+from penstock.pipelines.ledger.plan_changes import check_applicable, check_table_types, check_topics, remember
 from penstock.pipelines.run.errors import (
     BROKEN,
     DRAIN_S,
@@ -31,7 +31,16 @@ from penstock.pipelines.run.errors import (
     retry_policy,
     suppress_client_logs,
 )
-from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
+from penstock.pipelines.run.lease import (
+    APPLIED,
+    FAILED,
+    REFUSED,
+    ROLLED_BACK,
+    STOPPED,
+    ApplyAnswer,
+    ApplyRequest,
+    RunRecord,
+)
 from penstock.pipelines.run.maintenance import MaintenanceSchedule
 from penstock.pipelines.run.progress import ProgressMonitor, Read, now_text, serve
 from penstock.pipelines.run.queries import (
@@ -52,8 +61,9 @@ from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Checkpoint, Offsets, check_shapes
-from penstock.pipelines.state_dir.layout import claim, ready_directory, write_text
+from penstock.pipelines.state_dir.layout import claim, ready_directory, remove_tree, write_text
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
+from penstock.pipelines.state_dir.versions import PipelineFile, end_trial, put_into_operation, register, stored_version
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.spark.environment.jars import s3a_jars
@@ -73,6 +83,7 @@ __all__ = ["LEASE_WAIT_S", "POLL_S", "Event", "RunOptions", "execute", "run"]
 Event = dict[str, Any]
 
 FIX_AND_RESTART = "fix the cause and start the pipeline again: it continues from its checkpoints"
+APPLY_LATER = "fix the cause, and apply the version again"
 LEASE_WAIT_S = 60.0
 """Seconds to wait for the lease. The lease of a crashed driver expires; a running driver renews its lease."""
 NAMED_TRIES = 3
@@ -116,8 +127,29 @@ class RunOptions:
     """Returns a session that the run uses and does not stop; by default the run starts Spark."""
     traces: str | None = None
     """Base URL of a receiver of OTLP over HTTP, to which a span for each batch is sent; it needs the extra `otel`."""
+    file: PipelineFile | None = None
+    """The file of the pipeline, which ``penstock pipeline apply`` can replace while it runs; None: it cannot."""
     on_start: Callable[[Read], None] | None = None
     """Called with a function that returns the newest progress by sink, from any thread."""
+
+
+class _BuiltVersion(NamedTuple):
+    """A version of the pipeline, and what a run needs of it. Its queries are not started."""
+
+    pipeline: Pipeline
+    version: int | None
+    source: Sources
+    as_of: AsOfJoins
+    builder: QueryBuilder
+    queries: list[RunningQuery]
+    fenced: list[str]
+
+
+class _Change(NamedTuple):
+    """A version that was requested, for which the queries are stopped between two batches."""
+
+    request: ApplyRequest
+    pipeline: Pipeline
 
 
 class _PipelineRun:
@@ -140,12 +172,18 @@ class _PipelineRun:
         self._barrier = BatchBarrier()
         self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span, options.redriven)
-        checkpoints = [Checkpoint(layout.checkpoint(state, found.sink.name)) for found in plan(pipeline)]
-        self._as_of = AsOfJoins(pipeline, state, checkpoints, wall_clock_ms)
+        self._as_of = _as_of_joins(pipeline, state)
         self._queries: list[RunningQuery] = []
         self._next_join = 0.0
         self._traces: BatchTraces | None = None
         self._run = uuid.uuid4().hex[:12]
+        self._version: int | None = None
+        self._over: int | None = None
+        """The version before, while the one in operation is on trial."""
+        self._request: ApplyRequest | None = None
+        """The request for the version that is on trial."""
+        self._change: _Change | None = None
+        """The version that the run puts into operation once its queries are stopped."""
         self._store = WriteBack(
             pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, warn=self._warn
         )
@@ -258,34 +296,25 @@ class _PipelineRun:
 
     def _work(self, spark: SparkSession, token: Hlc) -> None:
         pipeline, store = self._pipeline, self._store
-        wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
-        fenced = store.fence(wanted)
-        dead_letters = None if pipeline.dead_letters is None else pipeline.dead_letters.location
-        context = RunContext(
-            source=self._source,
-            ledger=self._ledger,
-            barrier=self._barrier,
-            report=self._done.put,
-            with_lookup=store_lookup(pipeline.statestore.broker, self._state),
-            targets=Targets(pipeline, store, dead_letters, self._show, self._state),
-            as_of=self._as_of,
-        )
+        self._spark = spark
         state, why = FAILED, ""
-        maintenance = MaintenanceSchedule(pipeline.sinks, self._queue_event)
+        self._maintenance = MaintenanceSchedule(pipeline.sinks, self._queue_event)
         try:
             self._traces = self._start_traces()
             if self._traces is not None:
                 store.traceparent = self._traces.traceparent
-            self._builder = QueryBuilder(pipeline, spark, self._state, context)
-            self._queries = self._builder.queries()
+            self._register()
+            built = self._built_version(pipeline, self._version, self._source, self._as_of)
+            self._builder, self._queries = built.builder, built.queries
             sinks = [found.sink.name for found in plan(pipeline)]
             remember(pipeline, self._state)
             self._emit_event(
                 "started",
                 fencing_token=str(token),
-                fenced=fenced,
-                not_fenced=[prefix for prefix in wanted if prefix not in fenced],
+                fenced=built.fenced,
+                not_fenced=[prefix for prefix in _fence_prefixes(pipeline) if prefix not in built.fenced],
                 sinks=sinks,
+                version=self._version,
                 queries=[list(running.built.sinks) for running in self._queries],
             )
             for text in self._source.doubts:
@@ -294,12 +323,12 @@ class _PipelineRun:
             self._watch.start(reached)
             for name, offsets in reached.items():
                 self._source.publish(name, offsets)
-            maintenance.start()
+            self._maintenance.start()
             self._supervise()
             if self._stop_requested():
                 self._emit_event("stopping")
             self._drain()
-            maintenance.close(DRAIN_S)
+            self._maintenance.close(DRAIN_S)
             self._report()
             for running in self._queries:
                 check_nothing_dropped(running)
@@ -325,7 +354,7 @@ class _PipelineRun:
             state = STOPPED
         finally:
             self._drain()
-            maintenance.close(DRAIN_S)
+            self._maintenance.close(DRAIN_S)
             for name in [name for running in self._queries for name in running.built.sinks]:
                 # A bucket that does not answer at the end hides no other error.
                 with suppress(StorageError, UnavailableError):
@@ -334,13 +363,209 @@ class _PipelineRun:
             self._source.close()
             store.publish_last(self._watch.close(self._running_queries(), state, why))
 
+    def _register(self) -> None:
+        """Put the file of the run into operation, unless it is; continue a trial of it."""
+        if self._options.file is None:
+            return
+        current = register(self._state, self._options.file, str(self._store.token), self._run)
+        self._version, self._over = current.version, current.over if current.trial else None
+        self._watch.record = replace(self._watch.record, version=self._version)
+
+    def _built_version(
+        self, pipeline: Pipeline, version: int | None, source: Sources, as_of: AsOfJoins
+    ) -> _BuiltVersion:
+        """Build the queries of ``pipeline`` at the offsets of its sinks; no other query of them may run.
+
+        Raises:
+            PenstockError, PySparkException: they cannot be built.
+        """
+        fenced = self._store.fence(_fence_prefixes(pipeline))
+        dead_letters = None if pipeline.dead_letters is None else pipeline.dead_letters.location
+        context = RunContext(
+            source=source,
+            ledger=self._ledger,
+            barrier=self._barrier,
+            report=self._done.put,
+            with_lookup=store_lookup(pipeline.statestore.broker, self._state),
+            targets=Targets(pipeline, self._store, dead_letters, self._show, self._state, version),
+            as_of=as_of,
+        )
+        builder = QueryBuilder(pipeline, self._spark, self._state, context)
+        return _BuiltVersion(pipeline, version, source, as_of, builder, builder.queries(), fenced)
+
+    def _change_version(self) -> None:
+        """Put a requested version into operation, step by step: each call does what is possible now."""
+        if self._over is not None and all(each.ended or each.check_up() for each in self._queries):
+            self._end_trial()
+        request = self._store.apply_asked
+        if self._change is None and request is not None:
+            try:
+                self._begin_change(request)
+            except PenstockError as error:
+                self._refuse(request, error)
+        if self._change is None or any(each.stopping and not each.stopped for each in self._queries):
+            return
+        if not all(each.stopped for each in self._queries):
+            refusal = RefusedError("a query failed before it had finished its batch", do=APPLY_LATER)
+        elif unfinished := [name for each in self._queries for name in each.built.batches.unfinished]:
+            refusal = RefusedError(f"sink {unfinished[0]!r} could not finish its batch", do=APPLY_LATER)
+        else:
+            self._switch(self._change)
+            return
+        self._resume(self._change, refusal)
+
+    def _begin_change(self, request: ApplyRequest) -> None:
+        """Check the requested version, and stop the queries between two batches. Does nothing while a query starts.
+
+        Raises:
+            PenstockError: the run cannot change to this version.
+        """
+        if self._options.file is None or self._options.available_now:
+            raise RefusedError(
+                "this run cannot change to another version",
+                why="it was not started with a file, or it ends after the records that were available at its start",
+                do="start it again with the changed file",
+            )
+        if self._over is not None:
+            raise RefusedError(
+                f"version {self._version} is on trial",
+                why="not all of its queries have finished a batch",
+                do="wait until it is applied; or stop the run, and use `penstock pipeline apply --rollback`",
+            )
+        if (failing := next((each for each in self._queries if each.failing_since is not None), None)) is not None:
+            raise RefusedError(
+                f"sink {failing.built.name!r} fails at present",
+                why="a part of its batch may be written, and the other version could have other rows",
+                do="fix the cause; or stop the run, and start it with the changed file",
+            )
+        if any(each.stopping for each in self._queries) or not all(each.check_up() for each in self._queries):
+            return
+        if request.version == self._version:
+            self._answer(request, ApplyAnswer(request.id, request.version, APPLIED))
+            return
+        pipeline = stored_version(self._state, request.version).load()
+        check_applicable(self._pipeline, pipeline, self._state, repeats=request.repeats)
+        check_topics(pipeline)
+        for text in check_sinks(pipeline):
+            self._emit_event("warning", text=text)
+        self._store.accept(request)
+        self._change = _Change(request, pipeline)
+        self._emit_event("applying", version=request.version)
+        for running in self._queries:
+            running.stopping = True
+            running.built.batches.gate.close(0)
+
+    def _switch(self, change: _Change) -> None:
+        """Replace the queries, which are all stopped between two batches, by those of another version."""
+        state, version, pipeline = self._state, change.request.version, change.pipeline
+        self._report()
+        new = [sink.name for sink in pipeline.sinks if not layout.checkpoint(state, sink.name).exists()]
+        try:
+            check_shapes(pipeline, state)
+            source = Sources(pipeline, state)
+            built = self._built_version(pipeline, version, source, _as_of_joins(pipeline, state))
+        except (PenstockError, PySparkException) as error:
+            # Otherwise a corrected version would have to continue what this one has never begun.
+            for name in new:
+                remove_tree(layout.checkpoint(state, name))
+                for path in (layout.shape(state, name), layout.starts(state) / f"{name}.json"):
+                    path.unlink(missing_ok=True)
+            words = error_text(innermost_cause(full_text(error))[1])
+            self._resume(
+                change,
+                error if isinstance(error, PenstockError) else PenstockError(words.what, why=words.why, do=words.do),
+            )
+            return
+        # From here on batches belong to the new version, also those of a run after a crash. If it is unknown whether
+        # this was stored, the run ends, and the next one reads it.
+        put_into_operation(state, version, token=str(self._store.token), run=self._run, trial=True)
+        self._over, self._request, self._change = self._version, change.request, None
+        self._use(built)
+
+    def _use(self, built: _BuiltVersion) -> None:
+        """Replace the pipeline of the run, whose queries are stopped."""
+        self._source.close()
+        self._pipeline, self._version, self._source, self._as_of = (
+            built.pipeline,
+            built.version,
+            built.source,
+            built.as_of,
+        )
+        self._builder, self._queries = built.builder, built.queries
+        remember(built.pipeline, self._state)
+        reached = {found.sink.name: self._reached(found.sink.name) for found in plan(built.pipeline)}
+        record = replace(self._watch.record, graph=graph(built.pipeline), version=built.version)
+        self._watch.replace_sinks(self._source.meter(wall_clock_ms), record, reached)
+        for name, offsets in reached.items():
+            self._source.publish(name, offsets)
+        maintenance = MaintenanceSchedule(built.pipeline.sinks, self._queue_event)
+        if maintenance.tables != self._maintenance.tables:
+            self._maintenance.close(DRAIN_S)
+            self._maintenance = maintenance
+            maintenance.start()
+        self._emit_event("queries", queries=[list(running.built.sinks) for running in self._queries])
+
+    def _resume(self, change: _Change, error: PenstockError) -> None:
+        """Continue with the version in operation after a change that was refused."""
+        self._change = None
+        stopped = [running for running in self._queries if running.stopped]
+        for family in dict.fromkeys(running.family for running in stopped):
+            self._join([running for running in stopped if running.family == family])
+        self._refuse(change.request, error)
+
+    def _end_trial(self) -> None:
+        """Store that the version in operation works."""
+        assert self._version is not None
+        end_trial(self._state, token=str(self._store.token), run=self._run, works=True)
+        self._over = None
+        self._emit_event("applied", version=self._version)
+        if self._request is not None:
+            self._answer(self._request, ApplyAnswer(self._request.id, self._version, APPLIED))
+            self._request = None
+
+    def _roll_back(self, error: PenstockError, over: int) -> None:
+        """Continue with the version ``over`` after ``error`` of the one on trial.
+
+        A batch that failed is repeated; its sinks have either all of its rows or none.
+
+        Raises:
+            PenstockError: ``error``, if a batch does not end, or an error of the version ``over``.
+        """
+        failed, request, self._request = self._version, self._request, None
+        if not self._drain():
+            raise error
+        self._report()
+        self._barrier.open()
+        end_trial(self._state, token=str(self._store.token), run=self._run, works=False)
+        self._over = None
+        pipeline = stored_version(self._state, over).load()
+        self._use(
+            self._built_version(pipeline, over, Sources(pipeline, self._state), _as_of_joins(pipeline, self._state))
+        )
+        self._emit_event("rolled_back", version=over, failed=failed, why=str(error))
+        if request is not None:
+            self._answer(request, ApplyAnswer(request.id, over, ROLLED_BACK, error.what, error.why, error.do))
+
+    def _refuse(self, request: ApplyRequest, error: PenstockError) -> None:
+        self._emit_event("warning", text=f"version {request.version} was not applied: {error.what}")
+        self._answer(request, ApplyAnswer(request.id, request.version, REFUSED, error.what, error.why, error.do))
+
+    def _answer(self, request: ApplyRequest, answer: ApplyAnswer) -> None:
+        self._store.accept(request)
+        self._store.answer(answer)
+
     def _start_traces(self) -> BatchTraces | None:
         if self._options.traces is None:
             return None
         from penstock.pipelines.run.traces import BatchTraces  # it needs an extra
 
         attributes = {"penstock.pipeline": self._pipeline.name, "penstock.run": self._run}
-        return BatchTraces(self._options.traces, attributes, self._source.header_values)
+
+        def header_values(sink: str, start: Offsets, end: Offsets, name: str, max_records: int) -> list[str]:
+            # Of the version in operation.
+            return self._source.header_values(sink, start, end, name, max_records)
+
+        return BatchTraces(self._options.traces, attributes, header_values)
 
     def _emit_event(self, event: str, **fields: Any) -> None:
         self._emit({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})
@@ -359,8 +584,14 @@ class _PipelineRun:
                     do="check which run holds the lease (penstock pipeline status); if none does, start it again: it "
                     "continues from its checkpoints",
                 )
-            for running in list(self._queries):
-                self._check_query(running)
+            try:
+                for running in list(self._queries):
+                    self._check_query(running)
+            except PenstockError as error:
+                if self._over is None:
+                    raise
+                self._roll_back(error, self._over)
+            self._change_version()
             self._join_queries()
             self._report()
             batches = {name: batch for each in self._queries for name, batch in each.built.batches.running.items()}
@@ -444,6 +675,8 @@ class _PipelineRun:
 
     def _join_queries(self) -> None:
         """Stop queries whose sinks are almost at the same offsets, and start one query for these sinks instead."""
+        if self._change is not None:
+            return
         stopping = [running for running in self._queries if running.stopping]
         if stopping:
             if all(running.stopped for running in stopping):
@@ -563,9 +796,12 @@ class _PipelineRun:
             shown = {name: value for name, value in asdict(entry).items() if name not in UNREPORTED}
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
 
-    def _drain(self) -> None:
-        """Stop each query between two batches: start no new batch, and let the active one finish and commit."""
-        self._barrier.close(DRAIN_S)
+    def _drain(self) -> bool:
+        """Stop each query between two batches: start no new batch, and let the active one finish and commit.
+
+        Returns False if a batch did not finish in time.
+        """
+        finished = self._barrier.close(DRAIN_S)
         for running in self._queries:
             query = running.query
             if query is None or not query.isActive:
@@ -574,6 +810,7 @@ class _PipelineRun:
             while not self._is_settled(running, query) and time.monotonic() < deadline:
                 time.sleep(POLL_S / 2)
             query.stop()
+        return finished
 
     @staticmethod
     def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
@@ -591,6 +828,15 @@ class _PipelineRun:
             return True
 
 
+def _as_of_joins(pipeline: Pipeline, state: StoragePath) -> AsOfJoins:
+    checkpoints = [Checkpoint(layout.checkpoint(state, found.sink.name)) for found in plan(pipeline)]
+    return AsOfJoins(pipeline, state, checkpoints, wall_clock_ms)
+
+
+def _fence_prefixes(pipeline: Pipeline) -> list[str]:
+    return sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
+
+
 def run(
     pipeline: Pipeline,
     *,
@@ -606,13 +852,14 @@ def run(
     ``metrics`` is the host and port on which Prometheus metrics are served. For a replay: the ``span`` to read, and the
     name of the ``lease`` if it is not that of the pipeline, and the ``redriven`` dead letters.
 
-    ``emit`` is called with events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (holder
-    of the lease), ``started`` (with the fencing token, and the sinks of each query), ``queries`` (the same after a sink
-    has left a query or joined one), ``warning`` (``text``), ``batch`` (the ledger's counts, and
+    ``emit`` is called with events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting``
+    (holder of the lease), ``started`` (with the fencing token, and the sinks of each query), ``queries`` (the same
+    after a sink has left a query or joined one), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
-    console sink, as JSON), ``maintenance`` (of a sink's table: numbers of files, ``took_s``), ``retry``, ``stack`` (of
-    a failure, if requested), ``stopping`` (after a request), ``stopped``. Checkpoints, ledger and start offsets are
-    stored under ``state``; a run with the same directory continues where the last one ended.
+    console sink, as JSON), ``maintenance`` (of a sink's table: numbers of files, ``took_s``), ``retry``, ``stack``
+    (of a failure, if requested), ``applying`` (another ``version`` of the file), ``applied`` or ``rolled_back``,
+    ``stopping`` (after a request), ``stopped``. Checkpoints, ledger and start offsets are stored under ``state``; a
+    run with the same directory continues where the last one ended.
 
     Raises:
         ConfigError: the state directory belongs to another pipeline, or is in a bucket and the jars of s3a are not set

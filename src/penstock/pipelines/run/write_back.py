@@ -6,17 +6,27 @@ Spark calls the driver in plain threads, but the clients use asyncio: they run o
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError, UnavailableError
-from penstock.pipelines.run.lease import LeaseHolder, RunRecord, read_holder
-from penstock.pipelines.spec.values import lease_key, run_key, stop_key
+from penstock.pipelines.run.lease import (
+    STOP_TTL_MS,
+    ApplyAnswer,
+    ApplyRequest,
+    LeaseHolder,
+    RunRecord,
+    decode_request,
+    read_holder,
+)
+from penstock.pipelines.spec.values import apply_key, lease_key, run_key, stop_key
 from penstock.runtime.io.loop import LoopThread
 from penstock.runtime.io.network import without_secret
 from penstock.spark.statestore.writes import FencedTarget
@@ -49,8 +59,9 @@ class WriteBack:
 
     ``lost`` is set when the lease is lost: another run has held it since, and the store rejects this run's token once
     the other run has written; or the store was unavailable for ``OUTAGE_S``. A lease that expired in a shorter outage
-    is reacquired with the same token. ``stop_asked`` is set by a request to stop this run. ``warn`` is called with
-    warnings for the user, in the client's thread.
+    is reacquired with the same token. ``stop_asked`` is set by a request to stop this run, ``apply_asked`` is the last
+    request to use another version that was not accepted. ``warn`` is called with warnings for the user, in the client's
+    thread.
     """
 
     def __init__(
@@ -64,6 +75,8 @@ class WriteBack:
         self.pipeline = pipeline
         self.lost = threading.Event()
         self.stop_asked = threading.Event()
+        self.apply_asked: ApplyRequest | None = None
+        self._accepted = ""
         self._broker = broker
         self.run_id = run_id or uuid.uuid4().hex[:12]
         self._thread: LoopThread | None = None
@@ -134,6 +147,16 @@ class WriteBack:
         """Like ``publish``, but wait until the store has the status or does not answer; ``stop`` waits for it."""
         with suppress(PenstockError):
             self._run(self._publish(record), STATUS_TIMEOUT_S)
+
+    def accept(self, request: ApplyRequest) -> None:
+        """Do not report ``request`` again: the run will answer it."""
+        self._accepted, self.apply_asked = request.id, None
+
+    def answer(self, answer: ApplyAnswer) -> None:
+        """Answer the request to use another version; if the store does not respond, the client's timeout ends its
+        wait."""
+        with suppress(PenstockError):
+            self._run(self._answer(answer), STATUS_TIMEOUT_S)
 
     def fence(self, prefixes: Sequence[str]) -> list[str]:
         """Fence all keys that start with ``prefixes``, including missing keys; return the prefixes that were fenced.
@@ -208,7 +231,8 @@ class WriteBack:
         self._lease = lease
         self._watches = [
             asyncio.create_task(self._keep(lease), name="lease-watch"),
-            asyncio.create_task(self._observe_stop_requests(), name="stop-watch"),
+            asyncio.create_task(self._observe(stop_key(self.pipeline), self._is_stop_request), name="stop-watch"),
+            asyncio.create_task(self._observe(apply_key(self.pipeline), self._is_apply_request), name="apply-watch"),
         ]
         return token
 
@@ -244,24 +268,38 @@ class WriteBack:
                 return True
         return False
 
-    async def _observe_stop_requests(self) -> None:
-        """Observe the key for requests to stop; the client restores a broken connection."""
+    async def _observe(self, key: str, is_last: Callable[[bytes | None], bool]) -> None:
+        """Observe ``key`` until ``is_last`` returns True for a value; the client restores a broken connection."""
         assert self._client is not None
-        mine = self.run_id.encode()
-        while not self.stop_asked.is_set():
+        while True:
             try:
-                async with self._client.observe(stop_key(self.pipeline)) as changes:
-                    value = None if changes.entry is None else changes.entry.value
-                    if value != mine:
-                        async for change in changes:
-                            if change.value == mine:
-                                value = mine
-                                break
-                    if value == mine:
-                        self.stop_asked.set()
+                async with self._client.observe(key) as changes:
+                    if is_last(None if changes.entry is None else changes.entry.value):
+                        return
+                    async for change in changes:
+                        if is_last(change.value):
+                            return
             except PenstockError as error:
-                _log.warning("pipeline %s: cannot see requests to stop: %s", self.pipeline, error.what)
+                _log.warning("pipeline %s: cannot see requests to this run: %s", self.pipeline, error.what)
             await asyncio.sleep(_OBSERVE_AGAIN_S)
+
+    def _is_stop_request(self, value: bytes | None) -> bool:
+        if value == self.run_id.encode():
+            self.stop_asked.set()
+        return self.stop_asked.is_set()
+
+    def _is_apply_request(self, value: bytes | None) -> bool:
+        request = decode_request(value, self.run_id)
+        # A request is replaced by its answer, which may not have arrived.
+        if request is not None and request.id != self._accepted:
+            self.apply_asked = request
+        return False
+
+    async def _answer(self, answer: ApplyAnswer) -> None:
+        assert self._client is not None
+        await self._client.set(
+            apply_key(self.pipeline), json.dumps(asdict(answer)), ttl_ms=STOP_TTL_MS, timeout_s=STATUS_TIMEOUT_S
+        )
 
     async def _publish(self, record: RunRecord) -> None:
         self._record = record

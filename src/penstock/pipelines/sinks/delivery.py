@@ -336,7 +336,8 @@ class FencedStore(Protocol):
 class Targets:
     """Targets of the sinks of a run; ``show`` is called for console sinks with sink, batch and lines of JSON.
 
-    ``state``: the pipeline's state directory, for rows on their way to a sink.
+    ``state``: the pipeline's state directory, for rows on their way to a sink. ``version``: that of the pipeline file,
+    for the ledger.
     """
 
     pipeline: Pipeline
@@ -344,6 +345,7 @@ class Targets:
     dead_letters: StoragePath | None
     show: Callable[[str, int, list[str]], None]
     state: StoragePath
+    version: int | None = None
 
     def staged(self, sink: str) -> StoragePath:
         """Return a new directory for rows of one attempt on their way to ``sink``."""

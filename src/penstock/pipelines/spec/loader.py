@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 
 from penstock.errors import ConfigError
+from penstock.pipelines.spec import values
 from penstock.pipelines.spec.columns import RESERVED, Column, Problem, column_names, parse_ddl
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, reads_of
 from penstock.pipelines.spec.sinks import MqttSink, TubeSink
@@ -35,7 +36,6 @@ from penstock.pipelines.spec.steps import CLOUDEVENT_ATTRIBUTES, Enrich, Parse, 
 from penstock.pipelines.spec.values import (
     BROKER_VARIABLE,
     MASTER_VARIABLE,
-    directory,
     late_of,
     lease_key,
     place_of,
@@ -73,20 +73,30 @@ def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipe
     return _validated(read_document(Path(path), environment), Path(path).parent, environment)
 
 
-def parse(text: str, *, name: str, environment: Mapping[str, str] | None = None) -> Pipeline:
-    """Like :func:`load`, for text in memory; ``name`` is the name of the file in messages."""
+def parse(
+    text: str,
+    *,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    directory: Path = Path(),
+    secrets: Path = Path(),
+) -> Pipeline:
+    """Like :func:`load`, for text in memory; ``name`` is the name of the file in messages.
+
+    Schema and Python files are in ``directory``; ``${file:PATH}`` is relative to ``secrets``.
+    """
     environment = os.environ if environment is None else environment
-    return _validated(parse_document(text, name, environment), Path(), environment)
+    return _validated(parse_document(text, name, environment, secrets), directory, environment)
 
 
 def _validated(document: Document, parent: Path, environment: Mapping[str, str]) -> Pipeline:
     """Validate ``document``; paths of other files in it are relative to ``parent``."""
-    before = directory.set(parent)
+    before = values.directory.set(parent)
     try:
         _fill_addresses(document, environment)
         return config.validate(document, Pipeline, problems_as_error)
     finally:
-        directory.reset(before)
+        values.directory.reset(before)
 
 
 def _fill_addresses(document: Document, environment: Mapping[str, str]) -> None:

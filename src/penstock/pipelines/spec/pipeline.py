@@ -20,6 +20,7 @@ from penstock.spark.files.object_storage import StoragePath, is_object_url, stor
 
 __all__ = [
     "MAKES_DEAD_LETTERS",
+    "STATEFUL",
     "DeadLetters",
     "Pipeline",
     "PlanNode",
@@ -27,6 +28,7 @@ __all__ = [
     "StateStore",
     "StreamPath",
     "labels",
+    "named_files",
     "path_to",
     "plan",
     "query_groups",
@@ -140,7 +142,8 @@ def _makes_dead_letters(step: Step) -> bool:
     return step.kind in MAKES_DEAD_LETTERS or any(each.on_violation == "dead_letter" for each in step.expect or ())
 
 
-_STATEFUL = frozenset({"dedupe", "window", "join"})
+STATEFUL = frozenset({"dedupe", "window", "join"})
+"""Kinds of steps that keep state."""
 _MAKES_ROWS = frozenset({"concat", "explode"})
 
 
@@ -228,7 +231,7 @@ class SinkPlan(NamedTuple):
     @property
     def is_stateless(self) -> bool:
         """True if no step keeps state, so that the sink can share a query with others."""
-        return all(step.kind not in _STATEFUL for step in self.steps)
+        return all(step.kind not in STATEFUL for step in self.steps)
 
 
 def written_paths(pipeline: Pipeline) -> list[tuple[str, str]]:
@@ -238,6 +241,13 @@ def written_paths(pipeline: Pipeline) -> list[tuple[str, str]]:
         *([] if dead is None else [(dead.path, "dead_letters")]),
         *((sink.path, sink.name) for sink in pipeline.sinks if sink.path is not None),
     ]
+
+
+def named_files(pipeline: Pipeline) -> list[str]:
+    """Return the paths of the schema, descriptor and Python files that ``pipeline`` names."""
+    found = [step.parse.schema_file for step in pipeline.steps if step.parse is not None]
+    found += [step.python.file for step in pipeline.steps if step.python is not None]
+    return sorted({path for path in found if path is not None})
 
 
 def query_groups(pipeline: Pipeline) -> list[tuple[SinkPlan, ...]]:

@@ -34,6 +34,7 @@ __all__ = [
     "Part",
     "Stream",
     "TemplatePart",
+    "apply_key",
     "directory",
     "duration_ms",
     "is_uri",
@@ -164,6 +165,11 @@ def run_key(pipeline: str) -> str:
 def stop_key(pipeline: str) -> str:
     """Return the key for requests to stop a run of ``pipeline``."""
     return f"penstock/pipeline/{pipeline}/stop"
+
+
+def apply_key(pipeline: str) -> str:
+    """Return the key for requests to put another version of ``pipeline`` into operation, and their answers."""
+    return f"penstock/pipeline/{pipeline}/apply"
 
 
 def late_of(stream: str) -> str | None:

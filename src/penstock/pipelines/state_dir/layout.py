@@ -17,6 +17,7 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 <state>/failures/<sink>.txt             Spark's last error of the sink's query, with its Java stacks
 <state>/pipeline.json                   the pipeline that owns the directory
 <state>/plan.json                       description of the last run's plan
+<state>/applied/                        versions of the pipeline file (``versions``)
 <state>/replay.json                     range of a replay as requested
 
 JSON files are written atomically: after a crash a file has either its old or its new content. An object in a bucket is
@@ -42,6 +43,7 @@ from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath
 
 __all__ = [
+    "applied",
     "changes",
     "check_owner",
     "checkpoint",
@@ -151,6 +153,11 @@ def owner(state: AnyPath) -> AnyPath:
 def plan(state: AnyPath) -> AnyPath:
     """Return the file with the description of the last run's plan."""
     return _below(state, "plan.json")
+
+
+def applied(state: AnyPath) -> AnyPath:
+    """Return the directory of the versions of the pipeline file."""
+    return _below(state, "applied")
 
 
 def replay(state: AnyPath) -> AnyPath:

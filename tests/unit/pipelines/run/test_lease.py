@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import UnavailableError
+from penstock.errors import RefusedError, UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.pipelines.run import lease
 from penstock.pipelines.run.lease import LeaseHolder, RunRecord, lease_holder, stop_run
@@ -152,3 +152,63 @@ def test_a_run_that_died_said_nothing(
     stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, on_requested=lambda _: run.close())
     assert (stopped.run, stopped.clean) == (run.run_id, False)
     assert "its lease expired" in stopped.why
+
+
+def answering(run: WriteBack, result: str) -> threading.Thread:
+    """A thread that answers the request to ``run``."""
+
+    def answer() -> None:
+        while (request := run.apply_asked) is None:
+            threading.Event().wait(0.01)
+        run.accept(request)
+        run.answer(lease.ApplyAnswer(request.id, request.version, result, "what", "why", "do"))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_a_run_is_asked_for_a_version_and_answers(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
+    run = new_run()
+    run.acquire(10.0)
+    for number, result in enumerate((lease.APPLIED, lease.REFUSED)):
+        thread = answering(run, result)
+        asked = lease.ApplyRequest(f"id{number}", run.run_id, 7)
+        answer = lease.apply_version(broker, request.node.name, asked, timeout_s=30.0, answer_s=10.0)
+        thread.join()
+        assert answer == lease.ApplyAnswer(asked.id, 7, result, "what", "why", "do")
+        assert run.apply_asked is None
+
+
+def test_a_run_without_an_answer_is_reported(
+    broker: str, new_run: Runs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "ASK_AGAIN_S", 0.05)
+    pipeline, run = request.node.name, new_run()
+    run.acquire(10.0)
+    asked = lease.ApplyRequest("id", run.run_id, 2)
+    with pytest.raises(UnavailableError, match=r"has not answered within 0\.3 s whether it uses version 2"):
+        lease.apply_version(broker, pipeline, asked, timeout_s=0.3, answer_s=10.0)
+    # It got the request, which stays valid; a later run does not.
+    assert run.apply_asked == asked
+    run.close()
+    later = new_run()
+    later.acquire(10.0)
+    with pytest.raises(UnavailableError, match="ended before it answered"):
+        lease.apply_version(broker, pipeline, asked, timeout_s=30.0, answer_s=10.0)
+    assert later.apply_asked is None
+
+
+@pytest.mark.parametrize("value", [None, b"", b"[]", b"{}", b'{"id": "a", "run": "r", "version": "1"}', b"\xff"])
+def test_what_other_clients_write_is_no_request(value: bytes | None) -> None:
+    assert lease.decode_request(value, "r") is None
+
+
+def test_without_a_run_the_lease_guards_the_change(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
+    tokens: list[str] = []
+    lease.with_lease(broker, request.node.name, tokens.append, 10.0)
+    run = new_run()
+    assert str(run.acquire(10.0)) > tokens[0]
+    with pytest.raises(RefusedError, match="has just started"):
+        lease.with_lease(broker, request.node.name, tokens.append, 10.0)
+    assert len(tokens) == 1

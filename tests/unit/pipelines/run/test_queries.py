@@ -55,12 +55,12 @@ def test_records_without_a_row_are_duplicates_only_if_there_is_a_dedupe(sink: st
     checkpoint = SimpleNamespace(
         late_watermark_ms=lambda _: 0, planned=lambda _: SimpleNamespace(watermark_ms=0), query_id=lambda: "q"
     )
-    targets = SimpleNamespace(store=SimpleNamespace(token="1"), dead_letters=None)
+    targets = SimpleNamespace(store=SimpleNamespace(token="1"), dead_letters=None, version=3)
     counts = BatchCounts(out=12, dead=2, filtered=1, exploded=8)
     span: tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]] = ({}, {})
     entry = ledger_entry(found, cast("Any", checkpoint), cast("Any", targets), 4, *span, 10, counts, out=12, checks={})
     # 10 records became 18 rows, of which 15 have an outcome.
-    assert (entry.read, entry.exploded, entry.duplicates) == (10, 8, duplicates)
+    assert (entry.read, entry.exploded, entry.duplicates, entry.version) == (10, 8, duplicates, 3)
 
 
 @pytest.mark.parametrize(
