@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from penstock.console.console import Console
 from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
@@ -71,8 +72,9 @@ SEGMENT_BYTES = 16 << 10
 
 LOG_SEGMENT_BYTES = 64 << 10
 """Of the TubeMQ log."""
-LARGEST_WORK = 80
-"""Work of the largest packet: a CONNECT counts 64 units, a message one for every eight receivers."""
+LARGEST_WORK = 64 + 4 * FILTER_WORK
+"""Work of the largest packet: a CONNECT counts 64 units, and removes the subscriptions of a session that has ended; a
+message counts one for every eight receivers."""
 WAITING_SHARES = 3 * TURN_SHARES
 """Shares of an iteration for connections that wait: those with unread packets, those with queued messages, and those
 whose CONNECT or end waits."""

@@ -122,6 +122,38 @@ class Properties:
         self.subscription_identifier_available = subscription_identifier_available
         self.shared_subscription_available = shared_subscription_available
 
+    def is_empty(self) -> bool:
+        """Whether no property is given. Written out, since the encoder asks for each answer to a SUBSCRIBE."""
+        return (
+            self.assigned_client_identifier is None
+            and self.authentication_data is None
+            and self.authentication_method is None
+            and self.content_type is None
+            and self.correlation_data is None
+            and self.maximum_packet_size is None
+            and self.maximum_qos is None
+            and self.message_expiry_interval is None
+            and self.payload_format_indicator is None
+            and self.reason_string is None
+            and self.receive_maximum is None
+            and self.request_problem_information is None
+            and self.request_response_information is None
+            and self.response_information is None
+            and self.response_topic is None
+            and self.retain_available is None
+            and self.server_keep_alive is None
+            and self.server_reference is None
+            and self.session_expiry_interval is None
+            and self.shared_subscription_available is None
+            and self.subscription_identifier_available is None
+            and not self.subscription_identifiers
+            and self.topic_alias is None
+            and self.topic_alias_maximum is None
+            and not self.user_properties
+            and self.wildcard_subscription_available is None
+            and self.will_delay_interval is None
+        )
+
     def user_property(self, name: str) -> str | None:
         """Return the value of the first user property called ``name``, or None."""
         for key, value in self.user_properties:

@@ -451,7 +451,7 @@ def encode_properties(properties: Properties | None, context: int) -> bytes:
     Raises:
         LocalProtocolError: the packet cannot have a property, or its value is out of range.
     """
-    if properties is None:
+    if properties is None or properties.is_empty():
         return b"\x00"
     out: list[bytes] = []
     for spec in ALLOWED_IN[context]:

@@ -25,12 +25,30 @@ from penstock.mqtt.codec.property_blocks import (
 )
 from penstock.mqtt.codec.reasons import PacketType
 
+_VALUES = {
+    WireType.BYTE: 0,
+    WireType.TWO_BYTE_INTEGER: 0,
+    WireType.FOUR_BYTE_INTEGER: 0,
+    WireType.VARIABLE_BYTE_INTEGER: [1],
+    WireType.BINARY: b"",
+    WireType.STRING: "",
+    WireType.STRING_PAIR: [("", "")],
+}
+
 
 def test_there_are_27_and_each_has_an_attribute() -> None:
     assert len(PROPERTIES) == len(BY_IDENTIFIER) == 27
     assert [spec.identifier for spec in PROPERTIES] == sorted(BY_IDENTIFIER)
     empty = Properties()
     assert all(getattr(empty, spec.attribute) in (None, []) for spec in PROPERTIES)
+
+
+def test_properties_with_one_of_them_are_not_empty() -> None:
+    assert Properties().is_empty()
+    for spec in PROPERTIES:
+        given = Properties()
+        setattr(given, spec.attribute, _VALUES[spec.wire_type])
+        assert not given.is_empty(), spec.name
 
 
 def test_user_properties_go_everywhere_but_with_ping() -> None:

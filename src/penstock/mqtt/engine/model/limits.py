@@ -89,7 +89,7 @@ class BrokerLimits:
     max_turn_work: Annotated[int, Ge(16)] = 256
     """Maximum work for one connection per loop iteration: one unit for each packet received, for each eight receivers
     of its message and for each 4 KiB sent to one; one for each message that is queued, or sent from a queue; 64 for
-    CONNECT, four for each topic filter of SUBSCRIBE and UNSUBSCRIBE. The rest follows in the next iteration, after
+    CONNECT, eight for each topic filter of SUBSCRIBE and UNSUBSCRIBE. The rest follows in the next iteration, after
     other connections; only topic filters are divided, other packets are handled as a whole."""
     write_stall_ms: Annotated[int, Ge(100)] = 120_000
     """Time in ms after which a client that does not read is disconnected (0x97)."""
