@@ -26,8 +26,6 @@ from penstock.errors import PenstockError
 
 __all__ = ["COMMANDS", "OTHER_NAMES", "CommandEntry", "app", "main"]
 
-"""Error of the parser for wrong usage."""
-
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 

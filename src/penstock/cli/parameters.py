@@ -16,6 +16,7 @@ import typer
 __all__ = ["PlainParameters", "UsageError"]
 
 UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
+"""Error of the parser for wrong usage."""
 
 
 class PlainParameters:
