@@ -18,6 +18,7 @@ SECTIONS = [
     "Files",
     "Secrets and logs",
     "Pipelines and Spark workers",
+    "Clusters and Kafka",
     "Dependencies",
 ]
 
