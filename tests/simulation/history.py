@@ -11,6 +11,7 @@ notification: from then on it must be durable. The rules need no model of the st
 * A SET or DEL with a lower fencing token than that of a SET shown before it was sent, or without one, is refused,
   unless a DEL or an expiry can have removed the key since. A refused request changes nothing, and nothing is refused
   unless a SET with a greater token was sent before.
+* A SET that the quota refuses changes nothing; only a store with small limits refuses one.
 
 They hold over restarts as well, which makes "acknowledged is a subset of recovered" a special case. An operation whose
 connection was lost may have been carried out, or not; so may one that the store refused after a failure of its disk.
@@ -33,6 +34,7 @@ SET = "SET"
 
 _FENCED = tuple(f"-ERR {error}\r\n".encode() for error in (StoreError.FENCE_LOWER, StoreError.FENCE_REQUIRED))
 """Answers to requests with a lower fencing token, and without one."""
+_OVER_QUOTA = f"-ERR {StoreError.QUOTA}\r\n".encode()
 
 
 class Violation(Exception):
@@ -51,7 +53,7 @@ class Operation:
     token: Hlc | None = None
     """Fencing token."""
     is_refused: bool = False
-    """Its fencing token was refused."""
+    """Its fencing token was refused, or a quota was exceeded."""
     sent_ms: int = 0
     done_ms: int | None = None
     removed_nothing: bool = False
@@ -75,6 +77,10 @@ class History:
     """Those that were sent, by key."""
     answered: int = 0
     notified: int = 0
+    has_quotas: bool = False
+    """Whether the store has limits of keys and bytes that its clients exceed."""
+    refused: int = 0
+    """SETs that these limits refused."""
     _writer: dict[bytes, Operation] = field(default_factory=dict)
     _newest: dict[bytes, Operation] = field(default_factory=dict)
     _newest_version: Hlc | None = None
@@ -107,6 +113,11 @@ class History:
             return
         if payload in _FENCED:
             self._check_refused(operation)
+            operation.done_ms = now_ms
+            return
+        if payload == _OVER_QUOTA and self.has_quotas and operation.kind == SET:
+            self.refused += 1
+            operation.is_refused = True
             operation.done_ms = now_ms
             return
         if payload.startswith(b"-"):

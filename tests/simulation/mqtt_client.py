@@ -380,6 +380,7 @@ class MqttClient:
             if outgoing.is_released:
                 attachment.send(PubRel(packet_id))
             else:
+                outgoing.message.was_repeated = True
                 self._send(attachment, packet_id, outgoing, dup=True)
         if self._asked is not None:
             self._ask(attachment, *self._asked)
@@ -429,6 +430,12 @@ class MqttClient:
         simulation.history.note(f"{now_ms} {self.name} {packet}")
         if outgoing is None or outgoing.message.qos != (1 if isinstance(packet, PubAck) else 2):
             raise Violation(f"{self.name} received {packet} for no message")
+        if packet.reason_code == ReasonCode.QUOTA_EXCEEDED:
+            # A rule refuses a message that subscribers have received.
+            is_captured = outgoing.message.topic in simulation.tube.captured_topics
+            simulation.mqtt.refuse(outgoing.message, is_final=not is_captured)
+            del self._outgoing[packet.packet_id]
+            return
         if packet.reason_code >= 0x80:
             raise Violation(f"{outgoing.message} was refused: {packet}")
         simulation.mqtt.acknowledge(outgoing.message, now_ms)
@@ -447,6 +454,11 @@ class MqttClient:
         self._asked = None
         now_ms = self._simulation.loop.true_ms()
         # An UNSUBSCRIBE that is sent again may find nothing.
+        if subscribes and packet.reason_codes == [ReasonCode.QUOTA_EXCEEDED]:
+            del self._wanted[wanted.topic_filter]
+            limit = self._simulation.node.server.limits.max_subscriptions
+            self._simulation.mqtt.refuse_subscription(wanted, len(self._wanted), limit)
+            return
         expected = {wanted.qos} if subscribes else {ReasonCode.SUCCESS, ReasonCode.NO_SUBSCRIPTION_EXISTED}
         if subscribes != isinstance(packet, SubAck) or not expected.issuperset(packet.reason_codes):
             raise Violation(f"{wanted} was answered with {packet}")

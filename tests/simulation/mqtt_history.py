@@ -14,6 +14,8 @@ the broker:
   was stored or the last message deleted it.
 * A will is published after its connection has ended and its delay has passed, unless the client has withdrawn it or has
   resumed its session before, and it is published if its session was stored.
+* A message or subscription that a quota refused is not delivered, if the client sent it once. Then a will may be lost,
+  and a message that a shared subscription passes to another member, whose queue may be full.
 * A session ends when its expiry has passed, not before; a message with an expiry is delivered to a client that was
   connected for long enough in its time.
 """
@@ -43,12 +45,14 @@ class Message:
     retain: bool = False
     clear: bool = False
     expiry_s: int = 0
+    was_repeated: bool = False
+    """Whether it was sent again, since its acknowledgement was lost."""
     is_will: bool = False
     sent_ms: int | None = None
     acked_ms: int | None = None
     """When it was acknowledged; of a will: when it should have been published."""
     why_not: str = ""
-    """Of a will: why it must not be published."""
+    """Why it must not be published: it is a will, or a quota refused it."""
     ended: Callable[[], int | None] = lambda: None
     """Of a will: when its connection ended, also if its client has not noticed yet."""
     losses: int = 0
@@ -113,6 +117,10 @@ class MqttHistory:
         self.ample_ms = ample_ms
         self.messages: dict[int, Message] = {}
         self.subscriptions: dict[int, Wanted] = {}
+        self.has_quotas = False
+        """Whether the broker has limits that its clients exceed."""
+        self.refused = 0
+        """Messages and subscriptions that these limits refused."""
         self.acknowledged = 0
         self.delivered = 0
         self._retained: dict[str, list[Message]] = {}
@@ -141,6 +149,21 @@ class MqttHistory:
         self.acknowledged += 1
         if message.acked_ms is None:
             message.acked_ms = now_ms
+
+    def refuse(self, message: Message, *, is_final: bool) -> None:
+        """PUBACK or PUBREC with Quota exceeded arrived: nobody receives the message, unless it was sent before."""
+        if not self.has_quotas:
+            raise Violation(f"{message} was refused, and the broker has large limits")
+        self.refused += 1
+        if is_final and not message.was_repeated:
+            message.why_not = "it was refused"
+
+    def refuse_subscription(self, wanted: Wanted, others: int, limit: int) -> None:
+        """SUBACK with Quota exceeded arrived; the session has ``others`` subscriptions."""
+        if others < limit:
+            raise Violation(f"{wanted} was refused, and its session has {others} others")
+        self.refused += 1
+        wanted.end_asked_ms = wanted.ended_ms = wanted.sent_ms
 
     def power_lost(self, now_ms: int) -> None:
         """The node lost power."""
@@ -218,6 +241,8 @@ class MqttHistory:
         self._seen.add((message.number, client))
         if message.number > last:
             self._last[key] = message.number
+        elif self.has_quotas and message.was_repeated:
+            pass  # the first publication may have been refused
         elif is_first and _has_one_publication(message, [self.subscriptions[i] for i in identifiers], qos, now_ms):
             raise Violation(f"{client} received {message} after message {last}")
 
@@ -263,6 +288,8 @@ class MqttHistory:
             sent_ms, acked_ms = message.sent_ms, message.acked_ms
             if not message.qos or sent_ms is None or acked_ms is None:
                 continue
+            if self.has_quotas and message.is_will:
+                continue  # nobody is told that it was refused
             for wanted in plain:
                 if (
                     wanted.confirmed_ms is not None
@@ -273,7 +300,7 @@ class MqttHistory:
                 ):
                     raise Violation(f"{message}, sent at {sent_ms}, never arrived for {wanted}")
             for group, members in groups.items():
-                if not matches(group, message.topic) or (message.number, group) in self._of_group:
+                if self.has_quotas or not matches(group, message.topic) or (message.number, group) in self._of_group:
                     continue
                 involved = [m for m in members if m.ended_ms is None or m.ended_ms > sent_ms]
                 if (

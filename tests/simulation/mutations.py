@@ -22,6 +22,8 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.inflight import Inflight
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.message_queue import MessageQueue
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
 from penstock.mqtt.server import MqttServer
@@ -32,6 +34,7 @@ from penstock.runtime.io.wal_frames import PUT, RowChanges
 from penstock.runtime.observability.metrics import Metrics
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine import requests, store
+from penstock.statestore.engine.quotas import Quotas
 from penstock.statestore.hlc import Hlc, StoreClock
 from penstock.statestore.service.storage import Storage
 from penstock.tube.broker import maintenance
@@ -60,6 +63,9 @@ FOUND_BY = {
     "always_ready": 16,
     "sent_before_commit": 3,
     "sequences_forgotten": 2,
+    "quota_not_checked": 4,
+    "queue_not_bounded": 4,
+    "retained_not_bounded": 4,
 }
 """The first seed that finds a bug which many seeds miss. The tests try it before the others; if it has become wrong,
 they take longer."""
@@ -437,6 +443,26 @@ def version_compared_wrongly(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StoreClock, "next", next_version)
 
 
+def quota_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """The state store sets keys beyond its quota."""
+    patch.setattr(Quotas, "are_exceeded", lambda *_args: False)
+
+
+def queue_not_bounded(patch: pytest.MonkeyPatch) -> None:
+    """The queue of a session has no limit of messages."""
+    init = MessageQueue.__init__
+
+    def unbounded(self: MessageQueue, limits: BrokerLimits, *args: Any) -> None:
+        init(self, replace(limits, max_queued_messages=1_000_000), *args)
+
+    patch.setattr(MessageQueue, "__init__", unbounded)
+
+
+def retained_not_bounded(patch: pytest.MonkeyPatch) -> None:
+    """There is always room for another retained message."""
+    patch.setattr(Retained, "_has_room", lambda *_args: True)
+
+
 # In HTTP, the console and the master: in either form
 
 
@@ -552,6 +578,9 @@ ENGINE: list[Plant] = [
     share_without_debt,
     not_disconnected,
     end_forgotten,
+    quota_not_checked,
+    queue_not_bounded,
+    retained_not_bounded,
 ]
 
 

@@ -41,6 +41,7 @@ from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics, counters_of
 from penstock.runtime.turns import TURN_SHARES
+from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import SCHEMA, Storage
@@ -93,14 +94,26 @@ class NetworkClient(Protocol):
 class SimulatedNode:
     """One life of a node. It ends with the loop: nothing of it is closed, as when power is lost."""
 
-    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock, *, limits: BrokerLimits) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        disk: SimulatedDisk,
+        machine: MachineClock,
+        *,
+        limits: BrokerLimits,
+        options: StoreOptions,
+    ) -> None:
         self.loop = loop
         self.disk = disk
         self.machine = machine
         self.clock = SteppedClock(wall=machine.wall_ns, elapsed=machine.elapsed_ns)
         environment = SimulatedLog(loop, TableEnvironment(disk, PATH, TABLES, schema=SCHEMA), disk)
         self.service = StateStoreService(
-            PATH, clock=self.clock, steady=self.steady_ms, storage=Storage(PATH, environment=environment)
+            PATH,
+            clock=self.clock,
+            steady=self.steady_ms,
+            options=options,
+            storage=Storage(PATH, environment=environment),
         )
         writer = self.service._writer
         writer.queue = SimulatedCommitQueue(loop, disk, "statestore", writer)
@@ -117,6 +130,7 @@ class SimulatedNode:
         """Reads of MQTT connections in this iteration of the loop."""
         self._work = 0
         loop.on_turn(self._check_shares)
+        loop.on_turn(self._check_quotas)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
         self._stalls = runtime_loop._watches[loop] = runtime_loop.StallWatch(loop, loop.time)
@@ -245,6 +259,27 @@ class SimulatedNode:
         queued = sum(len(session.waiting) + session.inflight.count for session in sessions)
         if work > shares * share + LARGEST_WORK + queued:
             raise Violation(f"{what} took {work} units; a share of a turn is {share}, and {queued} messages are queued")
+
+    def _check_quotas(self) -> None:
+        """The node never contains more than its limits."""
+        broker, limits, options = self.server.broker, self.server.limits, self.service.options
+        store = self.service._engine.quotas
+        held = [
+            ("keys", store.keys, options.max_keys),
+            ("bytes of keys", store.size, options.max_bytes),
+            ("retained messages", broker.retained.count, limits.max_retained_messages),
+            ("bytes of retained messages", broker.retained.bytes, limits.max_retained_bytes),
+        ]
+        for session in broker.sessions.values():
+            waiting = session.waiting
+            held += [
+                ("queued messages of a session", len(waiting), limits.max_queued_messages),
+                ("queued bytes of a session", waiting.bytes, limits.max_queued_bytes),
+                ("subscriptions of a session", len(session.subscriptions), limits.max_subscriptions),
+            ]
+        for what, count, limit in held:
+            if count > limit:
+                raise Violation(f"the node contains {count} {what}; the limit is {limit}")
 
     def accept(self, client: NetworkClient) -> Connection:
         """A connection of ``client``, open at once."""

@@ -17,12 +17,13 @@ import random as process_random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from random import Random
 
 from penstock.errors import PenstockError
-from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.statestore.options import StoreOptions
 from tests.simulation import mqtt_client, statestore_client, tube_client
 from tests.simulation.disk import PowerLoss, SimulatedDisk
 from tests.simulation.history import GET, History, Operation, Violation
@@ -52,6 +53,15 @@ SOON_S = (0.02, 0.05, 0.1, 0.2, 1.0, 5.0, 30.0, 100.0)
 PAUSES_S = (0.2, 3.0, 40.0)
 STEPS_S = (5.0, -5.0, 25.0, -25.0, 3_600.0, -3_600.0)
 """Jumps of the wall clock. Those above 30 s are taken back after a minute, before they are followed."""
+SMALL_LIMITS = BrokerLimits(
+    max_subscriptions=3,
+    max_retained_messages=4,
+    max_retained_bytes=4_096,
+    max_queued_messages=15,
+    max_queued_bytes=8_192,
+    queue_overflow=QueueOverflowPolicy.REFUSE,
+)
+SMALL_STORE = StoreOptions(max_keys=10, max_bytes=8_192)
 LIFE_S = 10_000.0
 """Virtual time after which requests still without an answer have been forgotten."""
 
@@ -73,6 +83,8 @@ class Result:
     """Messages of the log that clients have read."""
     administered: int
     """Answers of the HTTP server."""
+    refused: int
+    """Requests and messages that a limit of the node refused."""
     cuts: int
     faults: Sequence[str]
 
@@ -113,6 +125,8 @@ class Schedule:
         self.steps = [_step(random, number) for number in range(OPERATIONS)]
         self.max_turn_work = 16 if seed % 2 else 256
         """Small shares of a loop turn in every other seed, so that most connections wait for another one."""
+        self.has_quotas = seed % 5 == 4
+        """Small limits in every fifth seed: the others have messages that must not be refused."""
         self.cuts = {number for number in range(OPERATIONS) if random.random() < 0.005}
         self.power_loss_at = random.randrange(60, 1_000)  # all operations need 1,500 to 3,000 of the disk
         fault = random.choice(("none", "slow", "full", "failing"))
@@ -139,6 +153,7 @@ class Simulation:
         self._numbers = 0
         self._random = random = Random(seed)
         self._schedule = schedule = Schedule(seed)
+        self.history.has_quotas = self.mqtt.has_quotas = schedule.has_quotas
         self.tube = LogHistory(self.history, tube_client.CAPTURED_TOPICS)
         self._seed = seed
         self._store_clients = [StoreClient(self, f"client-{number}") for number in range(statestore_client.CLIENTS)]
@@ -202,6 +217,7 @@ class Simulation:
             len(self.tube.acknowledged),
             self.tube.reads,
             self._http.answered,
+            history.refused + mqtt.refused,
             self.cuts,
             self.faults,
         )
@@ -260,8 +276,11 @@ class Simulation:
         self._has_ended = self._is_ending = False
         try:
             self.machine.true_s = loop.time
-            limits = BrokerLimits(max_turn_work=self._schedule.max_turn_work)
-            self.node = SimulatedNode(loop, disk, self.machine, limits=limits)
+            limits, options = BrokerLimits(), StoreOptions()
+            if self._schedule.has_quotas:
+                limits, options = replace(SMALL_LIMITS), SMALL_STORE
+            limits.max_turn_work = self._schedule.max_turn_work
+            self.node = SimulatedNode(loop, disk, self.machine, limits=limits, options=options)
             try:
                 loop.run_until_complete(self.node.start())
             except PenstockError as error:
