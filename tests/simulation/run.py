@@ -86,7 +86,8 @@ class Result:
     refused: int
     """Requests and messages that a limit of the node refused."""
     cuts: int
-    faults: Sequence[str]
+    faults: frozenset[str]
+    """Their kinds: of the disk, of the clocks, of the network, and loss of power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +190,11 @@ class Simulation:
         self.machine = MachineClock(schedule.slow_clock)
         self.loop = VirtualLoop(random)
         self.disk = SimulatedDisk(random)
-        self.faults: list[str] = ["pause", "clock step"]
+        self.faults: set[str] = set()
+        """Kinds that have happened."""
         if schedule.fault != "none":
             setattr(self.disk, schedule.fault, schedule.range)
-            self.faults.append(schedule.fault)
+            self.faults.add(schedule.fault)
         self.disk.power_loss_at = schedule.power_loss_at
         self.disk.speed = schedule.speed
         self.node: SimulatedNode
@@ -219,7 +221,7 @@ class Simulation:
             self._http.answered,
             history.refused + mqtt.refused,
             self.cuts,
-            self.faults,
+            frozenset(self.faults),
         )
 
     # For clients
@@ -233,6 +235,7 @@ class Simulation:
         """``client`` is about to send the operation ``number``."""
         if number in self._schedule.cuts:
             self.cuts += 1
+            self.faults.add("cut")
             if number % 2:
                 self.history.note(f"end {client.name}")
                 client.end()
@@ -258,7 +261,12 @@ class Simulation:
 
     def _pause(self, seconds: float) -> None:
         self.paused_s += seconds
+        self.faults.add("pause")
         self.loop.pause(seconds)
+
+    def _step_clock(self, seconds: float) -> None:
+        self.faults.add("clock step")
+        self.machine.step(seconds)
 
     def _quiet(self) -> None:
         self._is_ending = False
@@ -295,7 +303,7 @@ class Simulation:
             for at_s, seconds in self._schedule.pauses:
                 loop.call_later(at_s, self._pause, seconds)
             for at_s, seconds in self._schedule.steps_of_clock:
-                loop.call_later(at_s, self.machine.step, seconds)
+                loop.call_later(at_s, self._step_clock, seconds)
                 loop.call_later(at_s + 60.0, self.machine.step, -seconds)
             loop.call_later(LIFE_S, self._forgotten)
             loop.run_forever()
@@ -310,6 +318,7 @@ class Simulation:
         return self._has_ended
 
     def _lose_power(self) -> None:
+        self.faults.add("power loss")
         for client in self._clients:
             client.power_lost()
         # After the clients: a will that one of them withdrew on a connection whose end it had not noticed may come too.

@@ -70,8 +70,12 @@ def test_a_seed_does_what_it_should(pool: Executor) -> None:
         assert result.stored > OPERATIONS * 0.2
         assert result.read >= 2 * result.stored
         assert result.administered > 10
+        assert "power loss" in result.faults
+        assert len(result.faults) >= 3, result
     assert sum(result.cuts for result in results) > 8
     assert {fault for result in results for fault in result.faults} == {
+        "power loss",
+        "cut",
         "pause",
         "clock step",
         "slow",
