@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 
 from benchmarks import generator, servers
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, IN_MEMORY
 from benchmarks.figures import Figure, Settings
 from benchmarks.machine import describe
 from benchmarks.tables import RESULTS, write_pages
@@ -78,7 +78,8 @@ def main() -> int:
         figures = CASES[name](settings)
         print("\n".join(rows(figures)), flush=True)
         RESULTS.mkdir(exist_ok=True)
-        result = {"machine": machine, "durability": settings.durability, "figures": [asdict(f) for f in figures]}
+        durability = "memory" if name in IN_MEMORY else settings.durability
+        result = {"machine": machine, "durability": durability, "figures": [asdict(f) for f in figures]}
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         write_pages()
     return 0

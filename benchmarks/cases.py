@@ -33,7 +33,7 @@ from benchmarks.tube_floor import tube_floor
 from benchmarks.turns import turns
 from tests.ports import free_port
 
-__all__ = ["CASES", "Figure", "Settings"]
+__all__ = ["CASES", "IN_MEMORY", "Figure", "Settings"]
 
 
 def connections(settings: Settings) -> list[Figure]:
@@ -109,3 +109,5 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "spark-start": spark_start,
     "keys": keys,
 }
+IN_MEMORY = frozenset({"isolation", "isolation-remote"})
+"""Cases whose servers store nothing, whatever the user's durability."""
