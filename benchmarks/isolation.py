@@ -26,7 +26,7 @@ from benchmarks import servers
 from benchmarks.figures import Figure, Settings
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import Connect, Packet, PubAck, Publish, Subscribe, Subscription, Unsubscribe
+from penstock.mqtt.codec.packets import ConnAck, Connect, Packet, PubAck, Publish, Subscribe, Subscription, Unsubscribe
 from penstock.statestore.blocking import Client
 from penstock.tube.blocking import Producer
 
@@ -39,6 +39,8 @@ LATE_S: Final = 10.0
 PAYLOAD: Final = b"x" * 1024
 FLOOD_NICE: Final = 10
 """Nice value of the clients of a flood that should not take the processor from the broker."""
+SCANNED: Final = 10_000
+"""Keys of the load that scans them."""
 RETAINED: Final = 20_000
 """Retained messages of the load that subscribes to all of them."""
 
@@ -52,7 +54,10 @@ class Peer:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = Decoder(role=Role.CLIENT)
         self.send(Connect(client_id, keep_alive=0))
-        self.receive()
+        (answer,) = self.receive()
+        assert isinstance(answer, ConnAck)
+        self.receive_maximum = answer.properties.receive_maximum or 65_535
+        """Messages of QoS 1 that the broker accepts without acknowledgement."""
 
     def send(self, *packets: Packet) -> None:
         """Send packets in one piece."""
@@ -79,9 +84,9 @@ def flood_qos0(address: str, _window: int) -> None:
 
 
 def flood_qos1(address: str, window: int) -> None:
-    """Keep ``window`` messages of QoS 1 in flight."""
+    """Keep ``window`` messages of QoS 1 in flight, or as many as the broker accepts."""
     peer = Peer(address, "flood")
-    packet_id, free = 0, window
+    packet_id, free = 0, min(window, peer.receive_maximum)
     while True:
         numbers = [(packet_id + n) % 60_000 + 1 for n in range(free)]
         packet_id = (packet_id + free) % 60_000
@@ -150,6 +155,21 @@ def flood_sets(address: str, size: int) -> None:
             store.set("flood", b"x" * size)
 
 
+def set_keys(address: str, count: int) -> None:
+    """Set ``count`` keys."""
+    with Client(f"mqtt://{address}") as store:
+        for n in range(count):
+            store.set(f"flood-{n}", b"x")
+
+
+def flood_scans(address: str, count: int) -> None:
+    """Scan all of the ``count`` keys that :func:`set_keys` has set, repeatedly."""
+    with Client(f"mqtt://{address}") as store:
+        while True:
+            if sum(1 for _ in store.scan("flood-*")) != count:
+                raise SystemExit("a SCAN did not find all keys")
+
+
 def flood_log(address: str, _window: int) -> None:
     """Append records of 1 KiB to a topic as fast as the broker accepts them."""
     with Producer(address) as producer:
@@ -173,12 +193,14 @@ def read_flood(address: str, pause_ms: int) -> None:
 
 class Load(NamedTuple):
     """A flood: the function of its client, its window or size, whether a fast and a slow client subscribe to it, and
-    the listener that it is for: ``mqtt`` or, without a peer, another one or the state store of penstock."""
+    the listener that it is for: ``mqtt`` or, without a peer, another one or the state store of penstock. ``prepare`` is
+    called before, with the same arguments."""
 
     flood: Callable[[str, int], None]
     window: int = 0
     subscribers: bool = False
     listener: str = "mqtt"
+    prepare: Callable[[str, int], None] | None = None
 
 
 LOADS: Final = {
@@ -192,6 +214,7 @@ LOADS: Final = {
     "SUBSCRIBE and UNSUBSCRIBE with 1,000 filters": Load(flood_filters, 1_000),
     "500 clients connect at once": Load(flood_connects, 500),
     "SETs of 256 KiB": Load(flood_sets, 256 * 1024, listener="store"),
+    f"SCANs of {SCANNED:,} keys": Load(flood_scans, SCANNED, listener="store", prepare=set_keys),
     "TubeMQ sends of 1 KiB": Load(flood_log, listener="tube_master"),
     "HTTP requests of all metrics": Load(flood_http, listener="http"),
 }
@@ -206,6 +229,8 @@ def _run(function: Callable[[str, int], None], address: str, argument: int, nice
 @contextmanager
 def flooding(address: str, load: Load, nice: int = 0) -> Iterator[None]:
     """Run the clients of a load, with this nice value."""
+    if load.prepare is not None:
+        load.prepare(address, load.window)
     clients = [(load.flood, load.window)]
     if load.subscribers:
         clients += [(read_flood, 0), (read_flood, 50)]
