@@ -141,7 +141,7 @@ class KafkaBroker:
             for name in MECHANISMS[1:3]
             for word in ("--add-scram", f"{name}=[name={USER},password={PASSWORD},iterations=4096]")
         ]
-        format_ = [*self._java(), "kafka.tools.StorageTool", "format", "--standalone", "-t", number, *scram]
+        format_ = [*self._java(), "kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={number}", *scram]
         done = subprocess.run([*format_, "-c", str(self._settings)], capture_output=True, text=True, timeout=DEADLINE_S)
         assert done.returncode == 0, done.stdout + done.stderr
         self._process: subprocess.Popen[bytes] | None = None
