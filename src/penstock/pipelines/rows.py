@@ -40,7 +40,15 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import TimestampType
 
 from penstock.errors import ConfigError
-from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, Source, StateStoreSource, TubeOptions
+from penstock.pipelines.spec.sources import (
+    SOURCE,
+    FilesSource,
+    KafkaSource,
+    MqttSource,
+    Source,
+    StateStoreSource,
+    TubeOptions,
+)
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, template_parts
 from penstock.spark.tube.options import HEADER_PREFIX
 
@@ -242,6 +250,16 @@ def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> 
     """Convert ``records`` (columns of the ``tubemq`` source) of the source ``name`` to rows."""
     if isinstance(source, FilesSource):
         return rows_of(records, name, sf.col("topic").alias("file"))
+    if isinstance(source, KafkaSource):
+        return rows_of(
+            records,
+            name,
+            *(
+                sf.col(column).alias(f"kafka_{column}")
+                for column in ("topic", "partition", "offset", "timestamp", "key", "headers")
+            ),
+            sf.col("timestampType").alias("kafka_timestamp_type"),
+        )
     if isinstance(source, StateStoreSource):
         return change_rows(records, name, source)
     if not isinstance(source, MqttSource):

@@ -27,6 +27,7 @@ from penstock.pipelines.spec.pipeline import reads_of
 from penstock.pipelines.spec.sources import (
     SOURCE,
     FilesSource,
+    KafkaSource,
     MqttSource,
     Source,
     StateStoreSource,
@@ -125,6 +126,8 @@ class Streams:
             self._tube(made, source, name, place)
         elif isinstance(source, FilesSource):
             self._files(made, source, place)
+        elif isinstance(source, KafkaSource):
+            raise NotExportable(f"source {name} reads Kafka; use Spark's own connector in a program")
         elif source.rows is None:
             made.add(
                 f'rows = spark.readStream.format("rate").option("rowsPerSecond", {source.rows_per_second}).load()',

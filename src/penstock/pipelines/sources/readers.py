@@ -35,6 +35,7 @@ from penstock.spark.files import source as files
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.files.source import FileLog, check_unchanged, count_records
+from penstock.spark.kafka.source import KafkaDataSource, KafkaLog, ranges
 from penstock.spark.tube.offsets import (
     Bounds,
     PartitionOffsets,
@@ -52,11 +53,12 @@ from penstock.spark.tube.source import GroupProgress, spark_schema
 from penstock.spark.tube.tube_client import TubeClient, count_rows, explain_missing_topic, header_values
 
 if TYPE_CHECKING:
-    from penstock.pipelines.spec.sources import FilesSource, RateSource
+    from penstock.pipelines.spec.sources import FilesSource, KafkaSource, RateSource
 
 __all__ = [
     "CHECK_TIMEOUT_MS",
     "FilesSourceReader",
+    "KafkaSourceReader",
     "Lag",
     "LagMeter",
     "QueryInput",
@@ -584,6 +586,80 @@ class FilesSourceReader:
         return source_rows(self._name, self._source, records)
 
 
+class KafkaSourceReader:
+    """Reads topics of Kafka as the source ``name``."""
+
+    def __init__(self, name: str, source: KafkaSource, span: ReplayRange | None = None) -> None:
+        self.doubts: list[str] = []
+        self._span = span
+        self._name = name
+        self._start = source.start if span is None else "earliest"
+        self._source = source
+        self._options = source.read_options
+
+    def check(self) -> None:
+        """Check that Kafka answers and has the topics.
+
+        Raises:
+            UnavailableError: Kafka did not answer.
+            ConfigError: a topic does not exist, or a span is requested.
+            RefusedError: the connection was refused.
+        """
+        _refuse_part(self._name, self._span)
+        with KafkaLog(self._options, CHECK_TIMEOUT_MS / 1000) as log:
+            log.bounds()
+
+    def start(self, input_: QueryInput) -> Offsets:
+        """Return the earliest or latest offsets."""
+        with KafkaLog(self._options) as log:
+            lows, ends = log.bounds()
+        return lows if self._start == "earliest" else ends
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """Return the stream from ``start``."""
+        self._register(spark)
+        options = self._options.as_texts() | {"start": json.dumps(start)}
+        return self._rows(spark.readStream.format("penstock-kafka").options(**options).load())
+
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
+        """Return the records in ``[start, end)``; None if there are no offsets."""
+        if not ranges(start, end):
+            return None
+        self._register(spark)
+        options = self._options.as_texts() | {"start": json.dumps(start), "end": json.dumps(end)}
+        return self._rows(spark.read.format("penstock-kafka").options(**options).load())
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """Return no rows, with the same columns."""
+        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
+
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
+        """Count the records in ``[start, end)`` by reading them: offsets have gaps.
+
+        Raises:
+            DataLossError: records were deleted.
+        """
+        with KafkaLog(self._options) as log:
+            return sum(len(messages) for place in ranges(start, end) for messages in log.read(place))
+
+    def meter(self, clock: Callable[[], int]) -> _KafkaMeter:
+        """Return a meter of the offsets that were not read yet."""
+        return _KafkaMeter(lambda: KafkaLog(self._options, TIMEOUT_MS / 1000))
+
+    def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Do nothing: no group is used."""
+
+    def close(self) -> None:
+        """Do nothing: no group is used."""
+
+    def _register(self, spark: SparkSession) -> None:
+        spark.dataSource.register(KafkaDataSource)
+        make_thread_safe(spark, KafkaDataSource.name())
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        return source_rows(self._name, self._source, records)
+
+
 class RateSourceReader:
     """Generates records at a rate as the source ``name``."""
 
@@ -700,6 +776,57 @@ class _FileMeter(_NoMeter):
 
     def close(self, ends: Mapping[str, Offsets]) -> None:
         self.request(ends)
+
+
+class _KafkaMeter(_NoMeter):
+    """Counts the offsets that were not read, in a separate thread; ``seconds`` is 0, or None if there are some."""
+
+    def __init__(self, connect: Callable[[], KafkaLog]) -> None:
+        self._connect = connect
+        self._asked = threading.Event()
+        self._closed = False
+        self._ends: Mapping[str, Offsets] = {}
+        self._found: Mapping[str, Lag] = {}
+        self._thread = threading.Thread(target=self._work, name="penstock-lag", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def request(self, ends: Mapping[str, Offsets]) -> None:
+        self._ends = dict(ends)
+        self._asked.set()
+
+    def lag_of(self, sink: str) -> Lag | None:
+        return self._found.get(sink)
+
+    def close(self, ends: Mapping[str, Offsets]) -> None:
+        self._closed = True
+        self._asked.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * TIMEOUT_MS / 1000)
+            with self._connect() as log:
+                self._found = self._measure(log, ends)
+
+    def _work(self) -> None:
+        with self._connect() as log:
+            while True:
+                self._asked.wait()
+                self._asked.clear()
+                if self._closed:
+                    return
+                self._found = self._measure(log, self._ends)
+
+    def _measure(self, log: KafkaLog, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+        try:
+            lows, latest = log.bounds()
+        except PenstockError:
+            return {}
+        found = {}
+        for name, end in ends.items():
+            waiting = ranges({topic: {**low, **end.get(topic, {})} for topic, low in lows.items()}, latest)
+            records = sum(place.end - place.start for place in waiting)
+            found[name] = Lag(records, None if records else 0.0)
+        return found
 
 
 def _refuse_part(name: str, span: ReplayRange | None) -> None:

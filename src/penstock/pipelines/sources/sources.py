@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipelines.sources.readers import (
     FilesSourceReader,
+    KafkaSourceReader,
     Lag,
     QueryInput,
     RateSourceReader,
@@ -24,7 +25,7 @@ from penstock.pipelines.sources.readers import (
     query_of,
 )
 from penstock.pipelines.spec.pipeline import Pipeline, labels, plan
-from penstock.pipelines.spec.sources import SOURCE, FilesSource, RateSource, Source, TubeOptions
+from penstock.pipelines.spec.sources import SOURCE, FilesSource, KafkaSource, RateSource, Source, TubeOptions
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
@@ -51,6 +52,8 @@ def reader_of(
     """
     if isinstance(source, FilesSource):
         return FilesSourceReader(name, source, layout.local_directory(state, name), span)
+    if isinstance(source, KafkaSource):
+        return KafkaSourceReader(name, source, span)
     if isinstance(source, RateSource):
         return RateSourceReader(name, source, span)
     assert isinstance(source, TubeOptions)

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
-from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
+from penstock.pipelines.spec.sources import (
+    SOURCE,
+    FilesSource,
+    KafkaSource,
+    MqttSource,
+    RateSource,
+    Source,
+    StateStoreSource,
+)
 from penstock.pipelines.spec.steps import Enrich, Expectation, Join, Step, Window
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
@@ -75,6 +83,13 @@ def _source(source: Source) -> str:
             left_out = ", without versions that change rows" if source.changes == "skip" else ""
             return f"Delta table {source.path}{left_out}, {source.max_files} files a batch"
         return f"files {source.path}, {source.content}{skip}, {source.max_files} a batch"
+    if isinstance(source, KafkaSource):
+        how = [] if source.tls is None else ["TLS"]
+        how += [] if source.sasl is None else [source.sasl.mechanism.value]
+        shown = f" ({', '.join(how)})" if how else ""
+        topics = ", ".join(source.topics)
+        connection = source.read_options.connection.shown
+        return f"{connection}{shown}: topics {topics}, {source.isolation}, {source.max_records} offsets a batch"
     if isinstance(source, RateSource):
         return f"rate {f'{source.rows} records' if source.rows else f'{source.rows_per_second} records a second'}"
     options = ", ".join(f"{name} {value}" for name, value in source.options.items())

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from penstock.pipelines.spec.values import Part
+from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
+from penstock.runtime.kafka.config import KafkaSasl, KafkaServer, KafkaTls, TopicName
 from penstock.spark.tube.options import READ_OPTIONS
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "SOURCE_FORMATS",
     "TUBE_FORMATS",
     "FilesSource",
+    "KafkaSource",
     "MqttSource",
     "Options",
     "RateSource",
@@ -187,6 +190,46 @@ class FilesSource(Part):
         return self
 
 
+class KafkaSource(Part):
+    """Read topics of Kafka, without jars. Their offsets are in the checkpoint; no consumer group is used.
+
+    Rows have the columns ``kafka_topic``, ``kafka_partition``, ``kafka_offset``, ``kafka_timestamp``,
+    ``kafka_timestamp_type`` (0: when the record was created, 1: when Kafka appended it), ``kafka_key`` (binary) and
+    ``kafka_headers`` (array of key and value).
+    """
+
+    format: Literal["kafka"] = Field(description="format of the source")
+    bootstrap: list[KafkaServer] = Field(
+        min_length=1, description="HOST:PORT of brokers from which the others are found"
+    )
+    topics: list[TopicName] = Field(min_length=1, description="topics to read, which must exist")
+    start: Literal["earliest", "latest"] = Field(
+        default="earliest", description="where a new pipeline starts; partitions that are new later are read whole"
+    )
+    isolation: Literal["read_committed", "read_uncommitted"] = Field(
+        default="read_committed",
+        description="records of open and aborted transactions are not read, or are; a batch with the latter may "
+        "differ when it is repeated",
+    )
+    max_records: int = Field(default=100_000, ge=1, description="maximum number of offsets per batch")
+    tls: KafkaTls | None = Field(default=None, description="TLS of the connections; default: plain TCP")
+    sasl: KafkaSasl | None = Field(
+        default=None, description="authentication, with files on the driver and on the executors; default: none"
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of rows before the parse step."""
+        names = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "headers")
+        return tuple(f"kafka_{name}" for name in names)
+
+    @property
+    def read_options(self) -> KafkaTopics:
+        """The topics, as tasks read them."""
+        connection = KafkaConnection(tuple(self.bootstrap), self.tls, self.sasl)
+        return KafkaTopics(connection, tuple(self.topics), self.isolation, self.max_records)
+
+
 class RateSource(Part):
     """Generate records for tests: `{"value": 0, "timestamp": "2026-01-01T00:00:00.000Z"}` and so on."""
 
@@ -204,7 +247,7 @@ class RateSource(Part):
 
 TUBE_FORMATS = ("tubemq", "mqtt", "statestore")
 """Formats that read TubeMQ."""
-SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "rate")
+SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "kafka", "rate")
 
 
 def _format_of(given: object) -> str | None:
@@ -217,6 +260,7 @@ Source = Annotated[
     | Annotated[MqttSource, Tag("mqtt")]
     | Annotated[StateStoreSource, Tag("statestore")]
     | Annotated[FilesSource, Tag("files")]
+    | Annotated[KafkaSource, Tag("kafka")]
     | Annotated[RateSource, Tag("rate")],
     Discriminator(
         _format_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.runtime.io.tls import read_password
@@ -14,7 +14,15 @@ from penstock.runtime.kafka.config import KafkaSasl, KafkaTls, SaslMechanism
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-__all__ = ["LARGEST_BYTES", "LARGEST_MESSAGE", "FatalErrors", "KafkaConnection", "KafkaTopic", "token_expiry"]
+__all__ = [
+    "LARGEST_BYTES",
+    "LARGEST_MESSAGE",
+    "FatalErrors",
+    "KafkaConnection",
+    "KafkaTopic",
+    "KafkaTopics",
+    "token_expiry",
+]
 
 TOKEN_S: Final = 300.0
 """Validity of a token without an expiry time."""
@@ -95,6 +103,41 @@ class KafkaTopic(NamedTuple):
     def shown(self) -> str:
         """The topic, for messages."""
         return f"topic {self.topic!r} of {self.connection.shown}"
+
+
+class KafkaTopics(NamedTuple):
+    """Topics, how to connect, and how to read. It has paths of password files, no passwords."""
+
+    connection: KafkaConnection
+    topics: tuple[str, ...]
+    isolation: str
+    max_records: int
+
+    def as_texts(self) -> dict[str, str]:
+        """Return the options of the format."""
+        connection = self.connection
+        texts = {
+            "bootstrap": ",".join(connection.bootstrap),
+            "topics": ",".join(self.topics),
+            "isolation": self.isolation,
+            "maxRecords": str(self.max_records),
+        }
+        if connection.tls is not None:
+            texts["tls"] = connection.tls.model_dump_json()
+        if connection.sasl is not None:
+            texts["sasl"] = connection.sasl.model_dump_json()
+        return texts
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> KafkaTopics:
+        """Return what ``as_texts`` has written; Spark passes names in lower case."""
+        tls, sasl = options.get("tls"), options.get("sasl")
+        connection = KafkaConnection(
+            tuple(options["bootstrap"].split(",")),
+            None if tls is None else KafkaTls.model_validate_json(tls),
+            None if sasl is None else KafkaSasl.model_validate_json(sasl),
+        )
+        return cls(connection, tuple(options["topics"].split(",")), options["isolation"], int(options["maxrecords"]))
 
 
 def _authentication(sasl: KafkaSasl) -> dict[str, Any]:
