@@ -1,4 +1,4 @@
-"""Kafka as a source of pipelines, with a real broker: transactions, new partitions, repeated batches, deleted records."""
+"""Kafka as a source of pipelines, with a real broker: transactions, new partitions, repeated batches, deletions."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ async def read_all(setup: Setup, address: str) -> None:
     writer.init_transactions(60)
 
     def send(*numbers: int, partition: int = 0) -> None:
+        # A new client, since one learns of a new partition late.
+        plain = Producer({"bootstrap.servers": address})
         for n in numbers:
             plain.produce("plant", json.dumps({"n": n}), b"k", partition=partition, headers={"unit": b"C"})
         assert plain.flush(60) == 0
@@ -79,7 +81,7 @@ async def read_all(setup: Setup, address: str) -> None:
     send(*range(4, 20), partition=1)
     plain.produce("plant", b"nope", partition=1)
     plain.produce("plant", None, partition=1)
-    send()
+    assert plain.flush(60) == 0
     transaction(1020, commit=False)
     setup.run()
     first = written(setup)
