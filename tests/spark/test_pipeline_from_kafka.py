@@ -13,10 +13,14 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.ledger.dead_letters import letters, redrive
+from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import files
-from tests.interop.kafka import KafkaBroker
+from penstock.pipelines.spec.loader import load
+from tests.interop.kafka import KafkaBroker, committed
+from tests.spark.node import Node
 from tests.spark.pipelines import Setup
+from tests.spark.processes import Driver, until
 
 FILE = """\
 name: {name}
@@ -33,9 +37,12 @@ sinks:
 
 
 def written(setup: Setup) -> dict[int, dict[str, Any]]:
-    import pyarrow.parquet as pq
+    return table(setup.lake / "rows")
 
-    rows = [row for file in files(setup.lake / "rows") for row in pq.ParquetFile(file).read().to_pylist()]
+
+def table(path: Path) -> dict[int, dict[str, Any]]:
+    """The rows by their number, each once."""
+    rows = [row for file in files(path) for row in pq.ParquetFile(file).read().to_pylist()]
     found = {int(row["n"]): row for row in rows}
     assert len(found) == len(rows)
     return found
@@ -123,3 +130,79 @@ async def read_all(setup: Setup, address: str) -> None:
         setup.run()
     assert "run with a new state directory" in str(caught.value.hint)
     assert sorted(written(setup)) == [*range(30), 40, 50]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_killed_drivers(node: Node, tmp_path: Path) -> None:
+    """Transactions are written and aborted, and a partition is added, while drivers are killed."""
+    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
+    print(f"PENSTOCK_CHAOS_SEED={seed}")
+    rounds = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "4"))
+    dice, pause, stop = random.Random(seed), threading.Event(), threading.Event()
+    kafka = KafkaBroker(tmp_path)
+    kafka.start()
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.create_topics([NewTopic("plant", 2, 1)])["plant"].result(60)
+    writer = Producer({"bootstrap.servers": kafka.address, "transactional.id": "writer"})
+    writer.init_transactions(60)
+    number = 0
+
+    def write(partitions: int) -> None:
+        nonlocal number
+        is_kept = dice.random() < 0.7
+        writer.begin_transaction()
+        for _ in range(dice.randrange(1, 8)):
+            value = b"broken" if dice.random() < 0.05 else json.dumps({"n": number}).encode()
+            writer.produce("plant", value, partition=dice.randrange(partitions))
+            number += 1
+        assert writer.flush(60) == 0
+        (writer.commit_transaction if is_kept else writer.abort_transaction)(60)
+
+    def keep_writing() -> None:
+        while not stop.wait(0.1):
+            write(2)
+
+    lake, state, file = tmp_path / "lake", tmp_path / "state", tmp_path / "p.yaml"
+    text = FILE.replace("ADDRESS", kafka.address)
+    file.write_text(text.format(name="killed", broker=node.mqtt, lake=lake) + "trigger: 50 milliseconds\n")
+    ledger, thread = Ledger(state / "ledger"), threading.Thread(target=keep_writing)
+    thread.start()
+    try:
+        with Driver(tmp_path, file, f"--state-dir={state}", "--spark-master=local[2]") as driver:
+            for count in range(rounds):
+                until(partial(driver.has_batch, len(driver.events)), "a batch after the last kill")
+                pause.wait(dice.uniform(0.0, 1.0))
+                driver.kill()
+                if not count:
+                    admin.create_partitions([NewPartitions("plant", 3)])["plant"].result(60)
+                driver.start()
+            stop.set()
+            thread.join()
+            until(lambda: _has_partition(writer), "the new partition")
+            for _ in range(20):
+                write(3)
+            messages = committed(kafka.address, "plant")
+            until(lambda: ledger.counts("rows").read == len(messages), "all records")
+            driver.terminate()
+            assert driver.wait() == 0, driver.log.read_text()[-3000:]
+        expected = {
+            json.loads(m.value() or b"")["n"]: (m.partition(), m.offset()) for m in messages if m.value() != b"broken"
+        }
+        found = table(lake / "rows")
+        assert {n: (row["kafka_partition"], row["kafka_offset"]) for n, row in found.items()} == expected
+        dead = [row for each in files(lake / "dead") for row in pq.ParquetFile(each).read().to_pylist()]
+        broken = sorted((m.partition(), m.offset()) for m in messages if m.value() == b"broken")
+        assert sorted((row["partition"], row["offset"]) for row in dead) == broken
+        pipeline = load(file)
+        (account,) = reconcile(pipeline, state, source_count(pipeline, state))
+        assert (account.off, account.unknown) == ((), ())
+        print(f"{len(messages)} records, {len(broken)} of them broken, {number} written with aborted ones")
+    finally:
+        stop.set()
+        thread.join()
+        kafka.stop()
+
+
+def _has_partition(writer: Producer) -> bool:
+    return len(writer.list_topics("plant", 10).topics["plant"].partitions) == 3

@@ -25,6 +25,7 @@ from penstock.pipelines.spec.sinks import MqttSink, TubeSink
 from penstock.pipelines.spec.sources import (
     SOURCE,
     TUBE_FORMATS,
+    KafkaSource,
     MqttSource,
     Source,
     StateStoreSource,
@@ -537,6 +538,13 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _tube(pipeline, sink.tubemq, where)
         if sink.records is not None:
             yield from _named(sink.records.headers, (*where, "headers"))
+        if sink.kafka is not None and any(
+            sink.kafka.topic in source.topics and set(sink.kafka.bootstrap) & set(source.bootstrap)
+            for source in pipeline.inputs.values()
+            if isinstance(source, KafkaSource)
+        ):
+            expected = "expected another topic: the pipeline would read what it writes"
+            yield Problem((*where, "topic"), sink.kafka.topic, expected)
         if sink.mqtt is not None:
             yield from _mqtt(sink.mqtt, where)
             yield from _named(sink.mqtt.properties, (*where, "properties"))

@@ -370,7 +370,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             # What was added since, and new partitions, belong to the next run.
             ends = {
-                topic: {number: min(end, ends[topic][number]) for number, end in places.items()}
+                topic: {number: min(end, ends.get(topic, {}).get(number, 0)) for number, end in places.items()}
                 for topic, places in self._target.items()
             }
         return next_offsets(begin, ends, self._read_options.max_records)

@@ -1,0 +1,153 @@
+"""Ranges of topics of Kafka without a broker: offsets of batches, gaps, ends of partitions, deleted records."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from penstock.errors import DataLossError, RefusedError, UnavailableError
+from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
+from penstock.runtime.kafka.config import KafkaSasl, KafkaTls, SaslMechanism
+from penstock.spark.kafka.source import KafkaLog, KafkaRange, KafkaStreamReader, next_offsets, ranges, record_batch
+
+TOPICS = KafkaTopics(KafkaConnection(["h:1"]), ("a",), "read_committed", 10)
+
+
+class Error(NamedTuple):
+    code: str
+
+    def name(self) -> str:
+        return self.code
+
+    def str(self) -> str:
+        return self.code.lower()
+
+    def retriable(self) -> bool:
+        return self.code == "_RETRY"
+
+
+class Message(NamedTuple):
+    at: int
+    code: str | None = None
+
+    def offset(self) -> int:
+        return self.at
+
+    def error(self) -> Error | None:
+        return None if self.code is None else Error(self.code)
+
+    def key(self) -> bytes | None:
+        return None
+
+    def value(self) -> bytes | None:
+        return None if self.at % 2 else b"v"
+
+    def timestamp(self) -> tuple[int, int]:
+        return (0, -1) if self.at == 0 else (self.at, 1_000)
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return None if self.at else [("a", b"1"), ("b", None)]
+
+
+class Broker:
+    """Answers ``consume`` with ``answers``, in order; then with nothing."""
+
+    def __init__(self, *answers: list[Message]) -> None:
+        self.answers = list(answers)
+
+    def assign(self, partitions: object) -> None:
+        pass
+
+    def unassign(self) -> None:
+        pass
+
+    def consume(self, _number: int, _timeout: float) -> list[Message]:
+        return self.answers.pop(0) if self.answers else []
+
+
+def offsets(start: int, end: int, *answers: list[Message], timeout_s: float = 30.0) -> list[int]:
+    log = KafkaLog(TOPICS, timeout_s)
+    opened: Any = Broker(*answers)
+    log._opened = opened
+    return [message.offset() or 0 for found in log.read(KafkaRange("a", 0, start, end)) for message in found]
+
+
+def test_a_range_ends_at_its_end_in_spite_of_gaps() -> None:
+    m = Message
+    assert offsets(0, 3, [m(0), m(1), m(2), m(3), m(4)]) == [0, 1, 2]
+    # The end is a gap: by compaction, or of a marker, with a record or nothing behind it.
+    assert offsets(0, 3, [m(0)], [], [m(1), m(7)]) == [0, 1]
+    assert offsets(0, 3, [m(0)], [m(3, "_PARTITION_EOF")]) == [0]
+    assert offsets(0, 3, [m(9)]) == []
+    assert offsets(0, 3, [m(0), m(1, "_TRANSPORT"), m(1, "_RETRY"), m(1)], [m(5, "_PARTITION_EOF")]) == [0, 1]
+
+
+def test_a_range_that_cannot_be_read_is_an_error() -> None:
+    m = Message
+    with pytest.raises(DataLossError, match="a:0 of Kafka at h:1 has no records from offset 3 on") as lost:
+        offsets(0, 3, [m(0)], [m(2, "_PARTITION_EOF")])
+    assert "the partition ends at offset 2" in str(lost.value.why)
+    for code in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
+        with pytest.raises(DataLossError, match="has no records from offset 0 on"):
+            offsets(0, 3, [m(0, code)])
+    with pytest.raises(RefusedError, match="topic 'a' of Kafka at h:1 cannot be read"):
+        offsets(0, 3, [m(0, "TOPIC_AUTHORIZATION_FAILED")])
+    with pytest.raises(UnavailableError, match="Kafka at h:1 does not answer"):
+        offsets(0, 3, [m(0)], timeout_s=0.0)
+
+
+def test_offsets_that_were_deleted_are_found_before_a_batch() -> None:
+    log, low, end = KafkaLog(TOPICS), {"a": {"0": 5}}, {"a": {"0": 9}}
+    log.check({"a": {"0": 5}}, low, end)
+    log.check({"a": {"0": 9}}, low, end)
+    for start, why in ({"0": 4}, "offsets 5 to 9"), ({"0": 10}, "offsets 5 to 9"), ({"1": 0}, "no longer exists"):
+        with pytest.raises(DataLossError) as lost:
+            log.check({"a": start}, low, end)
+        assert why in str(lost.value.why)
+
+
+def test_batches_have_at_most_the_configured_offsets_and_all_partitions() -> None:
+    start = {"a": {"0": 10, "1": 0}}
+    ends = {"a": {"0": 40, "1": 10, "2": 7}, "b": {"0": 3}}
+    found = next_offsets(start, ends, 8)
+    # A new partition is in the offsets before it is read.
+    assert found == {"a": {"0": 16, "1": 2, "2": 0}, "b": {"0": 0}}
+    read = [(r.topic, r.partition, r.start, r.end) for r in ranges(start, found)]
+    assert read == [("a", 0, 10, 16), ("a", 1, 0, 2)]
+    found = next_offsets(found, ends, 1_000)
+    assert found == ends
+    assert next_offsets(found, ends, 8) == ends
+    # An end that is smaller than the start, as of a topic that was created again, does not turn the stream back.
+    assert next_offsets(ends, {"a": {"0": 3}}, 8) == ends
+    assert len(ranges({"a": {str(n): 0 for n in range(12)}}, {"a": {str(n): 1 for n in range(12)}})) == 12
+
+
+def test_records_have_the_columns_of_the_source() -> None:
+    messages: Any = [Message(0), Message(1), Message(2)]
+    rows = record_batch("a", 3, messages).to_pylist()
+    assert [row["value"] for row in rows] == [b"v", b"", b"v"]
+    assert [(row["offset"], row["timestampType"], row["timestamp"] is None) for row in rows] == [
+        *((0, -1, True), (1, 0, False), (2, 1, False)),
+    ]
+    assert rows[0]["headers"] == [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]
+    assert rows[1]["headers"] == []
+    assert (rows[1]["topic"], rows[1]["partition"], rows[1]["broker"], rows[1]["key"]) == ("a", 3, 0, None)
+    assert rows[2]["timestamp"].timestamp() == 1.0
+
+
+def test_options_reach_the_executors_without_passwords(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("hidden-text")
+    sasl = KafkaSasl(mechanism=SaslMechanism.PLAIN, user="u", password_file=password)
+    topics = KafkaTopics(
+        KafkaConnection(("h:1", "i:2"), KafkaTls(ca=tmp_path / "ca"), sasl), ("a", "b"), "read_uncommitted", 3
+    )
+    texts = {name.lower(): text for name, text in topics.as_texts().items()}
+    assert KafkaTopics.parse(texts) == topics
+    reader = KafkaStreamReader(texts | {"start": '{"a": {"0": 1}}'})
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy.initialOffset() == {"a": {"0": 1}}
+    assert b"hidden-text" not in pickle.dumps(reader)
