@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient

@@ -208,8 +208,7 @@ class KafkaSource(Part):
     )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
-        description="records of open and aborted transactions are not read, or are; a batch with the latter may "
-        "differ when it is repeated",
+        description="records of open and aborted transactions are not read, or are read",
     )
     max_records: int = Field(default=100_000, ge=1, description="maximum number of offsets per batch")
     tls: KafkaTls | None = Field(default=None, description="TLS of the connections; default: plain TCP")
