@@ -171,7 +171,8 @@ def test_killed_drivers(node: Node, tmp_path: Path) -> None:
             write(2)
 
     lake, state, file = tmp_path / "lake", tmp_path / "state", tmp_path / "p.yaml"
-    text = FILE.replace("ADDRESS", kafka.address)
+    # Batches keep up with the writer.
+    text = FILE.replace("ADDRESS", kafka.address).replace("max_records: 7", "max_records: 200")
     file.write_text(text.format(name="killed", broker=node.mqtt, lake=lake) + "trigger: 50 milliseconds\n")
     ledger, thread = Ledger(state / "ledger"), threading.Thread(target=keep_writing)
     thread.start()

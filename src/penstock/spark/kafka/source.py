@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
     from pyspark.sql.streaming.datasource import ReadLimit
 
-__all__ = ["KafkaDataSource", "KafkaLog", "KafkaRange", "next_offsets", "ranges", "record_batch"]
+__all__ = [
+    "KafkaDataSource",
+    "KafkaLog",
+    "KafkaRange",
+    "KafkaReader",
+    "KafkaStreamReader",
+    "next_offsets",
+    "ranges",
+    "record_batch",
+]
 
 Offsets = Mapping[str, Mapping[str, int]]
 Result = TypeVar("Result")
