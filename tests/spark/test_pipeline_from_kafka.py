@@ -31,7 +31,7 @@ from tests.spark.processes import Driver, until
 
 FILE = """\
 name: {name}
-source: {{format: kafka, bootstrap: ["ADDRESS"], topics: [plant], max_records: 7}}
+source: {{format: kafka, bootstrap: ["ADDRESS"], topics: [plant], max_records: 20}}
 statestore: {{broker: "{broker}"}}
 dead_letters: {{path: "{lake}/dead"}}
 steps:
@@ -88,7 +88,7 @@ async def read_all(setup: Setup, address: str) -> None:
         assert writer.flush(60) == 0
         (writer.commit_transaction if commit else writer.abort_transaction)(60)
 
-    # Markers and aborted records are between, and behind, the records of a batch: a batch of 7 offsets may be empty.
+    # Markers and aborted records are between, and behind, the records of a batch: a batch of 20 offsets may be empty.
     send(0, 1)
     transaction(*range(1000, 1020), commit=False)
     transaction(2, 3, commit=True)
@@ -172,7 +172,7 @@ def test_killed_drivers(node: Node, tmp_path: Path) -> None:
 
     lake, state, file = tmp_path / "lake", tmp_path / "state", tmp_path / "p.yaml"
     # Batches keep up with the writer.
-    text = FILE.replace("ADDRESS", kafka.address).replace("max_records: 7", "max_records: 200")
+    text = FILE.replace("ADDRESS", kafka.address).replace("max_records: 20", "max_records: 200")
     file.write_text(text.format(name="killed", broker=node.mqtt, lake=lake) + "trigger: 50 milliseconds\n")
     ledger, thread = Ledger(state / "ledger"), threading.Thread(target=keep_writing)
     thread.start()
