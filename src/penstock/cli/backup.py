@@ -22,9 +22,14 @@ from penstock.cli.output import escape, print_json, shown_bytes
 if TYPE_CHECKING:
     from penstock.node.backup_directory import BackupReceiver, Received
 
-__all__ = ["ByteProgress", "app", "shown_time"]
+__all__ = ["ByteProgress", "IdentityFile", "app", "shown_time"]
 
 app = Commands()
+
+IdentityFile = Annotated[
+    Path | None,
+    typer.Option(help="Secret key of an encrypted backup, of age or SSH; /dev/stdin to use a pipe.", metavar="FILE"),
+]
 
 _PROGRESS_S = 0.2
 
@@ -65,6 +70,7 @@ def shown_time(ms: int) -> str:
 @app.add(
     "penstock backup /var/backups/penstock",
     "penstock backup /var/backups/penstock --data-dir /var/lib/penstock/penstock-data --keep-last 7",
+    "penstock backup /var/backups/penstock --recipients-file /etc/penstock/backup.pub",
     "penstock backup backups --http https://node.example:8080 --admin-token-file token --max-rate 20MiB",
 )
 @connects_to_node
@@ -74,6 +80,10 @@ def backup(
     ],
     keep_last: Annotated[
         int | None, typer.Option(help="Then delete the oldest backups until N are left.", min=1, metavar="N")
+    ] = None,
+    recipients_file: Annotated[
+        Path | None,
+        typer.Option(help="Encrypt to the public keys in FILE, one per line: of age or SSH.", metavar="FILE"),
     ] = None,
     max_rate: Annotated[int | None, size_option(text="Limit of the transfer, per second.", default="no limit")] = None,
     as_json: Json = False,
@@ -87,10 +97,15 @@ def backup(
 
     A running node is found by its data directory, or by --http; it sends its data to this command, which needs the
     administration token or a user who may administer. The data directory of a stopped node is read directly.
+
+    With --recipients-file every file is encrypted in the format of age before it is written. Restore it with the secret
+    key: `penstock keygen` creates one.
     """
     from penstock.node.backup_directory import BackupReceiver
+    from penstock.node.backup_encryption import read_recipients
 
-    with BackupReceiver(directory) as receiver, ByteProgress("copied") as progress:
+    recipients = None if recipients_file is None else read_recipients(recipients_file)
+    with BackupReceiver(directory, recipients) as receiver, ByteProgress("copied") as progress:
         if _is_stopped(node):
             asyncio.run(_read_directory(node.data_dir, receiver, max_rate, progress))
         else:
@@ -148,6 +163,7 @@ def _show(received: Received, *, as_json: bool) -> None:
         "bytes": manifest.size,
         "copied_bytes": received.copied_bytes,
         "unchanged_bytes": received.linked_bytes,
+        "recipients": list(manifest.recipients),
         "deleted": [str(path) for path in received.removed],
     }
     if as_json:
@@ -163,6 +179,10 @@ def _lines(row: dict[str, object]) -> Iterator[str]:
     yield f"backup   {escape(str(row['backup']))}\n"
     yield f"point    {row['point']}: everything acknowledged before is in it\n"
     yield f"copied   {shown_bytes(copied)}, {shown_bytes(unchanged)} unchanged since the backup before\n"
+    if recipients := row["recipients"]:
+        assert isinstance(recipients, list)
+        for recipient in recipients:
+            yield f"key      {escape(recipient)}\n"
     deleted = row["deleted"]
     assert isinstance(deleted, list)
     for path in deleted:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.backup import ByteProgress, shown_time
+from penstock.cli.backup import ByteProgress, IdentityFile, shown_time
 from penstock.cli.options import Commands, Json, local_data_dir
 from penstock.cli.output import escape, print_json, shown_bytes
 from penstock.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.node.backup_encryption import Identity
 
 __all__ = ["app"]
 
 app = Commands()
 
 
-@app.add("penstock fsck", "penstock fsck /var/lib/penstock/penstock-data", "penstock fsck /var/backups/penstock --json")
+@app.add(
+    "penstock fsck",
+    "penstock fsck /var/lib/penstock/penstock-data",
+    "penstock fsck /var/backups/penstock --json",
+    "penstock fsck backups --identity-file backup.key",
+)
 def fsck(
     directory: Annotated[
         Path | None,
@@ -28,38 +37,48 @@ def fsck(
             metavar="DIRECTORY",
         ),
     ] = None,
+    identity_file: IdentityFile = None,
     as_json: Json = False,
 ) -> None:
     """Check every checksum of a data directory or of backups. The exit status is 1 if something is damaged.
 
-    In a data directory, commits of the write-ahead log are applied, as by a start; nothing else is changed.
+    In a data directory, commits of the write-ahead log are applied, as by a start; nothing else is changed. Encrypted
+    backups are verified without their key; --identity-file also checks that the key decrypts them.
     """
     from penstock.node.backup_directory import MANIFEST, list_backups
+    from penstock.node.backup_encryption import read_identities
+
+    identities = [] if identity_file is None else read_identities(identity_file)
 
     directory = directory or local_data_dir()
     backups = [directory] if (directory / MANIFEST).is_file() else list_backups(directory)
-    ok = [_check_backup(backup, as_json=as_json) for backup in backups] or [_check_data(directory, as_json=as_json)]
+    ok = [_check_backup(backup, identities, as_json=as_json) for backup in backups] or [
+        _check_data(directory, as_json=as_json)
+    ]
     if not all(ok):
         raise typer.Exit(1)
 
 
-def _check_backup(backup: Path, *, as_json: bool) -> bool:
+def _check_backup(backup: Path, identities: Sequence[Identity], *, as_json: bool) -> bool:
     from penstock.errors import StorageError
-    from penstock.node.backup_directory import read_manifest, verify
+    from penstock.node.backup_directory import check_identities, read_manifest, verify
 
     problems: list[str]
-    point = size = None
+    point = size = encrypted = None
     try:
         manifest = read_manifest(backup)
-        point, size = shown_time(manifest.point_at), manifest.size
+        point, size, encrypted = shown_time(manifest.point_at), manifest.size, bool(manifest.recipients)
+        if identities:
+            check_identities(manifest, identities)
         with ByteProgress(f"{backup.name}: verified") as progress:
             problems = verify(manifest, progress=progress)
     except StorageError as error:
         problems = [f"{error.what}: {error.why}"]
     if as_json:
-        print_json({"backup": str(backup), "point": point, "bytes": size, "ok": not problems, "problems": problems})
+        row = {"backup": str(backup), "point": point, "bytes": size, "encrypted": encrypted}
+        print_json({**row, "ok": not problems, "problems": problems})
         return not problems
-    state = "damaged" if problems else f"intact, {shown_bytes(size or 0)}"
+    state = "damaged" if problems else f"intact, {shown_bytes(size or 0)}{', encrypted' if encrypted else ''}"
     sys.stdout.write(f"{escape(str(backup))}: {state}\n")
     sys.stdout.writelines(f"  {escape(problem)}\n" for problem in problems)
     return not problems

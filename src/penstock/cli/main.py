@@ -61,6 +61,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "log": CommandEntry("penstock.cli.log", "Show and change the log levels of a running node."),
     "backup": CommandEntry("penstock.cli.backup", "Back up a node, running or stopped, to a directory."),
     "restore": CommandEntry("penstock.cli.restore", "Create a data directory from a backup."),
+    "keygen": CommandEntry("penstock.cli.keygen", "Create a key pair for encrypted backups."),
     "fsck": CommandEntry("penstock.cli.fsck", "Check a data directory or a backup."),
     "version": CommandEntry("penstock.cli.version", "Show the version, and whether the core is compiled."),
 }
@@ -110,6 +111,7 @@ _EXTRAS = {
     "plotext": "plot",
     "grpc": "cluster",
     "cryptography": "aio",
+    "pyrage": "encryption",
     "confluent_kafka": "kafka",
     "psycopg": "postgresql",
     "opentelemetry": "otel",

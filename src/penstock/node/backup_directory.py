@@ -4,6 +4,9 @@
 the log are hard links to those of the backup before, so each backup is complete and can be removed or copied alone. The
 subdirectory gets its name when everything in it is on disk: one that ends with ``.partial`` is of an interrupted
 backup, and the next backup removes it.
+
+In an encrypted backup each file but the manifest is a file of age (decision 135), with the end ``.age``. The manifest
+has the checksums of the encrypted files, so that a host without the key can add backups and verify them.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, RemoteProtocolError, StorageError
-from penstock.node.backup import BACKUP_FORMAT, BLOCK, Item, environment_kind, open_environment
+from penstock.node.backup import BLOCK, Item, environment_kind, open_environment
+from penstock.node.backup_encryption import SUFFIX, EncryptedFile, Recipients, decrypt
 from penstock.node.data_dir import FORMAT
 from penstock.runtime.io.directory_lock import DirectoryLock
 from penstock.runtime.io.files import NO_SPACE, DirectFiles, Durability, free_space_text
@@ -29,12 +34,16 @@ from penstock.tube.storage.broker_storage import RUNNING
 from penstock.tube.storage.meta import MetaStore
 from penstock.tube.storage.notes import RESTORED
 
+if TYPE_CHECKING:
+    from penstock.node.backup_encryption import Identity
+
 __all__ = [
     "MANIFEST",
     "BackupReceiver",
     "Manifest",
     "Received",
     "Restored",
+    "check_identities",
     "find_backup",
     "list_backups",
     "read_manifest",
@@ -44,18 +53,22 @@ __all__ = [
 
 MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial"
+_INTERLEAVED: Final = ("/rows", "/commits")
 _NAME: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}Z(-\d+)?")
-_OPEN_FILES: Final = 8
+_ENCRYPTED_FORMAT: Final = 2
+"""Version of the manifest of an encrypted backup, which earlier versions cannot restore."""
 _PIECE_BYTES: Final = 1 << 20
 
 
 class _StoredFile(NamedTuple):
-    """A file of a backup; ``mtime_ns`` and ``mode`` of the original."""
+    """A file of a backup; ``size``, ``mtime_ns`` and ``mode`` of the original, checksum and size of the stored file,
+    which is another one if it is encrypted."""
 
     size: int
     mtime_ns: int
     mode: int
     sha256: str
+    stored_bytes: int
 
 
 class Manifest(NamedTuple):
@@ -70,11 +83,17 @@ class Manifest(NamedTuple):
     environments: Mapping[str, Mapping[str, Any]]
     brokers: Sequence[str]
     files: Mapping[str, _StoredFile]
+    recipients: tuple[str, ...]
+    """The public keys that it is encrypted to; empty: it is not encrypted."""
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files before encryption."""
         return sum(file.size for file in self.files.values())
+
+    def path_of(self, name: str) -> Path:
+        """The stored file ``name``."""
+        return self.path / (name + SUFFIX if self.recipients else name)
 
 
 class Received(NamedTuple):
@@ -127,21 +146,23 @@ def read_manifest(backup: Path) -> Manifest:
     try:
         stored: Any = json.loads(path.read_bytes())
         version = stored["format"]
-        if isinstance(version, int) and version > BACKUP_FORMAT:
+        if isinstance(version, int) and version > _ENCRYPTED_FORMAT:
             raise StorageError(
-                f"{backup} has backup format {version}, this version reads up to {BACKUP_FORMAT}",
+                f"{backup} has backup format {version}, this version reads up to {_ENCRYPTED_FORMAT}",
                 path=str(path),
                 why=f"penstock {stored.get('version')} wrote it",
                 do="restore it with that version",
             )
         if stored["sha256"] != _digest(stored):
             raise ValueError("its checksum does not match")
-        files = {name: _StoredFile(*row) for name, row in stored["files"].items()}
+        recipients = tuple(stored["recipients"]) if version == _ENCRYPTED_FORMAT else ()
+        # Without encryption the stored file has the size of the original.
+        files = {name: _StoredFile(*row, *(() if recipients else row[:1])) for name, row in stored["files"].items()}
         for name in (*files, *stored["environments"], *stored["brokers"]):
             _checked_name(name)
         return Manifest(
             backup, str(stored["version"]), int(stored["point_at"]), float(stored["pause_ms"]), stored["directory"],
-            stored["environments"], stored["brokers"], files,
+            stored["environments"], stored["brokers"], files, recipients,
         )  # fmt: skip
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
@@ -158,14 +179,14 @@ def verify(manifest: Manifest, *, progress: Callable[[int], None] = lambda _: No
     """Read every file of a backup; return what is wrong, one line for each damaged file."""
     found = []
     for name, file in manifest.files.items():
-        path = manifest.path / name
+        path = manifest.path_of(name)
         try:
             size, digest = _hash(path, progress)
         except OSError as error:
             found.append(f"{path}: {error.strerror}")
             continue
-        if size != file.size:
-            found.append(f"{path}: {size} bytes instead of {file.size}")
+        if size != file.stored_bytes:
+            found.append(f"{path}: {size} bytes instead of {file.stored_bytes}")
         elif digest != file.sha256:
             found.append(f"{path}: its SHA-256 does not match")
     return found
@@ -180,14 +201,17 @@ class BackupReceiver:
     Leaving the block before :meth:`finish` removes what was written; earlier backups are never changed.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, recipients: Recipients | None = None) -> None:
         """Create ``directory``, lock it and remove the rest of interrupted backups.
+
+        ``recipients``: encrypt the backup to them.
 
         Raises:
             StorageError: it cannot be used.
             UnavailableError: another backup is written to it.
         """
         self._directory = directory
+        self._recipients = recipients
         if directory.is_dir() and not (directory / "lock").exists() and any(directory.iterdir()):
             raise StorageError(
                 f"{directory} is not a directory of backups",
@@ -202,11 +226,14 @@ class BackupReceiver:
         self._previous: Manifest | None = None
         for backup in reversed(list_backups(directory)):
             with contextlib.suppress(StorageError):  # a damaged one: everything is copied again
-                self._previous = read_manifest(backup)
+                previous = read_manifest(backup)
+                # Files that other keys decrypt are no part of this backup.
+                if previous.recipients == (() if recipients is None else recipients.names):
+                    self._previous = previous
                 break
-        self._open: dict[str, int] = {}
+        self._open: dict[str, EncryptedFile | _PlainFile] = {}
+        self._closed: dict[str, EncryptedFile | _PlainFile] = {}
         self._sizes: dict[str, int] = {}
-        self._hashes: dict[str, Any] = {}
         self._end: Mapping[str, Any] | None = None
         self.copied_bytes = 0
 
@@ -226,7 +253,7 @@ class BackupReceiver:
         found = {}
         for name, file in self._previous.files.items():
             with contextlib.suppress(OSError):
-                if (self._previous.path / name).stat().st_size == file.size:
+                if self._previous.path_of(name).stat().st_size == file.stored_bytes:
                     found[name] = [file.size, file.mtime_ns]
         return found
 
@@ -254,16 +281,17 @@ class BackupReceiver:
             raise RemoteProtocolError(f"the backup stream is damaged at byte {at} of {name}")
         file = self._open.get(name)
         if file is None:
-            if len(self._open) >= _OPEN_FILES:
-                self._close_file(next(iter(self._open)))
+            if name in self._closed:
+                raise RemoteProtocolError(f"the backup stream is damaged: it has {name} again")
+            # Files come one after the other, except for the two of an environment, whose commits end after the point.
+            for other in [other for other in self._open if not other.endswith(_INTERLEAVED)]:
+                self._close_file(other)
             path = self._partial / name
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            file = self._open[name] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
+            file = _PlainFile(path) if self._recipients is None else EncryptedFile(_encrypted(path), self._recipients)
+            self._open[name] = file
+        file.write(data)
         self._sizes[name] = at + len(data)
-        self._hashes.setdefault(name, hashlib.sha256()).update(data)
         self.copied_bytes += len(data)
 
     def finish(self, *, keep: int | None = None) -> Received:
@@ -293,19 +321,28 @@ class BackupReceiver:
             if name in self._sizes:
                 if self._sizes[name] != size:
                     raise RemoteProtocolError(f"the backup stream has {self._sizes[name]} of {size} bytes of {name}")
-                digest = self._hashes[name].hexdigest()
+                written = self._closed[name]
+                digest, stored_bytes = written.sha256, written.stored_bytes
             else:
                 stored = previous.get(_checked_name(name))
                 if stored is None or self._previous is None or stored.size != size:
                     raise RemoteProtocolError(f"the backup stream lacks {name}")
-                _link(self._previous.path / name, self._partial / name)
-                digest = stored.sha256
+                _link(self._previous.path_of(name), self._path_of(name))
+                digest, stored_bytes = stored.sha256, stored.stored_bytes
                 linked += size
-            files[name] = _StoredFile(size, mtime_ns, mode, digest)
+            files[name] = _StoredFile(size, mtime_ns, mode, digest, stored_bytes)
         for name in self._sizes.keys() - files.keys():
-            (self._partial / name).unlink()
+            self._path_of(name).unlink()
             self.copied_bytes -= self._sizes[name]
-        stored_end = {**end, "files": {name: list(row) for name, row in files.items()}}
+        if self._recipients is None:
+            stored_end = {**end, "files": {name: list(row[:-1]) for name, row in files.items()}}
+        else:
+            stored_end = {
+                **end,
+                "format": _ENCRYPTED_FORMAT,
+                "recipients": self._recipients.names,
+                "files": {name: list(row) for name, row in files.items()},
+            }
         _write_durably(self._partial / MANIFEST, {**stored_end, "sha256": _digest(stored_end)})
         disk = DirectFiles()
         for folder, _, _ in os.walk(self._partial, topdown=False):
@@ -334,23 +371,59 @@ class BackupReceiver:
             self._close_file(name)
 
     def _close_file(self, name: str) -> None:
-        file = self._open.pop(name)
+        file = self._closed[name] = self._open.pop(name)
+        file.close()
+
+    def _path_of(self, name: str) -> Path:
+        path = self._partial / name
+        return path if self._recipients is None else _encrypted(path)
+
+
+class _PlainFile:
+    """A new file, with the checksum of what is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._hash = hashlib.sha256()
+        self.stored_bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        self._hash.update(data)
+        self.stored_bytes += len(data)
+
+    def close(self) -> None:
+        """Write durably."""
         try:
-            os.fsync(file)
+            os.fsync(self._descriptor)
         finally:
-            os.close(file)
+            os.close(self._descriptor)
 
 
 # Restore
 
 
-def restore(manifest: Manifest, target: Path, *, progress: Callable[[int], None] = lambda _: None) -> Restored:
+def restore(
+    manifest: Manifest,
+    target: Path,
+    *,
+    identities: Sequence[Identity] = (),
+    progress: Callable[[int], None] = lambda _: None,
+) -> Restored:
     """Verify a backup, then create the data directory ``target`` from it.
 
-    ``format.json`` is written last: a directory without it is refused by a start.
+    ``format.json`` is written last: a directory without it is refused by a start. ``identities``: secret keys for an
+    encrypted backup.
 
     Raises:
-        StorageError: the backup is damaged or too new, or ``target`` exists and is not empty; nothing was written.
+        StorageError: the backup is damaged or too new, no identity decrypts it, or ``target`` exists and is not empty;
+            nothing was written.
         OutOfSpaceError: there is no space for it.
     """
     _check_versions(manifest)
@@ -361,6 +434,7 @@ def restore(manifest: Manifest, target: Path, *, progress: Callable[[int], None]
             why="a restore into existing data would mix two states",
             do=f"move it away first: mv {target} {target}.old",
         )
+    check_identities(manifest, identities)
     if damaged := verify(manifest, progress=progress):
         raise StorageError(
             f"the backup {manifest.path} is damaged: " + "; ".join(damaged[:5])
@@ -372,20 +446,52 @@ def restore(manifest: Manifest, target: Path, *, progress: Callable[[int], None]
     try:
         DirectFiles().make_dir(target)
         _check_space(target, manifest)
-        _restore(manifest, target, progress)
+        _restore(manifest, target, identities, progress)
     except OSError as error:
         raise _cannot_write(target, error) from error
     return Restored(manifest, target)
 
 
-def _restore(manifest: Manifest, target: Path, progress: Callable[[int], None]) -> None:
+def check_identities(manifest: Manifest, identities: Sequence[Identity]) -> None:
+    """Decrypt the smallest file of an encrypted backup, as the others have the same recipients.
+
+    Raises:
+        StorageError: no identity decrypts it.
+    """
+    if not manifest.recipients or not manifest.files:
+        return
+    keys = ", ".join(manifest.recipients)
+    if not identities:
+        raise StorageError(
+            f"{manifest.path} is encrypted",
+            path=str(manifest.path),
+            why=f"to {keys}",
+            do="set the file with its secret key: --identity-file FILE",
+        )
+    name, file = min(manifest.files.items(), key=lambda item: item[1].stored_bytes)
+    path = manifest.path_of(name)
+    if not path.is_file() or _hash(path, lambda _: None) != (file.stored_bytes, file.sha256):
+        return  # damaged, which the verification of all files reports
+    try:
+        with Path(os.devnull).open("wb") as out:
+            decrypt(path, out.fileno(), identities)
+    except StorageError as error:
+        raise StorageError(
+            f"the key does not decrypt {manifest.path}",
+            path=str(path),
+            why=f"it is encrypted to {keys}",
+            do="set the file with the secret key of one of them: --identity-file FILE",
+        ) from error
+
+
+def _restore(manifest: Manifest, target: Path, identities: Sequence[Identity], progress: Callable[[int], None]) -> None:
     parts = {f"{name}/{kind}" for name in manifest.environments for kind in ("rows", "commits")}
     for name, file in manifest.files.items():
         if name in parts:
             continue
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        _copy(manifest.path / name, path, file.mode)
+        _copy(manifest.path_of(name), path, file.mode, identities if manifest.recipients else None)
         progress(file.size)
     for name in manifest.environments:
         (target / name).parent.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -393,8 +499,9 @@ def _restore(manifest: Manifest, target: Path, progress: Callable[[int], None]) 
         try:
             for kind in ("rows", "commits"):
                 if (stored := f"{name}/{kind}") in manifest.files:
-                    for body in _blocks(manifest.path / stored):
-                        environment.commit_body(body, f"restoring {stored}")
+                    with _opened(manifest, stored, target, identities) as blocks:
+                        for body in _blocks(blocks):
+                            environment.commit_body(body, f"restoring {stored}")
                     progress(manifest.files[stored].size)
         finally:
             environment.close()
@@ -452,11 +559,24 @@ def _check_space(target: Path, manifest: Manifest) -> None:
         )
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while head := file.read(BLOCK.size):
-            (size,) = BLOCK.unpack(head)
-            yield file.read(size)
+@contextlib.contextmanager
+def _opened(manifest: Manifest, name: str, target: Path, identities: Sequence[Identity]) -> Iterator[IO[bytes]]:
+    """A file of the backup, open for reading; decrypted to a file without a name in ``target``."""
+    path = manifest.path_of(name)
+    if not manifest.recipients:
+        with path.open("rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryFile(dir=target) as file:
+        decrypt(path, file.fileno(), identities)
+        file.seek(0)
+        yield file
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    while head := file.read(BLOCK.size):
+        (size,) = BLOCK.unpack(head)
+        yield file.read(size)
 
 
 # Files
@@ -495,11 +615,20 @@ def _link(source: Path, target: Path) -> None:
         _copy(source, target, 0o600)  # the file system has no hard links
 
 
-def _copy(source: Path, target: Path, mode: int) -> None:
-    with source.open("rb") as file, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
-        shutil.copyfileobj(file, out, _PIECE_BYTES)
-        out.flush()
+def _copy(source: Path, target: Path, mode: int, identities: Sequence[Identity] | None = None) -> None:
+    """Copy a file durably; with ``identities`` decrypted."""
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+        if identities is None:
+            with source.open("rb") as file:
+                shutil.copyfileobj(file, out, _PIECE_BYTES)
+            out.flush()
+        else:
+            decrypt(source, out.fileno(), identities)
         os.fsync(out.fileno())
+
+
+def _encrypted(path: Path) -> Path:
+    return path.with_name(path.name + SUFFIX)
 
 
 def _write_durably(path: Path, content: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from penstock.node.backup_directory import (
     restore,
     verify,
 )
+from penstock.node.backup_encryption import Recipients
 from penstock.node.fsck import check_directory
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.statestore.engine.record import Change, Record
@@ -86,17 +87,19 @@ def values(path: Path) -> dict[bytes, bytes]:
     return found
 
 
-async def received(source: BackupSource, directory: Path, *, keep: int | None = None) -> Received:
-    with BackupReceiver(directory) as receiver:
+async def received(
+    source: BackupSource, directory: Path, *, keep: int | None = None, recipients: Recipients | None = None
+) -> Received:
+    with BackupReceiver(directory, recipients) as receiver:
         async with aclosing(backup_items(source, receiver.have)) as items:
             async for item in items:
                 receiver.take(item)
         return receiver.finish(keep=keep)
 
 
-def back_up(data: Path, directory: Path, *, keep: int | None = None) -> Received:
+def back_up(data: Path, directory: Path, *, keep: int | None = None, recipients: Recipients | None = None) -> Received:
     with stopped_source(data) as source:
-        return asyncio.run(received(source, directory, keep=keep))
+        return asyncio.run(received(source, directory, keep=keep, recipients=recipients))
 
 
 def test_a_restored_directory_has_everything(tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def changed_manifest(path: Path, edit: Callable[[dict[str, object]], object], *,
         ),
         ({"environments": {"graphs": {"schema": 1, "tables": []}}}, True, "it contains 'graphs', which this version"),
         ({"directory": {"format": 9}}, True, "its data directory has format 9, this version knows 1"),
-        ({"format": 2}, False, "has backup format 2, this version reads up to 1\n  why: penstock 7.1 wrote it"),
+        ({"format": 3}, False, "has backup format 3, this version reads up to 2\n  why: penstock 7.1 wrote it"),
     ],
 )
 def test_a_backup_of_a_newer_version_is_refused_with_the_reason(
