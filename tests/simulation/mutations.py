@@ -26,6 +26,7 @@ from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.message_queue import MessageQueue
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
+from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.link import ServerLink
 from penstock.node.rules import RuleService
 from penstock.runtime.io.wal import LoggedEnvironment
@@ -420,6 +421,18 @@ def whole_read_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BrokerConnection, "receive", all_of_it)
 
 
+def share_without_debt(patch: pytest.MonkeyPatch) -> None:
+    """Connections that wait for another share get all of them in one turn."""
+    take_turn = MqttServer._take_turn
+
+    def all_of_them(self: MqttServer, link: ServerLink) -> bool:
+        while take_turn(self, link):
+            pass
+        return False
+
+    patch.setattr(MqttServer, "_take_turn", all_of_them)
+
+
 def version_compared_wrongly(patch: pytest.MonkeyPatch) -> None:
     """A version is the time, also if the last one is not older."""
 
@@ -562,6 +575,7 @@ ENGINE: list[Plant] = [
     version_compared_wrongly,
     handled_twice,
     whole_read_at_once,
+    share_without_debt,
     not_disconnected,
     end_forgotten,
     quota_not_checked,
