@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return WALL_MS + int(self.time() * 1000)
 
     def on_turn(self, call: Callable[[], None]) -> None:
-        """Call after each iteration."""
+        """Call after each iteration, in place of what was called before."""
         self._selector.on_turn = call
 
     def pause(self, seconds: float) -> None:

@@ -129,8 +129,7 @@ class SimulatedNode:
         self.reads = 0
         """Reads of MQTT connections in this iteration of the loop."""
         self._work = 0
-        loop.on_turn(self._check_shares)
-        loop.on_turn(self._check_quotas)
+        loop.on_turn(self._check_turn)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
         self._stalls = runtime_loop._watches[loop] = runtime_loop.StallWatch(loop, loop.time)
@@ -240,6 +239,10 @@ class SimulatedNode:
                 later=self.loop.call_later,
             )
             self.server.add_service(rule)
+
+    def _check_turn(self) -> None:
+        self._check_shares()
+        self._check_quotas()
 
     def _check_shares(self) -> None:
         """An iteration handles a share of each read, and those of connections that wait for another one."""
