@@ -9,7 +9,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import Field, dataclass, fields
 from datetime import datetime
@@ -156,16 +156,31 @@ class CommandWithExamples(PlainParameters, TyperCommand):
                     formatter.write_dl(rows)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments; for options that are not set, the values of the context are the defaults."""
+        """Parse the arguments; for options that are not set, the values of the context are the defaults, and without a
+        context the addresses of the node that runs here."""
         variables = {each.name: each.envvar for each in self.params if isinstance(each.envvar, str) and each.name}
         connects = not set(ADDRESSES.values()).isdisjoint(variables.values())
-        if parent is not None and connects and (context := read_contexts().selected(parent.find_root().obj)):
-            # Parsed first without it, because its credentials are for its own addresses only.
+        if parent is not None and connects:
+            context = read_contexts().selected(parent.find_root().obj)
+            # Parsed first without them, because the credentials of a context are for its own addresses only.
             parsed = super().make_context(info_name, list(args), parent, **{**extra, "resilient_parsing": True})
             sources = {name: parsed.get_parameter_source(name) for name in variables}
             given = {name: source is not None and source.name in _GIVEN for name, source in sources.items()}
-            extra["default_map"] = defaults(context, variables, given)
+            found: Mapping[str, Any] = defaults(context, variables, given) if context else {}
+            if not context and "data_dir" not in variables:  # commands with --data-dir find the node by themselves
+                found = _local_addresses(parsed.params, given)
+            extra["default_map"] = {**found, **self._unknown_http(parsed.params, given, found)}
         return super().make_context(info_name, args, parent, **extra)
+
+    def _unknown_http(
+        self, params: Mapping[str, Any], given: Mapping[str, bool], found: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return an empty HTTP address if that of the set master is not known: the default is that of another node."""
+        if given.get("http") is not False or "http" in found or "tube_master" not in given:
+            return {}
+        standard = next(each.default for each in self.params if each.name == "tube_master")
+        master = params["tube_master"] if given["tube_master"] else found.get("tube_master", standard)
+        return {} if master == standard else {"http": ""}
 
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
         """Write the examples as a section, without wrapping."""
@@ -173,6 +188,56 @@ class CommandWithExamples(PlainParameters, TyperCommand):
             with formatter.section("Examples"):
                 for line in self.epilog.splitlines():
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def _local_addresses(params: Mapping[str, Any], given: Mapping[str, bool]) -> dict[str, str]:
+    """Return the addresses of the node that this user runs in the local data directory, by the names of the options.
+
+    ``params``: values without these defaults; ``given``: options that are set. If a TubeMQ master is set, the HTTP
+    address is that of the same node only, and the other way round.
+    """
+    wanted = [name for name in ("broker", "tube_master", "http") if given.get(name) is False]
+    node = _own_node(local_data_dir()) if wanted else None
+    if node is None:
+        return {}
+    over_tls = params.get("tls")
+    if over_tls is None:
+        over_tls = any(params.get(name) for name in ("ca_file", "cert_file", "key_file"))
+    web = node.get("http_local", node.get("http"))
+    addresses = {
+        "broker": node.get("listeners", {}).get("mqtt"),
+        "tube_master": node.get("tube_master_tls" if over_tls else "tube_master"),
+        "http": f"https://{web}" if web and node.get("http_tls") else web,
+    }
+    if given.get("tube_master") and _loopback(params["tube_master"]) not in (
+        node.get("tube_master"), node.get("tube_master_tls"),
+    ):  # fmt: skip
+        del addresses["http"]
+    elif given.get("http") and _loopback(params["http"]) != addresses["http"]:
+        del addresses["tube_master"]
+    return {name: address for name in wanted if (address := addresses.get(name))}
+
+
+def _loopback(address: str) -> str:
+    """``address`` as a node on this machine announces it."""
+    return address.removeprefix("http://").replace("localhost:", "127.0.0.1:")
+
+
+def _own_node(data_dir: Path) -> dict[str, Any] | None:
+    """Return the addresses of the node that runs in ``data_dir``.
+
+    None if there is none, or if another user owns or may change the directory: that user could have passwords sent to
+    any address.
+    """
+    try:
+        found = data_dir.stat()
+    except OSError:
+        return None
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        return None
+    from penstock.node.data_dir import running_node
+
+    return running_node(data_dir)
 
 
 class Commands(typer.Typer):
@@ -386,9 +451,11 @@ class BrokerOptions:
     broker: Annotated[
         str,
         typer.Option(
-            help="MQTT broker: mqtt://HOST[:PORT], mqtts://, ws://, wss:// or HOST:PORT.",
+            help="MQTT broker: mqtt://HOST[:PORT], mqtts://, ws://, wss:// or HOST:PORT. Default: that of the local "
+            f"data directory, otherwise {DEFAULT}.",
             envvar="PENSTOCK_BROKER",
             metavar="URL",
+            show_default=False,
         ),
     ] = DEFAULT
     username: Username = None
@@ -560,13 +627,23 @@ def local_data_dir() -> Path:
     file = Path(os.environ.get("PENSTOCK_CONFIG") or "penstock.yaml")
     if os.environ.get("PENSTOCK_DATA_DIR") or not file.is_file():
         return standard
-    from penstock.node.config.node import load_config
-
     try:
-        configured = load_config(file, {}, os.environ).data_dir
-    except ConfigError:  # reported by `penstock up` and `config check`
+        text = file.read_text(encoding="utf-8")
+        if "data_dir" not in text:
+            return standard
+        # As most files have it: reading the whole configuration takes longer than a command such as `kv get`.
+        if text.count("data_dir") == 1 and (line := _DATA_DIR_LINE.search(text)):
+            configured = file.parent / line[1]
+        else:
+            from penstock.node.config.node import load_config
+
+            configured = load_config(file, {}, os.environ).data_dir
+    except (OSError, UnicodeDecodeError, ConfigError):  # reported by `penstock up` and `config check`
         return standard
     return configured if configured.is_dir() else standard
+
+
+_DATA_DIR_LINE: Final = re.compile(r"^data_dir:[ \t]+([\w./-]+)[ \t]*(?:\s#.*)?$", re.MULTILINE)
 
 
 def local_token(address: str, data_dir: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.cli.node_api import NodeOptions
 from penstock.cli.options import BrokerOptions, StateStoreOptions
 from penstock.cli.tube.access import TubeConnectionOptions
 from penstock.errors import ConfigError
+from penstock.runtime.io.directory_lock import DirectoryLock
 from tests.unit.cli.conftest import Command, Done
 
 PLANT = ("context", "add", "plant", "--broker", "mqtt://plant:1883", "--username", "ann", "--password-file", "secret")
@@ -186,3 +188,108 @@ def test_commands_that_do_not_connect_need_no_valid_context(penstock: Command, m
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     assert not contexts_path().is_absolute()
     assert read_contexts().contexts == {}
+
+
+# The node of the local data directory
+
+ADDRESSES = {
+    "listeners": {"mqtt": "mqtt://127.0.0.1:4001"},
+    "tube_master": "127.0.0.1:4002",
+    "tube_master_tls": "127.0.0.1:4003",
+    "http": "0.0.0.0:4004",
+    "http_local": "127.0.0.1:4004",
+}
+KV = ("kv", "get", "a")
+TOPICS = ("tube", "topic", "list")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Path]:
+    """The data directory of a node that runs."""
+    data = tmp_path / "penstock-data"
+    data.mkdir(mode=0o700)
+    (data / "addresses.json").write_text(json.dumps(ADDRESSES))
+    lock = DirectoryLock(data, "data directory")
+    yield data
+    lock.close()
+
+
+def found(used: list[Any]) -> tuple[str, ...]:
+    """The ports that the last command uses, "" for an unknown address."""
+    last = used.pop()
+    addresses = (last.broker,) if isinstance(last, BrokerOptions) else (last.tube_master, last.http)
+    return tuple(address.rpartition(":")[2] for address in addresses)
+
+
+@pytest.mark.parametrize(
+    ("command", "ports"),
+    [
+        (KV, ("4001",)),
+        (TOPICS, ("4002", "4004")),
+        ((*KV, "--broker", "mqtt://127.0.0.1:1"), ("1",)),
+        ((*TOPICS, "--tls"), ("4003", "4004")),
+        ((*TOPICS, "--ca-file", "ca.pem"), ("4003", "4004")),
+        # Both addresses are of one node.
+        ((*TOPICS, "--tube-master", "127.0.0.1:4002"), ("4002", "4004")),
+        ((*TOPICS, "--tube-master", "localhost:4003"), ("4003", "4004")),
+        ((*TOPICS, "--tube-master", "plant:8715"), ("8715", "")),
+        ((*TOPICS, "--http", "localhost:4004"), ("4002", "4004")),
+        ((*TOPICS, "--http", "plant:8080"), ("8715", "8080")),
+    ],
+)  # fmt: skip
+def test_commands_find_the_node_of_the_local_data_directory(
+    penstock: Command, used: list[Any], node: Path, command: tuple[str, ...], ports: tuple[str, ...]
+) -> None:
+    penstock(*command)
+    assert found(used) == ports
+
+
+def test_a_variable_and_a_context_precede_the_local_node(
+    penstock: Command, used: list[Any], node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    penstock("context", "add", "lab", "--broker", "mqtt://lab:7")
+    penstock(*KV)
+    assert found(used) == ("7",)
+    penstock(*TOPICS)  # the context has no master: that of another node is not meant
+    assert found(used) == ("8715", "8080")
+    penstock("--context", "none", *KV)
+    assert found(used) == ("4001",)
+    monkeypatch.setenv("PENSTOCK_BROKER", "mqtt://lab:8")
+    penstock("--context", "none", *KV)
+    assert found(used) == ("8",)
+
+
+def test_a_node_with_tls_is_found_by_https(penstock: Command, used: list[Any], node: Path) -> None:
+    (node / "addresses.json").write_text(json.dumps({**ADDRESSES, "http_tls": True}))
+    penstock(*TOPICS)
+    assert used.pop().http == "https://127.0.0.1:4004"
+
+
+@pytest.mark.parametrize("reason", ["stopped", "another user", "writable", "damaged"])
+def test_a_node_that_is_not_the_users_is_not_found(
+    penstock: Command, used: list[Any], node: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Its owner could have passwords sent to any address."""
+    if reason == "stopped":
+        (node / "lock").unlink()
+    elif reason == "another user":
+        monkeypatch.setattr("os.geteuid", lambda: node.stat().st_uid + 1)
+    elif reason == "writable":
+        node.chmod(0o770)
+    else:
+        (node / "addresses.json").write_text("{")
+    penstock(*KV)
+    assert found(used) == ("1883",)
+    penstock(*TOPICS)
+    assert found(used) == ("8715", "8080")
+
+
+def test_a_master_of_an_unknown_node_needs_its_http_address(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the command would ask the node on this machine about the topics of another one."""
+    expected = "--tube-master plant:1 is set without --http"
+    done = penstock(*TOPICS, "--tube-master", "plant:1")
+    assert (done.status, expected in done.err, "do:  set it: --http HOST:PORT" in done.err) == (2, True, True)
+    penstock("context", "add", "plant", "--tube-master", "plant:1")
+    assert expected in penstock(*TOPICS).err
+    monkeypatch.setenv("PENSTOCK_TUBE_MASTER", "plant:2")
+    assert "--tube-master plant:2 is set without --http" in penstock("--context", "none", *TOPICS).err

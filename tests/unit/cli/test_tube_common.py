@@ -81,6 +81,9 @@ def test_the_data_directory_is_that_of_a_node_that_was_started_here(
     assert local_data_dir() == Path("penstock-data"), "the node has not started yet"
     (tmp_path / "data").mkdir()
     assert local_data_dir() == Path("data")
+    for text in ('data_dir: "data"\n', "# not data_dir: other\ndata_dir: data  # of the node\n"):  # read as YAML
+        (tmp_path / "penstock.yaml").write_text(text, encoding="utf-8")
+        assert local_data_dir() == Path("data")
     (tmp_path / "other.yaml").write_text(f"data_dir: {tmp_path}\n", encoding="utf-8")
     monkeypatch.setenv("PENSTOCK_CONFIG", "other.yaml")
     assert local_data_dir() == tmp_path

@@ -69,9 +69,11 @@ class MasterOptions:
     tube_master: Annotated[
         str,
         typer.Option(
-            help="TubeMQ master; several, separated by commas. With TLS: its TLS port.",
+            help="TubeMQ master; several, separated by commas. With TLS: its TLS port. Default: that of the local data "
+            f"directory, otherwise {MASTER}.",
             envvar="PENSTOCK_TUBE_MASTER",
             metavar="HOST:PORT",
+            show_default=False,
         ),
     ] = MASTER
     username: Username = None
@@ -166,9 +168,11 @@ class TubeConnectionOptions(MasterOptions):
     http: Annotated[
         str,
         typer.Option(
-            help="HTTP address of the node with the master; https://HOST:PORT with TLS.",
+            help="HTTP address of the node with the master; https://HOST:PORT with TLS. Default: that of the local "
+            f"data directory, otherwise {HTTP}. Needed if --tube-master is set to another node.",
             envvar="PENSTOCK_HTTP",
             metavar="HOST:PORT",
+            show_default=False,
         ),
     ] = HTTP
     broker_http: Annotated[
@@ -199,6 +203,13 @@ class TubeConnectionOptions(MasterOptions):
         """Send a request to the administration of the master; returns the rows of its response."""
         from penstock.tube.client import web
 
+        if not self.http:
+            raise ConfigError(
+                f"--tube-master {self.tube_master} is set without --http",
+                option="--http",
+                why="this command uses the administration of the master's node, whose address the master does not tell",
+                do="set it: --http HOST:PORT (PENSTOCK_HTTP), or the http of the context",
+            )
         return web.call(self.http, method, parameters, login=self._web_login(self.http), **more)
 
     def call_broker(
@@ -414,7 +425,8 @@ def _completing(ctx: typer.Context) -> TubeConnectionOptions:
         field.name: ctx.params[field.name] for field in fields(TubeConnectionOptions) if ctx.params.get(field.name)
     }
     # Completion parses the line without defaults and environment variables.
-    given.setdefault("http", os.environ.get("PENSTOCK_HTTP") or HTTP)
+    found = ctx.lookup_default("http")
+    given.setdefault("http", os.environ.get("PENSTOCK_HTTP") or (HTTP if found is None else found))
     return TubeConnectionOptions(**given)
 
 

@@ -19,8 +19,6 @@ from penstock.cli.options import Json
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown, shown_payload
 from penstock.cli.record_reader import LENGTH
 from penstock.cli.tube.access import (
-    HTTP,
-    MASTER,
     NOT_DEPLOYED,
     Topic,
     TubeConnectionOptions,
@@ -157,8 +155,7 @@ def consume(
         except RefusedError as error:
             raise (no_topic(tube.tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
         finally:
-            if group is None and (tube.http != HTTP or tube.tube_master == MASTER):
-                # With another master, the default address may be that of an unrelated node on this machine.
+            if group is None and tube.http:
                 _forget(name, tube)
 
 
