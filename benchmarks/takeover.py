@@ -21,18 +21,17 @@ from typing import Final
 from benchmarks.figures import Figure, Settings
 from benchmarks.keys import write
 from benchmarks.stock_clients import ApacheClients, StockClient, go_clients, paho_clients
-from penstock.errors import PenstockError, UnavailableError
-from penstock.mqtt.client.client import MqttClient
+from penstock.errors import UnavailableError
 from penstock.mqtt.engine.model.journal import Batch, SessionRow, SubscriptionRow
 from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.storage import SessionStore
 from penstock.node.data_dir import DataDirectory
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.client import web
 from penstock.tube.reader import partitions
 from tests.interop.cluster_nodes import NodeProcess
 from tests.interop.etcd import EtcdCluster
+from tests.interop.takeover_probes import deliver, first, set_key
 from tests.interop.tube_java.clients import JavaClients
 from tests.interop.tube_java.jars import prepare
 
@@ -44,7 +43,6 @@ SESSIONS: Final = 10_000
 TOPICS: Final = 10
 PARTITIONS: Final = 1_000
 """Partitions of all topics on both brokers."""
-PROBE_S: Final = 0.1
 DEADLINE_S: Final = 60.0
 RUNS: Final = 4
 LOGIN: Final = web.WebLogin("administer")
@@ -99,9 +97,9 @@ async def _measure(
     await active.until_active()
     standby.start()
     await standby.until_standby(active)
-    kinds: dict[str, Callable[[NodeProcess], Awaitable[None]]] = {"first SET": _set}
+    kinds: dict[str, Callable[[NodeProcess], Awaitable[None]]] = {"first SET": set_key}
     if apache is None:
-        kinds |= {"first delivered message": _deliver, "first route of TubeMQ": _route}
+        kinds |= {"first delivered message": deliver, "first route of TubeMQ": _route}
     async with stock as clients:
         return await _take_over(active, standby, max(settings.repeats, RUNS), kinds, clients, apache)
 
@@ -132,7 +130,7 @@ async def _take_over(
                 url = f"127.0.0.1:{active.http}"
                 await asyncio.to_thread(web.call, url, "admin_transfer_current_master", {}, login=LOGIN)
             later = asyncio.create_task(apache.found(started, DEADLINE_S)) if apache is not None else None
-            found = await asyncio.gather(*(_first(partial(probe, standby)) for probe in kinds.values()))
+            found = await asyncio.gather(*(first(partial(probe, standby)) for probe in kinds.values()))
             found += [await asyncio.to_thread(client.first, DEADLINE_S) for client in clients.values()]
             seconds = [at_s - started for at_s in found] + (await later if later is not None else [])
             for figure, run in zip(of, seconds, strict=True):
@@ -176,32 +174,7 @@ async def _prepare(node: NodeProcess) -> None:
 async def _until_caught_up(active: NodeProcess, standby: NodeProcess) -> None:
     """Wait until the standby has every commit, and the masters' brokers and the list of members are complete."""
     await standby.until_members(lambda found: standby.name in found and found[standby.name].lag_commits == 0)
-    await _first(partial(_route, active, standby, count=PARTITIONS // TOPICS))
-
-
-async def _first(probe: Callable[[], Awaitable[None]]) -> float:
-    """Repeat the probe until it succeeds; returns when it did."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            next_at = time.perf_counter() + PROBE_S
-            try:
-                await probe()
-                return time.perf_counter()
-            except (PenstockError, OSError):
-                await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
-
-
-async def _set(node: NodeProcess) -> None:
-    async with StateStoreClient.connect(node.url, reconnect=False) as store:
-        await store.set("probe", "1")
-
-
-async def _deliver(node: NodeProcess) -> None:
-    async with MqttClient(node.url, reconnect=False) as client:
-        await client.subscribe("probe", qos=1)
-        await client.publish("probe", b"1", qos=1)
-        async for _ in client.messages():
-            return
+    await first(partial(_route, active, standby, count=PARTITIONS // TOPICS))
 
 
 async def _route(*nodes: NodeProcess, count: int = 1) -> None:

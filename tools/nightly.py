@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,10 @@ Results = dict[str, dict[str, Any]]
 
 _LINE = re.compile(r"(passed|failed|skipped) +([0-9.]+) s  (\S+)  (tests/.*?)(?:  to (tests/.*?))?(?:  (.*))?")
 """A line of a summary: outcome, seconds, commit, test, the last one if it is about several, message."""
+
+
+_MEASURED = re.compile(r"\bmeasured: (.*)")
+"""What a test has measured, at the end of its message, as :func:`measurements` writes it."""
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -205,7 +212,7 @@ def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tupl
 
 
 def summary(part: str, tests: list[str], results: Results) -> list[str]:
-    """Return the results of a part, then the counts.
+    """Return a table of what the tests have measured, the results of a part, then the counts.
 
     A test has a line; parameters of one test function that follow each other share it if they have passed at the same
     commit with the same message.
@@ -214,7 +221,7 @@ def summary(part: str, tests: list[str], results: Results) -> list[str]:
     counts = {name: sum(r["outcome"] == name for r in results.values()) for name in ("passed", "failed", "skipped")}
     left = [test for test in tests if test not in results]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    lines = [f"commit {commits}; {machine}", ""]
+    lines = [f"commit {commits}; {machine}", "", *_table(results)]
     for (outcome, at, message, *_), group in groupby(tests, lambda test: _shared(test, results)):
         members = list(group)
         if outcome:
@@ -227,6 +234,43 @@ def summary(part: str, tests: list[str], results: Results) -> list[str]:
     seconds = sum(result["seconds"] for result in results.values())
     lines += ["", f"{part}: {seconds:.0f} s, {len(left)} of {len(tests)} tests not run yet"]
     return [*lines, f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"]
+
+
+def measurements(rounds: Iterable[tuple[str, Mapping[str, float]]]) -> str:
+    """Return the end of a test's message with what each of its rounds has measured.
+
+    The summary of the part has a table of them, by the name of the round and of the value. Rounds ``GROUP/NAME`` are
+    also counted together.
+    """
+    return "measured: " + "; ".join(
+        f"{name}: " + ", ".join(f"{what}={value:.3g}" for what, value in values.items()) for name, values in rounds
+    )
+
+
+def _table(results: Results) -> list[str]:
+    """Return the table of what the tests have measured; empty without measurements."""
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for result in results.values():
+        if result["outcome"] != "passed" or (match := _MEASURED.search(result["message"])) is None:
+            continue
+        for part in match[1].split("; "):
+            name, _, values = part.partition(": ")
+            group, slash, _ = name.partition("/")
+            for item in values.split(", "):
+                what, _, value = item.partition("=")
+                for row in (name, group) if slash else (name,):
+                    found[row, what].append(float(value))
+    if not found:
+        return []
+    lines = [f"{'measured':<44}{'count':>8}{'median':>10}{'p99':>10}{'largest':>10}"]
+    for (name, what), all_values in sorted(found.items()):
+        all_values.sort()
+        p99 = all_values[math.ceil(0.99 * len(all_values)) - 1]
+        text = f"{name}: {what}"
+        lines.append(
+            f"{text:<44}{len(all_values):>8}{statistics.median(all_values):>10.3g}{p99:>10.3g}{all_values[-1]:>10.3g}"
+        )
+    return [*lines, ""]
 
 
 def _shared(test: str, results: Results) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import mqtt, tube
+from penstock.statestore.hlc import Hlc
+from tests.histories import lock_load, mqtt, tube
+from tests.histories.lock_load import Held, Written
 from tests.histories.porcupine import check
 from tests.simulation.history import Violation
 
@@ -75,3 +77,16 @@ def test_legal_histories_of_tubemq_are_accepted(path: Path) -> None:
 def test_doctored_histories_of_tubemq_are_refused(path: Path) -> None:
     with pytest.raises(Violation):
         tube.check(path, "r")
+
+
+def test_histories_of_locks_with_two_holders_or_a_late_write_are_refused() -> None:
+    first, second = Hlc(1, 0, "s"), Hlc(2, 0, "s")
+    held = [Held(3.0, 4.0, second), Held(1.0, 2.0, first)]
+    written = [Written(Hlc(4, 0, "s"), second), Written(Hlc(3, 0, "s"), first)]
+    assert lock_load.check(held, written) == "ok held=2 written=2"
+    with pytest.raises(Violation, match="two holders at the same time"):
+        lock_load.check([held[0], Held(1.0, 3.5, first)], written)
+    with pytest.raises(Violation, match="the token of a later holder is not greater"):
+        lock_load.check([held[0], Held(1.0, 2.0, second)], written)
+    with pytest.raises(Violation, match="was accepted after"):
+        lock_load.check(held, [*written, Written(Hlc(5, 0, "s"), first)])

@@ -12,8 +12,10 @@ import asyncio
 import itertools
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,9 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.node.cluster import LOGS
 from penstock.statestore.client.client import StateStoreClient
+from penstock.tube.client import web
+from tests.histories.lock_load import LockLoad
+from tests.histories.lock_load import check as check_locks
 from tests.histories.machine import Machine
 from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
@@ -29,25 +34,40 @@ from tests.histories.test_mqtt import record as record_messages
 from tests.histories.tube_load import TubeLoad
 from tests.interop.cluster_nodes import NodeProcess, until_pair
 from tests.interop.etcd import EtcdCluster
-from tests.interop.test_cluster_tube import PARTITIONS, create_topic, masters, until_partitions
+from tests.interop.takeover_probes import deliver, first, set_key
+from tests.interop.test_cluster_tube import LOGIN, PARTITIONS, create_topic, masters, until_partitions
+from tools.nightly import measurements
 
-FAULTS = ("kill", "ahead", "pause", "behind", "cut", "clients", "nodes", "full", "restore")
-ROUNDS, BLOCK = 200, 10
+TAKEOVERS = ("kill", "kill-both", "ahead", "pause", "behind", "cut", "handover", "pause-60")
+"""Faults of the active node after which the standby is active. It is killed: alone, together with the leader of etcd,
+or after its clock has stepped by an hour. It is paused: as long as the standby needs, or for a minute. It is cut off
+from etcd. It hands over."""
+FAULTS = (*TAKEOVERS, "etcd-follower", "etcd-leader", "etcd-majority", "clients", "nodes", "full", "restore")
+ROUNDS, BLOCK = 210, 10
 """Nightly rounds, with the kinds of fault in turn, and those of one test, which takes about three minutes."""
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 KINDS = [
-    pytest.param(("ahead", "pause", "cut", "nodes"), id="4"),
-    pytest.param(("full", "kill"), id="full", marks=LONG),
-    pytest.param(("restore", "kill"), id="restore", marks=LONG),
+    pytest.param(("kill-both", "pause", "cut", "nodes"), id="4"),
     *(
         pytest.param(
-            tuple(FAULTS[number % len(FAULTS)] for number in range(first, first + BLOCK)),
-            id=f"{first + 1}-{first + BLOCK}",
+            tuple(FAULTS[number % len(FAULTS)] for number in range(start, start + BLOCK)),
+            id=f"{start + 1}-{start + BLOCK}",
             marks=LONG,
         )
-        for first in range(0, ROUNDS, BLOCK)
+        for start in range(0, ROUNDS, BLOCK)
     ),
 ]
+LEASE_S = 3
+MEMBERS = 3
+PAUSES_S = {"pause": 0, "pause-60": 60}
+MAJORITY_S = 20
+GOAL_S = 6
+GOALS_S = {"kill-both": 10, "handover": 1}
+BUSY = 5
+"""How many times as long as its goal a takeover may take, because other work delays the clients and both nodes. The
+summary of the nightly rounds has the seconds."""
+UNANSWERED = 0.02
+"""Largest share of requests to the state store without an answer: each makes the check harder."""
 DIVERGED = "ends with"
 """Why a node has more commits than etcd, in ``/readyz``."""
 STEPS_S = {"ahead": 3600, "behind": -3600}
@@ -89,6 +109,8 @@ class Pair:
         self._machines = dict(zip(nodes, machines, strict=True))
         self._links = dict(zip(nodes, links, strict=True))
         self._masters = dict(zip(nodes, peers, strict=True))
+        self.measured: list[tuple[str, dict[str, float]]] = []
+        """The faults that were applied, with what was measured."""
 
     async def watch(self, node: NodeProcess) -> None:
         """Lead the clients to ``node`` whenever it becomes active."""
@@ -101,52 +123,66 @@ class Pair:
                 self.clients.cut()
             await asyncio.sleep(0.05)
 
-    async def apply(self, fault: str, load: Load, tube: TubeLoad) -> None:
-        """Apply a fault to the active node until the standby has taken over, then end it.
+    async def apply(self, fault: str, load: Load, tube: TubeLoad, messages: Path) -> None:
+        """Apply a fault, wait until clients are served, then end it. ``messages``: the history of MQTT."""
+        begun = load.recorder.answered, load.recorder.open
+        figures = dict[str, float]()
+        if fault in TAKEOVERS:
+            figures = await self._take_over(fault, load, tube)
+        elif fault in ("etcd-follower", "etcd-leader"):
+            figures = await self._lose_member(fault, load, tube)
+        elif fault == "etcd-majority":
+            figures = await self._lose_majority(load, messages)
+        elif fault == "clients":
+            await self._cut_clients()
+        elif fault == "nodes":
+            await self._cut_nodes(tube)
+        elif fault == "full":
+            await self._fill_etcd(load)
+        elif fault == "restore":
+            await self._restore(load)
+        await self.until_complete()
+        await load.more(20)
+        await tube.more(10, *(node.broker_id for node in self.nodes))
+        load.change_keys()
+        answered, unanswered = load.recorder.answered - begun[0], load.recorder.open - begun[1]
+        figures["unanswered %"] = 100 * unanswered / (answered + unanswered)
+        # Those that wait for the end of the lease have one goal.
+        waits = fault in TAKEOVERS and fault not in GOALS_S
+        self.measured.append((f"takeover/{fault}" if waits else fault, figures))
+
+    async def _take_over(self, fault: str, load: Load, tube: TubeLoad) -> dict[str, float]:
+        """Let the standby become active while the active node is faulty; returns what the probes have measured.
 
         A node that was paused has requests in a socket that were sent after the others had changed the keys. A node
         whose clock has stepped keeps that clock, also after its next start, until the next step of a clock.
         """
         old = self.active
         (new,) = (node for node in self.nodes if node is not old)
-        if fault == "clients":  # the network between the clients and the node: no takeover
-            self.clients.hold()
-            await asyncio.sleep(1)  # longer than half of the clients wait
-            self.clients.cut()
-            self.clients.release()
-            return
-        if fault == "nodes":  # the network between the broker of the standby and the active master: no takeover
-            link = self._masters[old]
-            link.hold()
-            await tube.more(20, old.broker_id, new.broker_id)
-            link.cut()
-            link.release()
-            return
-        if fault == "full":  # no takeover
-            load.recorder.may_be_full = True
-            await asyncio.to_thread(self._etcd.set_full, full=True)
-            await old.until(lambda health: "etcd is full" in str(health))
-            await asyncio.sleep(2)  # longer than half of the clients wait
-            await asyncio.to_thread(self._etcd.set_full, full=False)
-            await self.until_complete()
-            return
-        if fault == "restore":
-            await self._restore(load)
-            return
         if fault in STEPS_S:
             self._machines[new].set_clock(0)
             self._machines[old].set_clock(STEPS_S[fault])
             await load.more(10)
+        leader = await asyncio.to_thread(self._etcd.leader)
         async with AsyncExitStack() as stack:
             direct = await asyncio.wait_for(self._connect(old, stack), 60)
-            if fault == "kill" or fault in STEPS_S:
-                old.signal(signal.SIGKILL)
-                old.wait()
-            elif fault == "pause":
+            began = time.perf_counter()
+            if fault == "handover":
+                url = f"127.0.0.1:{old.http}"
+                await asyncio.to_thread(web.call, url, "admin_transfer_current_master", {}, login=LOGIN)
+            elif fault in PAUSES_S:
                 old.signal(signal.SIGSTOP)
-            else:  # the network between the node and etcd, and nothing else
+            elif fault == "cut":  # the network between the node and etcd, and nothing else
                 for link in self._links[old]:
                     link.hold()
+            else:
+                if fault == "kill-both":
+                    self._etcd.kill(leader)
+                old.signal(signal.SIGKILL)
+                old.wait()
+            expected = self.active is old
+            probes = first(partial(set_key, new)), first(partial(deliver, new))
+            write, message = [at - began for at in await asyncio.gather(*probes)]
             await self._until_active(new)
             await tube.more(5, new.broker_id)  # records flow with one broker
             await load.more(10)
@@ -157,15 +193,86 @@ class Pair:
                 if direct is not None
             ]
             await asyncio.sleep(0)
-            if fault == "kill" or fault in STEPS_S:
-                old.start()
-            elif fault == "pause":
+            if fault in PAUSES_S:
+                load.change_keys()
+                await asyncio.sleep(began + PAUSES_S[fault] - time.perf_counter())
                 old.signal(signal.SIGCONT)
-            else:
+            elif fault == "cut":
                 for link in self._links[old]:
                     link.release()
+            elif fault != "handover":
+                await asyncio.to_thread(self._etcd.start)
+                old.start()
             assert not any(await asyncio.gather(*late)), "only the active node answers"
-        await self.until_complete()
+        if not expected:  # its lease had ended before, on a busy machine
+            return {}
+        assert max(write, message) < BUSY * GOALS_S.get(fault, GOAL_S)
+        return {"first write s": write, "first message s": message}
+
+    async def _lose_member(self, fault: str, load: Load, tube: TubeLoad) -> dict[str, float]:
+        """Kill a member of etcd, the leader or another one: no takeover."""
+        leader = await asyncio.to_thread(self._etcd.leader)
+        began = time.perf_counter()
+        self._etcd.kill(leader if fault == "etcd-leader" else (leader + 1) % MEMBERS)
+        write = await self._first_write() - began
+        await load.more(20)
+        await tube.more(5, *(node.broker_id for node in self.nodes))
+        await asyncio.to_thread(self._etcd.start)
+        return {"first write s": write}
+
+    async def _lose_majority(self, load: Load, messages: Path) -> dict[str, float]:
+        """Kill two members of etcd for 20 s. Nothing is answered once the lease has ended, and nothing is changed."""
+
+        def count() -> tuple[int, int]:
+            history = messages.read_text(encoding="utf-8")
+            return load.recorder.answered, history.count('"acknowledge"') + history.count('"receive"')
+
+        leader = await asyncio.to_thread(self._etcd.leader)
+        self._etcd.kill(leader, (leader + 1) % MEMBERS)
+        ends = time.perf_counter() + MAJORITY_S
+        probe = asyncio.create_task(self._first_write())
+        await asyncio.sleep(LEASE_S + 2)  # what a node has sent before arrives, on a busy machine too
+        before = await asyncio.to_thread(count)
+        while time.perf_counter() < ends:
+            assert not probe.done(), "a change was acknowledged without a majority of etcd"
+            load.change_keys()
+            await asyncio.sleep(2)
+        assert await asyncio.to_thread(count) == before, "clients were answered without a lease"
+        began = time.perf_counter()
+        await asyncio.to_thread(self._etcd.start)
+        return {"first write s": await probe - began}
+
+    async def _first_write(self) -> float:
+        """When the first of the nodes acknowledges a change."""
+        probes = [asyncio.create_task(first(partial(set_key, node))) for node in self.nodes]
+        done, others = await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
+        for probe in others:
+            probe.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        return min(probe.result() for probe in done)
+
+    async def _cut_clients(self) -> None:
+        """Cut the network between the clients and the node: no takeover."""
+        self.clients.hold()
+        await asyncio.sleep(1)  # longer than half of the clients wait
+        self.clients.cut()
+        self.clients.release()
+
+    async def _cut_nodes(self, tube: TubeLoad) -> None:
+        """Cut the network between the broker of the standby and the active master: no takeover."""
+        link = self._masters[self.active]
+        link.hold()
+        await tube.more(20, *(node.broker_id for node in self.nodes))
+        link.cut()
+        link.release()
+
+    async def _fill_etcd(self, load: Load) -> None:
+        """Let etcd be full for a while: no takeover."""
+        load.recorder.may_be_full = True
+        await asyncio.to_thread(self._etcd.set_full, full=True)
+        await self.active.until(lambda health: "etcd is full" in str(health))
+        await asyncio.sleep(2)  # longer than half of the clients wait
+        await asyncio.to_thread(self._etcd.set_full, full=False)
 
     async def _restore(self, load: Load) -> None:
         """Restore a backup of etcd that lacks acknowledged commits: both nodes have them, and neither becomes active.
@@ -280,32 +387,35 @@ def address_of(text: str) -> tuple[str, int]:
 async def test_takeovers(
     tmp_path: Path, three: EtcdCluster, faults: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
-    """The active node is killed, its clock steps by an hour before that, it is paused, or cut off from etcd, from the
-    clients of MQTT or from the other node; etcd is full, or continues with a backup."""
+    """Faults of the active node, of etcd and of the network between them and to the clients."""
     history = tmp_path / "history.jsonl"
     messages = tmp_path / "mqtt"
     messages.mkdir()
     delivered = read = ""
-    async with pair(tmp_path, three) as nodes, TubeLoad(tmp_path / "tube.jsonl", nodes.masters, "demo") as tube:
+    async with (
+        pair(tmp_path, three) as nodes,
+        TubeLoad(tmp_path / "tube.jsonl", nodes.masters, "demo") as tube,
+        LockLoad(f"mqtt://127.0.0.1:{nodes.clients.port}") as locks,
+    ):
         brokers = [node.broker_id for node in nodes.nodes]
         await tube.more(10, *brokers)
 
         async def fault(load: Load) -> None:
             async def apply(number: int) -> None:
-                await nodes.apply(faults[number], load, tube)
-                await load.more(20)
-                await tube.more(10, *brokers)
-                load.change_keys()
+                await nodes.apply(faults[number], load, tube, messages / "history.jsonl")
 
             nonlocal delivered
             may_be_full = "full" in faults
             delivered = await record_messages(
                 messages, nodes.clients.port, apply, len(faults), window=1, may_be_full=may_be_full
             )
+            while load.recorder.open > UNANSWERED * load.recorder.answered:
+                await load.more(20)
 
         recorder = await record(history, f"mqtt://127.0.0.1:{nodes.clients.port}", fault)
         read = await tube.finish()
     assert recorder.answered > 300
     assert recorder.refused == []
-    text = f"{check(history, tmp_path)}; MQTT {delivered}; TubeMQ {read}"
+    held = check_locks(locks.held, locks.written)
+    text = f"{check(history, tmp_path)}; locks {held}; MQTT {delivered}; TubeMQ {read}; {measurements(nodes.measured)}"
     request.node.user_properties.append(("summary", text))

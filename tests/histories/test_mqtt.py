@@ -48,7 +48,7 @@ async def record(
     writers = [Writer(history, f"w{number}", window) for number in range(2)]
     for writer in writers:
         writer.may_be_full = may_be_full
-    readers = [Reader(history, f"r{number}") for number in range(2)]
+    readers = [Reader(history, f"r{number}", "t") for number in range(2)]
     ended = asyncio.Event()
     tasks = [asyncio.create_task(connected(reader, port, ended)) for reader in readers]
     await until(lambda: all(reader.subscribed.is_set() for reader in readers))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.cluster.client import EtcdClient
+from penstock.cluster.client import EtcdClient, EtcdStatus
 from penstock.cluster.proto import etcd_pb2 as pb
 from tests.ports import free_ports
 from tests.tools import require_tool
@@ -100,6 +100,21 @@ class EtcdCluster:
     def member(self, endpoint: str) -> int:
         """The number of the member at ``endpoint``."""
         return self.endpoints.index(endpoint)
+
+    def leader(self) -> int:
+        """The number of the member that leads."""
+        client = EtcdClient(self.endpoints)
+        end = time.monotonic() + DEADLINE_S
+        try:
+            while True:
+                statuses = client.statuses()
+                for member, status in enumerate(statuses):
+                    if isinstance(status, EtcdStatus) and status.leads:
+                        return member
+                assert time.monotonic() < end, statuses
+                time.sleep(0.05)
+        finally:
+            client.close()
 
     def back_up(self) -> Path:
         """Copy the databases of all members, which are restarted."""

@@ -23,7 +23,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 
-__all__ = ["DEADLINE_S", "EtcdClient", "EtcdStatus", "Watch", "failure_of"]
+__all__ = ["DEADLINE_S", "EtcdClient", "EtcdStatus", "EtcdUnavailableError", "Watch", "failure_of"]
 
 DEADLINE_S: Final = 1.0
 """Default deadline of a call in seconds."""
@@ -58,6 +58,10 @@ class _Message(Protocol):
 
 
 Response = TypeVar("Response", bound=_Message)
+
+
+class EtcdUnavailableError(UnavailableError):
+    """No member of etcd answered."""
 
 
 class EtcdStatus(NamedTuple):
@@ -312,7 +316,7 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
                 "check ca_file, and that the member accepts the client certificate (cert_file, key_file): with "
                 "--client-cert-auth etcd needs one of its --trusted-ca-file"
             )
-        return UnavailableError(f"etcd {endpoint}: no answer to {method}", why=why, do=do)
+        return EtcdUnavailableError(f"etcd {endpoint}: no answer to {method}", why=why, do=do)
     if "database space exceeded" in text:
         do = (
             "free space in etcd: etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm; or start it "

@@ -39,9 +39,9 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import penstock
-from penstock.cluster.client import EtcdClient
+from penstock.cluster.client import EtcdClient, EtcdUnavailableError
 from penstock.cluster.leadership import Leadership, why_not_eligible
-from penstock.cluster.log import EtcdLogs, LogKeys, clock_key, is_full, leader_key, read_head
+from penstock.cluster.log import EtcdLogs, FencedError, LogKeys, clock_key, is_full, leader_key, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
 from penstock.cluster.watch import KeyWatch
@@ -715,6 +715,17 @@ class ClusterMembership:
         self._logs.start(lambda: applied_by_members(self._client, self.prefix, self.node))
         self._thread = threading.Thread(target=self._stay_active, name="cluster member", daemon=True)
         self._thread.start()
+
+    def start_failed(self, error: PenstockError) -> None:
+        """Restart as a standby if the elected node could not start because of etcd, or had lost its lease; otherwise
+        return, since the next start would fail, too."""
+        cause: BaseException | None = error
+        while cause is not None:
+            etcd_is_full = isinstance(cause, RefusedError) and is_full(cause)
+            if etcd_is_full or isinstance(cause, EtcdUnavailableError | FencedError):
+                self._fence(f"it could not start: {_line(error)}")
+                return
+            cause = cause.__cause__
 
     def holds(self) -> bool:
         """Return True while no other node can be active."""

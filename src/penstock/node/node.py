@@ -910,6 +910,10 @@ async def _serve(
         gc.disable()  # with many new permanent objects, collections double the time of a start
         try:
             ready = await run_until(stop, node.start())
+        except PenstockError as error:
+            if membership is not None:
+                membership.start_failed(error)
+            raise
         finally:
             gc.enable()
         if ready is not None:

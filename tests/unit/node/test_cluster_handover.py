@@ -7,6 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from penstock.cluster.client import EtcdUnavailableError
+from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.node.cluster import ClusterMembership
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
@@ -26,4 +30,23 @@ async def test_commits_are_written_to_lmdb_before_a_handover_and_after_it(tmp_pa
     member._leadership = cast(Any, SimpleNamespace(resign=lambda: events.append("resign")))
     member._hand_over()
     assert events == ["save", "resign", "save", "restart: its leadership was handed over"]
+    member._client.close()
+
+
+async def test_an_elected_node_that_cannot_start_because_of_etcd_is_a_standby_again(tmp_path: Path) -> None:
+    restarts: list[str] = []
+    section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"])
+    member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), restarts.append)
+    member._leadership = cast(Any, SimpleNamespace(term=1))
+    member.start_failed(ConfigError("http: the certificate cannot be read"))
+    member.start_failed(UnavailableError("http: the address is in use"))
+    assert restarts == []
+    with pytest.raises(EtcdUnavailableError) as unavailable:
+        member.logs()
+    member.start_failed(unavailable.value)
+    assert "no answer to KV/Range" in restarts.pop()
+    unreadable = StorageError("mqtt: the log in etcd cannot be read")
+    unreadable.__cause__ = unavailable.value
+    member.start_failed(unreadable)
+    assert "the log in etcd cannot be read" in restarts.pop()
     member._client.close()

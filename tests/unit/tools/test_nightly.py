@@ -190,3 +190,20 @@ def test_parameters_with_other_messages_have_a_line_each() -> None:
         "passed       1.0 s  abc  tests/a.py::b[1]  24 seeds",
         "not run yet       2  tests/a.py::b[2] and more",
     ]
+
+
+def test_the_summary_has_a_table_of_what_the_tests_have_measured() -> None:
+    rounds = [[("takeover/kill", {"first write s": 2.5}), ("full", {"first write s": 1.0})]]
+    rounds.append([("takeover/pause", {"first write s": 7.123}), ("takeover/kill", {"first write s": 3.5})])
+    results: nightly.Results = {
+        f"test[{number}]": {"outcome": "passed", "message": f"ok; {text}", "seconds": 1.0, "commit": "c"}
+        for number, text in enumerate(map(nightly.measurements, rounds))
+    }
+    results["test[2]"] = {"outcome": "failed", "message": "full: x=1", "seconds": 1.0, "commit": "c"}
+    lines = nightly.summary("cluster", list(results), results)
+    assert [line.split() for line in lines[3:7]] == [
+        ["full:", "first", "write", "s", "1", "1", "1", "1"],
+        ["takeover:", "first", "write", "s", "3", "3.5", "7.12", "7.12"],
+        ["takeover/kill:", "first", "write", "s", "2", "3", "3.5", "3.5"],
+        ["takeover/pause:", "first", "write", "s", "1", "7.12", "7.12", "7.12"],
+    ]
