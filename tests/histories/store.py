@@ -26,6 +26,8 @@ PATIENT_S = 20.0
 """The timeout of half of the clients: their requests are answered after the fault."""
 IMPATIENT_S = 0.6
 """Of the others: what they asked before the fault is open for ever."""
+RETRY_S = 0.01
+"""After a request without an answer: a client that is closed fails at once."""
 DEADLINE_S = 60.0
 
 
@@ -181,6 +183,7 @@ class Load:
                     self._counts[number] += 1
                 else:
                     name += CLIENTS  # a client in the history has one operation at a time
+                    await asyncio.sleep(RETRY_S)
                     if self.recorder.refused:
                         return
 

@@ -31,6 +31,8 @@ _TRANSIENT: Final = frozenset(
         ReasonCode.SERVER_BUSY,
         ReasonCode.QUOTA_EXCEEDED,
         ReasonCode.CONNECTION_RATE_EXCEEDED,
+        # Temporary: behind a load balancer, the next connection is to the active node.
+        ReasonCode.USE_ANOTHER_SERVER,
     )
 )
 """Reason codes of CONNACK after which the client connects again."""
