@@ -22,6 +22,9 @@ from penstock.cluster.log import clock_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client.client import MqttClient
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import Connect, Will
+from penstock.mqtt.codec.properties import Properties
 from penstock.node.cluster import ActiveNode, ClusterMembership
 from penstock.node.config.node import NodeConfig, load_config
 from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
@@ -121,16 +124,21 @@ async def stop(tasks: list[asyncio.Task[None]]) -> None:
 async def test_kill_9_loses_nothing_that_was_acknowledged(
     pair: tuple[NodeProcess, NodeProcess], tmp_path: Path
 ) -> None:
-    """``kill -9`` of the active node under load, twice."""
+    """``kill -9`` of the active node under load, twice. The will of a client of the first one is published once."""
     nodes = list(pair)
     history = MqttRecorder(tmp_path / "history.jsonl")
     writers = [Writer(history, f"w{number}") for number in range(2)]
-    steady, seldom = Reader(history, "steady"), Reader(history, "seldom")
+    steady, seldom = Reader(history, "steady", "t"), Reader(history, "seldom", "t")
+    heir = Reader(MqttRecorder(tmp_path / "wills.jsonl"), "heir", "will")
     setters = [Setter(f"key {number}", nodes) for number in range(3)]
-    tasks = [asyncio.create_task(keep_running(peer, nodes)) for peer in (steady, seldom)]
-    await until(lambda: steady.subscribed.is_set() and seldom.subscribed.is_set())
+    tasks = [asyncio.create_task(keep_running(peer, nodes)) for peer in (heir, steady, seldom)]
+    await until(lambda: all(reader.subscribed.is_set() for reader in (heir, steady, seldom)))
     await stop([tasks.pop()])
     seldom.close()
+    answers, mortal = await asyncio.open_connection("127.0.0.1", pair[0].mqtt)
+    kept = Properties(session_expiry_interval=3600)
+    mortal.write(encode(Connect("mortal", properties=kept, will=Will("will", b"gone", qos=2))))
+    assert (await answers.read(1_000))[:1] == b"\x20", "CONNACK: the will is stored"
     tasks += [asyncio.create_task(keep_running(writer, nodes)) for writer in writers]
     tasks += [asyncio.create_task(setter.run()) for setter in setters]
     active, standby = pair
@@ -155,9 +163,12 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(
     await until(lambda: not any(writer.open for writer in writers))
     wanted = set().union(*(writer.acknowledged for writer in writers))
     await until(lambda: all(wanted <= set(r.received) and not r.unreleased for r in (steady, seldom)))
+    await until(lambda: bool(heir.received) and not heir.unreleased)
     await stop(tasks)
-    for peer in (*writers, steady, seldom):
+    assert heir.received == ["gone"]
+    for peer in (*writers, steady, seldom, heir):
         peer.close()
+    mortal.close()
     check(history.path)  # among others: QoS 2 once
     for setter in setters:
         await setter.check(active)

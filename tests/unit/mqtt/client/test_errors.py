@@ -46,7 +46,9 @@ def test_connections_that_say_nothing() -> None:
     assert errors.lost(SECURE, accepted=True).applied is None
 
 
-@pytest.mark.parametrize(("code", "retriable"), [(0x86, False), (0x87, False), (0x89, True), (0x97, True), (0x9C, True)])
+@pytest.mark.parametrize(
+    ("code", "retriable"), [(0x86, False), (0x87, False), *((code, True) for code in (0x89, 0x97, 0x9C))]
+)
 def test_refused_connects(code: int, retriable: bool) -> None:
     error = errors.connect_refused(PLAIN, ConnAck(reason_code=code, properties=Properties(reason_string="so")))
     assert (error.code, error.text, error.why, error.retriable) == (code, "so", "so", retriable)
