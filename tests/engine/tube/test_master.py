@@ -233,16 +233,70 @@ def test_a_second_broker_with_a_number_that_is_taken_is_refused() -> None:
 def test_a_broker_that_was_killed_comes_back_at_another_address_at_once() -> None:
     engine = master()
     join_broker(engine, connection="old")
-    engine.disconnected("some client's")
+    engine.disconnected("some client's", NOW)
     with pytest.raises(AssertionError):
         join_broker(engine, port=9999, connection="new")
-    engine.disconnected("old")
+    engine.disconnected("old", NOW)
     assert engine.cluster.brokers[1].online, "a connection may break while the broker serves its clients"
     join_broker(engine, port=9999, connection="new")
     assert engine.cluster.broker_infos() == ["1:10.0.0.1:9999"]
-    engine.disconnected("old")
+    engine.disconnected("old", NOW)
     with pytest.raises(AssertionError):
         join_broker(engine, connection="third")
+
+
+def test_a_killed_brokers_partitions_leave_the_routes_after_its_time_to_reconnect() -> None:
+    engine = master(TopicSetting("demo", 3), config=MasterConfig(limits=TubeLimits(broker_reconnect_ms=2000)))
+    for number in (1, 2):
+        join_broker(engine, number=number, connection=f"broker {number}")
+    member = consumer(engine, "c1", session_ms=60_000)
+    for _ in range(2):
+        beat(engine, member)
+    assert {p.broker.id for p in member.held} == {1, 2}
+
+    def routes() -> set[int]:
+        answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, producer.heartbeat())
+        producer.heartbeat_answered(answer)
+        assert answer.errCode == 200
+        return {p.broker.id for p in producer.partitions("demo")}
+
+    producer = Routes("p1", "h")
+    producer.topics.add("demo")
+    producer.registered(ask(engine, MethodId.PRODUCER_REGISTER, producer.register()))
+    assert routes() == {1, 2}
+    assert engine.disconnected("broker 2", NOW + 500), "the shell sets its timer to the new deadline"
+    assert not engine.disconnected("broker 2", NOW + 900)
+    assert engine.next_deadline() == NOW + 2500
+    engine.tick(NOW + 2499)
+    assert routes() == {1, 2}
+    engine.tick(NOW + 2500)
+    assert routes() == {1}
+    held = set(member.held)
+    assert not beat(engine, member, NOW + 2500).HasField("event"), "its owner may be reading the rest from it"
+    second = consumer(engine, "c2", now=NOW + 2500)
+    assert {p.broker.id for p in engine.cluster.partitions(["demo"])} == {1}
+    ask(engine, MethodId.CONSUMER_CLOSE, second.close(), NOW + 2600)
+    beat(engine, member, NOW + 2600)
+    assert held >= member.held
+
+    # It was only cut off: its heartbeat is refused, it registers again and is used again.
+    assert broker_beat(engine, NOW + 5000, number=2, connection="again").errCode == 411
+    join_broker(engine, NOW + 5000, number=2, connection="again")
+    assert routes() == {1, 2}
+    engine.disconnected("broker 2", NOW + 5000)
+    engine.tick(NOW + 20_000)
+    assert routes() == {1, 2}, "the end of the earlier connection came late"
+
+
+def test_a_broker_that_reconnects_in_time_stays_in_the_routes() -> None:
+    engine = master()
+    join_broker(engine, connection="first")
+    engine.disconnected("first", NOW)
+    assert engine.next_deadline() == NOW + 3000
+    join_broker(engine, NOW + 2900, connection="second")
+    engine.tick(NOW + 3000)
+    assert engine.cluster.topic_info("demo") is not None
+    assert engine.next_deadline() == NOW + 32_900
 
 
 def test_broker_that_stopped_writing_is_announced_to_consumers_only() -> None:

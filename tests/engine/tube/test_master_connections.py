@@ -45,7 +45,7 @@ def test_a_member_of_a_group_is_its_connections() -> None:
         assert ask(engine, "theirs", register, member.register(), host) == 430
         assert ask(engine, "theirs", MethodId.CONSUMER_CLOSE, member.close(), host) == 411
     assert ask(engine, "ours", beat, member.heartbeat()) == 200
-    engine.disconnected("ours")
+    engine.disconnected("ours", NOW)
     assert ask(engine, "stranger", beat, member.heartbeat(), "10.0.0.2") == 411
     assert ask(engine, "again", beat, member.heartbeat()) == 200
     assert ask(engine, "again", register, member.register()) == 200
@@ -61,7 +61,7 @@ def test_a_member_that_balances_by_itself_is_its_connections() -> None:
     assert ask(engine, "theirs", MethodId.GET_PARTITION_META, member.metadata_request()) == 411
     assert ask(engine, "theirs", register, member.register()) == 430
     assert ask(engine, "theirs", MethodId.CONSUMER_CLOSE, member.close()) == 411
-    engine.disconnected("ours")
+    engine.disconnected("ours", NOW)
     assert ask(engine, "again", beat, member.heartbeat()) == 200
 
 

@@ -46,7 +46,12 @@ class TubeLimits:
     producer_session_ms: Annotated[int, Interval(ge=1000, le=3_600_000)] = 30_000
     """Time in ms without a heartbeat after which a producer must register again."""
     broker_session_ms: Annotated[int, Interval(ge=1000, le=3_600_000)] = 30_000
-    """Time in ms without a heartbeat after which a broker is offline until it registers again."""
+    """Time in ms without a heartbeat after which a broker is offline until it registers again. It ends the session of a
+    machine that disappeared without closing its connection."""
+    broker_reconnect_ms: Annotated[int, Interval(ge=0, le=3_600_000)] = 3000
+    """Time in ms after the end of a broker's connection to the master after which the broker is offline until it
+    registers again. A killed broker's connection ends at once. penstock's brokers register again within a second,
+    Apache's with their next heartbeat (every 8 s)."""
     segment_bytes: Annotated[int, Interval(ge=1 << 20, le=1 << 30)] = 64 * 1024 * 1024
     """Size of a segment of a store in bytes. Segments are deleted as a whole; the newest one is read completely
     after a crash."""

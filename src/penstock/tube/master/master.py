@@ -284,7 +284,9 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         return body if self._may_answer() else self.engine.standby_answer(request)
 
     def _lost(self, connection: str) -> None:
-        self.engine.disconnected(connection)
+        now = self._clock()
+        if self.engine.disconnected(connection, now):
+            self._set_timer_by(now + self._config.limits.broker_reconnect_ms)
 
     def _store_broker_changes(self) -> None:
         """Store new brokers, and remove topics from disk whose data brokers have removed."""

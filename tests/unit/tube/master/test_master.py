@@ -112,8 +112,8 @@ async def test_a_later_session_may_end_earlier(tmp_path: Path) -> None:
     await master.close()
 
 
-async def test_a_killed_broker_registers_from_another_port_at_once(tmp_path: Path) -> None:
-    master = TubeMaster(tmp_path)
+async def test_a_killed_broker_registers_from_another_port_at_once_or_goes_offline(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path, config=MasterConfig(limits=TubeLimits(broker_reconnect_ms=100)))
     address = await master.start("127.0.0.1", 0)
 
     async def register(link: ClientConnection, port: int) -> pb.RegisterResponseM2B:
@@ -127,9 +127,11 @@ async def test_a_killed_broker_registers_from_another_port_at_once(tmp_path: Pat
     assert (await register(first, 1)).success
     assert "registered from 127.0.0.1:1" in (await register(second, 2)).errMsg
     await first.close()  # nobody said goodbye: the process is gone
-    await until(lambda: not master.engine.cluster.brokers[1].connected)
+    await until(lambda: master.engine.cluster.brokers[1].disconnected_at is not None)
     assert (await register(second, 2)).success
+    assert master.engine.cluster.brokers[1].online
     await second.close()
+    await until(lambda: not master.engine.cluster.brokers[1].online)
     await master.close()
 
 

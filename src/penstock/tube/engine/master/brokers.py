@@ -35,12 +35,22 @@ class BrokerHandler:
         self._changed = changed
         self._restarted = restarted
 
+    def deadlines(self) -> Iterable[int]:
+        """Times at which sessions end without further requests."""
+        return (self._deadline(broker) for broker in self._master.cluster.brokers.values() if broker.online)
+
     def tick(self, now: int) -> None:
-        """End the sessions of brokers without heartbeats, which then count as offline."""
-        session_ms = self._master.config.limits.broker_session_ms
+        """End the sessions of brokers without heartbeats or connection, which then count as offline."""
         for broker in self._master.cluster.brokers.values():
-            if broker.online and broker.last_seen + session_ms <= now:
+            if broker.online and self._deadline(broker) <= now:
                 self._master.cluster.lost(broker)
+
+    def _deadline(self, broker: RegisteredBroker) -> int:
+        limits = self._master.config.limits
+        expiry = broker.last_seen + limits.broker_session_ms
+        if broker.disconnected_at is None:
+            return expiry
+        return min(expiry, broker.disconnected_at + limits.broker_reconnect_ms)
 
     def order(self, broker: RegisteredBroker) -> None:
         """Set which of reading and writing a broker is ordered to stop, from its setting."""
@@ -66,7 +76,7 @@ class BrokerHandler:
             _check_setting(setting, info, request.tlsPort)
         broker = cluster.register(info, context.now_ms)
         broker.connection = context.connection
-        broker.connected = True
+        broker.disconnected_at = None
         if info.id not in self._master.controls.seen:
             self._master.newcomers.add(info.id)
         self.order(broker)
@@ -142,15 +152,18 @@ class BrokerHandler:
             self._master.cluster.lost(broker)
         return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
-    def disconnected(self, connection: object) -> None:
+    def disconnected(self, connection: object, now: int) -> bool:
         """Require the broker that registered on ``connection`` to register again, from any address.
 
-        Its session continues until then or until it expires: a connection may break while the broker serves its
-        clients.
+        Its session continues for `broker_reconnect_ms`: a connection may break while the broker serves its clients.
+        Returns whether such a broker is online.
         """
+        found = False
         for broker in self._master.cluster.brokers.values():
-            if broker.connection == connection:
-                broker.connected = False
+            if broker.online and broker.connection == connection and broker.disconnected_at is None:
+                broker.disconnected_at = now
+                found = True
+        return found
 
     def _check_unique(self, info: BrokerInfo) -> None:
         """Refuse a second broker with the same id, which would take over clients and offsets. Raises RefusedRequest.
@@ -159,7 +172,7 @@ class BrokerHandler:
         machine disappeared without closing the connection, it may register when the old session has expired.
         """
         known = self._master.cluster.brokers.get(info.id)
-        there = known is not None and known.online and known.connected
+        there = known is not None and known.online and known.disconnected_at is None
         if known is not None and there and (known.info.host, known.info.port) != (info.host, info.port):
             raise RefusedRequest(
                 ErrCode.BAD_REQUEST,

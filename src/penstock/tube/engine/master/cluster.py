@@ -37,8 +37,8 @@ class RegisteredBroker:
     __slots__ = (
         "check_sum",
         "config_id",
-        "connected",
         "connection",
+        "disconnected_at",
         "failure",
         "info",
         "last_seen",
@@ -64,7 +64,7 @@ class RegisteredBroker:
         self.web_address = ""  # of its administration; blank if not reported
         self.online = False  # True if it has a session: registered, and neither closed nor expired
         self.connection: object = None  # connection on which it registered
-        self.connected = False  # True if that connection is open
+        self.disconnected_at: int | None = None  # time when that connection ended; None if it is open
         self.last_seen = 0
         self.config_id = config_id
         self.check_sum = 0

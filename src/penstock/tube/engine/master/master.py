@@ -179,10 +179,13 @@ class MasterEngine:
             self._clients.leave(group, client_id)
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
-    def disconnected(self, connection: object) -> None:
-        """Register that a connection ended: its broker and clients may reconnect."""
-        self._brokers.disconnected(connection)
+    def disconnected(self, connection: object, now: int) -> bool:
+        """Register that a connection ended: its broker and clients may reconnect.
+
+        Returns True if a broker's session now ends earlier, see `next_deadline`.
+        """
         self._master.origins.connection_closed(connection)
+        return self._brokers.disconnected(connection, now)
 
     @property
     def shortest_session_ms(self) -> int:
@@ -195,7 +198,7 @@ class MasterEngine:
     def next_deadline(self) -> int | None:
         """Return the next time at which a session may expire or the waiting of a group ends; None if there is none."""
         limits = self.config.limits
-        times = [b.last_seen + limits.broker_session_ms for b in self.cluster.brokers.values() if b.online]
+        times = list(self._brokers.deadlines())
         times += [p.last_seen + limits.producer_session_ms for p in self.producers.values()]
         times += self._consumers.deadlines()
         times += self._clients.deadlines()
