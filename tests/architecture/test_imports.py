@@ -146,8 +146,8 @@ RULES = [
                 (),
                 # The tables of options, whose names the JSON Schema has.
                 (
-                    *("mqtt.url", "runtime.config", "runtime.io.network", "runtime.kafka", "spark.option_parsing"),
-                    *("spark.files.object_storage", "spark.mqtt.options", "spark.tube.options"),
+                    *("mqtt.url", "runtime.config", "runtime.io.network", "runtime.io.tls", "runtime.kafka"),
+                    *("spark.files.object_storage", "spark.mqtt.options", "spark.option_parsing", "spark.tube.options"),
                     *("spark.postgresql.columns", "spark.postgresql.connection"),
                 ),
                 SPARK | IO,

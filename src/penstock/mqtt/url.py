@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from penstock.errors import ConfigError
 from penstock.runtime.io.network import is_host, without_secret
 
-__all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url"]
+__all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url", "with_credentials"]
 
 DEFAULT_PORT: Final = 1883
 
@@ -83,6 +83,12 @@ def parse_broker_url(url: str) -> BrokerUrl:
         None if parts.username is None else unquote(parts.username),
         None if parts.password is None else unquote(parts.password),
     )
+
+
+def with_credentials(url: str, username: str, password: str) -> str:
+    """Return ``url``, which has no user, with these credentials."""
+    scheme, _, place = url.rpartition("://")
+    return f"{scheme or 'mqtt'}://{quote(username, safe='')}:{quote(password, safe='')}@{place}"
 
 
 def _problem(error: ValueError) -> str:

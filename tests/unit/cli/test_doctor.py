@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.errors import StorageError
+from penstock.errors import ConfigError, StorageError
 from penstock.node.node import Node
+from penstock.spark.environment.java import Java
 from tests.unit.node.test_node import config
 
 
@@ -44,6 +45,35 @@ async def test_the_node_of_the_data_directory_is_asked(
     finally:
         node._failures.pop("tube", None)
         await node.close()
+
+
+def test_the_archive_of_the_classes_of_spark_is_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "classes.jsa"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda: tmp_path)
+    monkeypatch.setattr("penstock.spark.environment.class_archive.archive_path", lambda *_: archive)
+    monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda: Java(tmp_path / "java", 17, "test"))
+
+    def row() -> dict[str, str]:
+        main(["doctor", "--json"])
+        (found,) = (each for each in map(json.loads, capfd.readouterr().out.splitlines()) if each["part"] == "spark")
+        return dict(found)
+
+    found = row()
+    assert (found["level"], found["do"]) == ("ok", "start pipelines faster: penstock pipeline warm-up")
+    archive.touch()
+    assert row()["what"] == f"Java is {tmp_path / 'java'}, and its classes are archived"
+
+    def none() -> Java:
+        raise ConfigError("no Java was found", do="install one")
+
+    monkeypatch.setattr("penstock.spark.environment.java.find_java", none)
+    assert (row()["level"], row()["what"]) == ("warning", "no Java was found")
+    monkeypatch.setattr("penstock.cli.doctor.find_spec", lambda _: None)
+    main(["doctor", "--json"])
+    assert '"spark"' not in capfd.readouterr().out
 
 
 async def test_a_bundle_has_state_and_configuration_but_no_secrets(

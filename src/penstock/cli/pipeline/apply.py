@@ -69,7 +69,7 @@ def apply(
         pipeline = load(which)
         state = state_of(pipeline.name, state_dir)
         current = current_version(state)
-    broker, name = pipeline.statestore.broker, pipeline.name
+    broker, name = pipeline.statestore.url, pipeline.name
     number: int | None = None
     file: PipelineFile | None = None
     if rollback:

@@ -143,7 +143,7 @@ def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus
     ledger = Ledger(layout.ledger(state))
     holder: LeaseHolder | None = None
     try:
-        holder = lease_holder(pipeline.statestore.broker, name, _STORE_TIMEOUT_S)
+        holder = lease_holder(pipeline.statestore.url, name, _STORE_TIMEOUT_S)
         lease = "free" if holder.run is None else "held"
         text = "no run holds the lease" if holder.run is None else f"{holder} holds the lease"
     except PenstockError as error:

@@ -363,7 +363,7 @@ def stop(
     name = which
     if into is not None or not _NAME.fullmatch(which) or Path(which).exists():
         pipeline, _, name = run_of(Path(which), None, into)
-        broker = pipeline.statestore.broker
+        broker = pipeline.statestore.url
 
     def show_request(holder: lease.LeaseHolder) -> None:
         if not as_json:

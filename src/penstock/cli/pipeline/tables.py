@@ -36,7 +36,7 @@ def migrate(file: File, only: Sinks = None, dry_run: DryRun = False, as_json: Js
     Remove `format: parquet` of these sinks from the file afterwards.
     """
     pipeline, name, parquet = _tables(file, only, "parquet")
-    with needs_spark(), _lease(pipeline.statestore.broker, name, dry_run=dry_run):
+    with needs_spark(), _lease(pipeline.statestore.url, name, dry_run=dry_run):
         from penstock.pipelines.sinks.migration import migrate as migrate_table
 
         for sink, table in parquet.items():
@@ -75,7 +75,7 @@ def maintain(
     program may compact the tables at the same time: rows would be doubled.
     """
     pipeline, name, tables = _tables(file, only, "delta")
-    with needs_spark(), _lease(pipeline.statestore.broker, name, dry_run=False):
+    with needs_spark(), _lease(pipeline.statestore.url, name, dry_run=False):
         from penstock.pipelines.sinks.maintenance import maintain as maintain_table
 
         for sink, table in tables.items():

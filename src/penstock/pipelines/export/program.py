@@ -112,6 +112,8 @@ class Program:
 
     def broker(self) -> str:
         """Return the name of the constant with the state store's broker."""
+        if self.pipeline.statestore.password_file is not None:
+            raise NotExportable("it needs the password in `statestore.password_file`; with a URL in a variable it can")
         store = self.raw.get("statestore")
         given = isinstance(store, dict) and "broker" in store
         value = self.given(("statestore", "broker"), self.pipeline.statestore.broker)

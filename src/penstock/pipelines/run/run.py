@@ -185,7 +185,7 @@ class _PipelineRun:
         self._change: _Change | None = None
         """The version that the run puts into operation once its queries are stopped."""
         self._store = WriteBack(
-            pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, warn=self._warn
+            pipeline.statestore.url, options.lease or pipeline.name, run_id=self._run, warn=self._warn
         )
         self._watch = ProgressMonitor(
             self._source.meter(wall_clock_ms),
@@ -386,7 +386,7 @@ class _PipelineRun:
             ledger=self._ledger,
             barrier=self._barrier,
             report=self._done.put,
-            with_lookup=store_lookup(pipeline.statestore.broker, self._state),
+            with_lookup=store_lookup(pipeline.statestore.url, self._state),
             targets=Targets(pipeline, self._store, dead_letters, self._show, self._state, version),
             as_of=as_of,
         )

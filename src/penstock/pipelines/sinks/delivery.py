@@ -159,7 +159,7 @@ def send_messages(
         return
     assert sink.mqtt is not None
     options = {
-        "mqtt.broker": sink.mqtt.broker or pipeline.statestore.broker,
+        "mqtt.broker": sink.mqtt.broker or pipeline.statestore.url,
         "qos": str(sink.mqtt.qos),
         "retain": str(sink.mqtt.retain).lower(),
     }

@@ -181,7 +181,7 @@ class AsOfJoins:
 
     def _stored_keys(self, join: _Join) -> Iterator[Change]:
         """Yield the current values of the keys that rows can have, with the times of their versions."""
-        options = SnapshotOptions(self._pipeline.statestore.broker, join.enrich.keys)
+        options = SnapshotOptions(self._pipeline.statestore.url, join.enrich.keys)
         for task in plan_keys(options):
             for batch in read_keys(options, task):
                 columns = (batch.column(name).to_pylist() for name in ("key", "value", "version"))

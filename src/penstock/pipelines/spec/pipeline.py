@@ -7,15 +7,18 @@ writes. ``loader.load`` checks that the references of a ``Pipeline`` are valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock.errors import ConfigError
+from penstock.mqtt.url import parse_broker_url, with_credentials
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
 from penstock.pipelines.spec.steps import AsOf, Enrich, Expectation, Join, Step, Window
 from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, is_uri, late_of, sink_letter
+from penstock.runtime.io.tls import read_password
 from penstock.spark.files.object_storage import StoragePath, is_object_url, storage_path
 
 __all__ = [
@@ -46,6 +49,30 @@ class StateStore(Part):
         default="mqtt://127.0.0.1:1883",
         description="without this key, the environment variable `PENSTOCK_BROKER` has precedence over the default",
     )
+    username: str | None = Field(default=None, min_length=1, description="user of the pipeline")
+    password_file: str | None = Field(
+        default=None, min_length=1, description="file on the driver whose first line is the password of `username`"
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> StateStore:
+        if (self.username is None) != (self.password_file is None):
+            raise ValueError("username and password_file belong together: set both, or none of them")
+        if self.username is not None and parse_broker_url(self.broker).username is not None:
+            raise ValueError("broker has a user, and so has username: set one of them")
+        return self
+
+    @property
+    def url(self) -> str:
+        """The URL of the broker, with the credentials.
+
+        Raises:
+            ConfigError: the password file cannot be read.
+        """
+        if self.username is None or self.password_file is None:
+            return self.broker
+        password = read_password(Path(self.password_file), "statestore.password_file")
+        return with_credentials(self.broker, self.username, password)
 
 
 def _local_or_bucket_path(path: str) -> str:

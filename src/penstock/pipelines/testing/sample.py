@@ -104,7 +104,7 @@ def sample_steps(
     try:
         with TemporaryDirectory(prefix="penstock-sample-") as temporary:
             state = Path(temporary)
-            with_lookup = store_lookup(pipeline.statestore.broker, state)
+            with_lookup = store_lookup(pipeline.statestore.url, state)
             joins = {s.name: s.enrich for s in pipeline.steps if s.enrich is not None and s.enrich.as_of is not None}
             if joins:
                 known = AsOfJoins(pipeline, state, [], lambda: int(time.time() * 1000)).newest(joins)

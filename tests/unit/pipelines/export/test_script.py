@@ -170,6 +170,18 @@ def test_what_cannot_be_exported_is_marked_with_the_reason(tmp_path: Path, capsy
     assert "exists already" in capsys.readouterr().err
 
 
+def test_a_password_file_of_the_state_store_is_not_part_of_a_program(tmp_path: Path) -> None:
+    store = "statestore: {username: plant, password_file: /secret}"
+    text = f"""\
+name: plant
+source: {{topics: [telemetry]}}
+{store}
+steps: [{{name: readings, parse: {{schema: "machine STRING"}}}}]
+sinks: [{{name: keys, statestore: {{entries: [{{key: "last/{{machine}}"}}]}}}}, {{name: rows, table: {{path: rows}}}}]
+"""
+    assert list(exported(text, tmp_path).left_out) == ["keys"]
+
+
 NEWER = """\
 name: plant
 source: {topics: [telemetry]}

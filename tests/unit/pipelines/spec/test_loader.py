@@ -8,6 +8,7 @@ import pytest
 
 from penstock.demo.data import example
 from penstock.errors import ConfigError
+from penstock.mqtt.url import parse_broker_url, with_credentials
 from penstock.pipelines.spec.loader import json_schema, load
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import SINK_KINDS, TableSink, TubeSink
@@ -28,6 +29,29 @@ def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load(path).sinks[0].table == TableSink(path="lake/rows")
     monkeypatch.setenv("LAKE", "/elsewhere")
     assert load(path).sinks[0].table == TableSink(path="/elsewhere/rows")
+
+
+def test_a_password_file_is_read_when_the_pipeline_connects(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    text = FILE.replace(
+        "\nsinks:", f"\nstatestore: {{broker: 'mqtts://edge:8884', username: a@b, password_file: {secret}}}\nsinks:"
+    )
+    store = parse(text).statestore  # also on a machine without the file
+    with pytest.raises(ConfigError, match=r"statestore\.password_file"):
+        _ = store.url
+    secret.write_text("p/w:%20ü\n", encoding="utf-8")
+    url = parse_broker_url(store.url)
+    assert (url.scheme, url.authority, url.username, url.password) == ("mqtts", "edge:8884", "a@b", "p/w:%20ü")
+    assert "p/w" not in repr(store)
+    assert store.broker == "mqtts://edge:8884"
+    assert parse_broker_url(with_credentials("edge:1884", "a", "b")).username == "a"
+    for part, reason in (
+        ("username: ann", "belong together"),
+        ("password_file: x", "belong together"),
+        ("broker: 'mqtt://bob@edge', username: ann, password_file: x", "set one of them"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            parse(FILE.replace("\nsinks:", f"\nstatestore: {{{part}}}\nsinks:"))
 
 
 def test_the_environment_names_broker_and_master_where_the_file_does_not(tmp_path: Path) -> None:
