@@ -29,6 +29,7 @@ PEERS = {
     "core": "redis-server",
     "durable": "redis-server",
     "cluster": "etcd",
+    "standby": "etcd",
     "takeover": "etcd",
     "takeover-clients": "etcd",
 }

@@ -25,6 +25,7 @@ from benchmarks.spark import spark_source
 from benchmarks.spark_batches import spark_batches
 from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.spark_pipeline import spark_pipeline, spark_start
+from benchmarks.standby import standby
 from benchmarks.statestore import many_keys, state_store
 from benchmarks.takeover import takeover, takeover_clients
 from benchmarks.tls import tls
@@ -97,6 +98,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "core": core,
     "durable": durable,
     "cluster": cluster,
+    "standby": standby,
     "takeover": takeover,
     "takeover-clients": takeover_clients,
     "tube": tube,

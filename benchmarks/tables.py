@@ -81,6 +81,24 @@ CAPACITY: Final[dict[str, tuple[tuple[str, str, str, str], ...]]] = {
         ("consume 100 B from files", "tube-floor", "consume 100 B from files", "messages/s"),
         ("consume 1 KiB from files", "tube-floor", "consume 1024 B from files", "messages/s"),
     ),
+    "Two nodes": (
+        ("memory of a standby without data", "standby", "standby, empty", "MB"),
+        (
+            "memory of a standby with 100,000 keys and 1,000 sessions",
+            "standby",
+            "standby, 100,000 keys, 1,000 sessions",
+            "MB",
+        ),
+        ("memory of its active node", "standby", "active node, 100,000 keys, 1,000 sessions", "MB"),
+        ("a key of 65 bytes in etcd", "standby", "commit of a key with 65 bytes in etcd", "bytes"),
+        (
+            "a persistent session that subscribes, in etcd",
+            "standby",
+            "commits of a session that subscribes in etcd",
+            "bytes",
+        ),
+        ("a queued message of 64 bytes in etcd", "standby", "commit of a queued message of 64 bytes in etcd", "bytes"),
+    ),
     "Return of 10,000 clients after the node was killed": (
         ("anonymous", "scale", "10,000 anonymous clients are back", "s"),
         ("with a client certificate", "scale", "10,000 certificate clients are back", "s"),

@@ -35,7 +35,7 @@ from tests.interop.takeover_probes import deliver, first, set_key
 from tests.interop.tube_java.clients import JavaClients
 from tests.interop.tube_java.jars import prepare
 
-__all__ = ["takeover", "takeover_clients"]
+__all__ = ["takeover", "takeover_clients", "two_nodes"]
 
 KEYS: Final = 100_000
 SESSIONS: Final = 10_000
@@ -50,13 +50,13 @@ LOGIN: Final = web.WebLogin("administer")
 
 def takeover(settings: Settings) -> list[Figure]:
     """Measure the seconds from ``kill -9``, at least :data:`RUNS` times, and those of as many handovers."""
-    with _two_nodes() as nodes:
+    with two_nodes() as nodes:
         return asyncio.run(_measure(nodes, settings, paho_clients(nodes), None))
 
 
 def takeover_clients(settings: Settings) -> list[Figure]:
     """Measure the same for the Go SDK of the state store and for Apache's TubeMQ client, next to the first SET."""
-    with _two_nodes() as nodes, tempfile.TemporaryDirectory() as folder:
+    with two_nodes() as nodes, tempfile.TemporaryDirectory() as folder:
         java = JavaClients(prepare(), Path(folder) / "log")
         try:
             masters = ",".join(f"127.0.0.1:{node.tube_master}" for node in nodes)
@@ -67,7 +67,8 @@ def takeover_clients(settings: Settings) -> list[Figure]:
 
 
 @contextmanager
-def _two_nodes() -> Iterator[list[NodeProcess]]:
+def two_nodes() -> Iterator[list[NodeProcess]]:
+    """Two nodes of a cluster that are not started, and three members of etcd."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "etcd").mkdir()

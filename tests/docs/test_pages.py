@@ -25,7 +25,7 @@ SYSTEM = ("operations", "pipelines", "spark")
 """Folders of pages that test_system_pages.py follows: half of the time, so that two jobs follow all pages."""
 READY_SECONDS = 60
 NIGHTLY = "<!-- test: nightly -->\n"
-WELL_KNOWN = ("8883", "18883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380", "4318")
+WELL_KNOWN = ("8883", "18883", "8083", "8084", "1884", "1885", "8086", "8087", "2379", "2380", "2381", "2382", "4318")
 """Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket, a second node,
 etcd, OTLP."""
 

@@ -29,7 +29,7 @@ from tests.histories.lock_load import check as check_locks
 from tests.histories.machine import Machine
 from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
-from tests.histories.store import Load, record
+from tests.histories.store import DEADLINE_S, Load, record
 from tests.histories.test_mqtt import record as record_messages
 from tests.histories.tube_load import TubeLoad
 from tests.interop.cluster_nodes import NodeProcess, until_pair
@@ -165,7 +165,7 @@ class Pair:
             await load.more(10)
         leader = await asyncio.to_thread(self._etcd.leader)
         async with AsyncExitStack() as stack:
-            direct = await asyncio.wait_for(self._connect(old, stack), 60)
+            direct = await asyncio.wait_for(self._connect(old, stack), DEADLINE_S)
             began = time.perf_counter()
             if fault == "handover":
                 url = f"127.0.0.1:{old.http}"
@@ -315,13 +315,13 @@ class Pair:
             return None
 
     async def _until_active(self, node: NodeProcess) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while self.active is not node:
                 await asyncio.sleep(0.01)
 
     async def until_complete(self) -> None:
         """Wait until the node that is not active follows the active one."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while True:
                 active = self.active
                 (other,) = (node for node in self.nodes if node is not active)
