@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import shutil
 import signal
 import time
@@ -37,6 +38,8 @@ from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command, until_
 from tests.interop.etcd import EtcdCluster
 
 _names = itertools.count(1)
+HANDOVER_S = 5
+"""Longest handover; the goal is 1 s, but other work may keep both processors busy meanwhile."""
 CLUSTER = {"name": "edge", "node": "n1", "etcd": ["127.0.0.1:2379"]}
 
 
@@ -247,7 +250,9 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(pair: tuple[No
     assert shown["etcd_database_bytes"] > 0
     status, _, errors = await command("cluster", "handover", "--config", str(active.config), "--timeout", "60s")
     assert status == 0, errors
-    assert f"{standby.name} is active after" in errors
+    handed_over = re.search(rf"{standby.name} is active after (\d+\.\d+) s", errors)
+    assert handed_over is not None, errors
+    assert float(handed_over[1]) < HANDOVER_S
     await standby.until_active()
     assert "keys were loaded before the election" in standby.log()
     await active.until_standby(standby)
