@@ -89,13 +89,12 @@ def check_run(directory: Path, *options: str) -> list[dict[str, Any]]:
     return lines
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(420)
 def test_nothing_is_delivered_twice_without_faults(tmp_path: Path) -> None:
-    """The rest of the proof is that of the next test, which does the same with faults."""
     assert check_run(tmp_path / "demo")[-1]["redelivered"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(420)
 def test_the_proof_holds_when_driver_and_node_are_killed(tmp_path: Path) -> None:
     said = [line["text"] for line in check_run(tmp_path / "demo", "--chaos") if line.get("event") == "step"]

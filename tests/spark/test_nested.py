@@ -173,6 +173,7 @@ def parts(path: Path) -> list[str]:
     return sorted(f"{row['_id']}#{row['_part']} {row['n']}={row['v']}" for row in found)
 
 
+@pytest.mark.nightly
 def test_a_redriven_part_makes_no_row_twice_in_the_run_and_in_a_replay(
     setup_of: Callable[..., Setup], tmp_path: Path
 ) -> None:

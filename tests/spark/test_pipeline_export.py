@@ -187,6 +187,7 @@ class Writer:
         self._written[Writer.running] = self._rows
 
 
+@pytest.mark.nightly
 def test_the_sinks_of_a_program_have_the_rows_of_the_pipeline(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def full_disk(_ledger: Ledger, entry: LedgerEntry) -> None:
     raise StorageError("no space")
 
 
+@pytest.mark.nightly
 def test_rows_and_counts_are_those_of_a_model(
     setup_of: Callable[..., Setup], new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

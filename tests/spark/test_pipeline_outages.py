@@ -82,6 +82,7 @@ sinks:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(POISON, 1)

@@ -167,6 +167,7 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
     assert "give the sink a new name" in str(raised.value)
 
 
+@pytest.mark.nightly
 def test_a_crash_between_sink_and_checkpoint_doubles_nothing(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(50)), b"nope")
     setup.run()
@@ -177,6 +178,7 @@ def test_a_crash_between_sink_and_checkpoint_doubles_nothing(setup: Setup) -> No
     assert (setup.rows(), setup.dead(), setup.ledger.counts("rows"), setup.ledger.counts("alarms").read) == before
 
 
+@pytest.mark.nightly
 def test_a_crash_before_the_commit_log_overwrites_the_batch(setup: Setup, spark: SparkSession) -> None:
     given = setup.pipeline.model_dump(by_alias=True)
     given["sinks"][0]["table"]["format"] = "parquet"

@@ -176,6 +176,7 @@ def test_a_run_that_was_killed_at_any_point_continues_exactly_once(setup: Setup)
         assert len(positions(setup)) == 1
 
 
+@pytest.mark.nightly
 def test_a_directory_with_a_query_for_each_sink_is_continued(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an earlier version left it: checkpoints that Spark wrote, at different offsets, one with a batch begun."""
     whole = setup.pipeline

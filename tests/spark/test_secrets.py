@@ -47,6 +47,7 @@ def test_errors_do_not_show_the_password_of_a_broker(spark: SparkSession) -> Non
     assert PASSWORD not in str(raised.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # a JVM of its own
 def test_the_event_log_has_no_password(node: Node, tmp_path: Path) -> None:
     log = tmp_path / "events"

