@@ -42,6 +42,7 @@ from pyspark.sql.types import TimestampType
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import (
     SOURCE,
+    DeltaSource,
     FilesSource,
     KafkaSource,
     MqttSource,
@@ -50,6 +51,7 @@ from penstock.pipelines.spec.sources import (
     TubeOptions,
 )
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, template_parts
+from penstock.spark.files.change_feed import CHANGE_TYPE
 from penstock.spark.tube.options import HEADER_PREFIX
 
 __all__ = [
@@ -260,6 +262,8 @@ def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> 
             ),
             sf.col("timestampType").alias("kafka_timestamp_type"),
         )
+    if isinstance(source, DeltaSource):
+        return _delta_rows(records, name, source)
     if isinstance(source, StateStoreSource):
         return change_rows(records, name, source)
     if not isinstance(source, MqttSource):
@@ -268,6 +272,25 @@ def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> 
     wanted = sf.coalesce(sf.col("mqtt_topic").rlike(filter_pattern(source.topic_filter)), sf.lit(False))
     # Marked, not removed: the ledger must account for every record that TubeMQ counts.
     return rows.withColumn("_filtered", sf.when(~wanted, sf.lit(name)))
+
+
+def _delta_rows(records: DataFrame, name: str, source: DeltaSource) -> DataFrame:
+    """Convert changes of a Delta table to rows. Old rows of updates are marked as filtered, unless they are wanted."""
+    change = sf.coalesce(header(records, CHANGE_TYPE), sf.lit("insert"))
+    version = sf.col("partition").cast("bigint")
+    # In a version that rewrites a row, its old values are before the new ones.
+    is_new = sf.when(change.isin("insert", "update_postimage"), 1).otherwise(0)
+    rows = rows_of(
+        records,
+        name,
+        change.alias(CHANGE_TYPE),
+        version.alias("commit_version"),
+        sf.col("timestamp").alias("commit_timestamp"),
+        (version * 2 + is_new).alias("change_order"),
+    )
+    if source.preimages:
+        return rows
+    return rows.withColumn("_filtered", sf.when(sf.col(CHANGE_TYPE) == "update_preimage", sf.lit(name)))
 
 
 def filter_pattern(topic_filter: str) -> str:

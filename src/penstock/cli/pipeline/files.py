@@ -316,7 +316,7 @@ def show_plan(
     would write all records again, for which a run asks, ! cannot continue from its checkpoint or in its table. In the
     last case, and if a table that exists does not fit, a run would fail, and the exit status is 1.
     """
-    from penstock.pipelines.ledger.plan_changes import REFUSED, changes, check_table_types, check_topics
+    from penstock.pipelines.ledger.plan_changes import REFUSED, changes, check_feeds, check_table_types, check_topics
     from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
     from penstock.pipelines.spec.sources import FilesSource
     from penstock.pipelines.state_dir.layout import local_directory
@@ -346,6 +346,7 @@ def show_plan(
         except UnavailableError as error:
             note(f"not compared with the tables: {error.what}; {error.why}")
     check_topics(pipeline)
+    check_feeds(pipeline)
     if any(change.mark == REFUSED for change in found or ()):
         raise typer.Exit(1)
 

@@ -595,6 +595,8 @@ def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
     if kind is not None:
         return f"{kind} of {letter.source}"
     source = pipeline.inputs.get(letter.source)
+    if source is not None and source.format == "delta":
+        return f"version {letter.partition}, {letter.topic}, row {letter.offset}"
     if source is not None and source.format == "kafka":
         return f"{letter.topic}:{letter.partition}@{letter.offset}"
     if source is None or source.format != "files":

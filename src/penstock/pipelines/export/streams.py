@@ -26,6 +26,7 @@ from penstock.pipelines.spec.columns import parse_ddl, quoted_name
 from penstock.pipelines.spec.pipeline import reads_of
 from penstock.pipelines.spec.sources import (
     SOURCE,
+    DeltaSource,
     FilesSource,
     KafkaSource,
     MqttSource,
@@ -116,6 +117,8 @@ class Streams:
     def _source(self, name: str) -> list[Function]:
         source = self._program.pipeline.inputs[name]
         place: tuple[str, ...] = (SOURCE,) if self._program.pipeline.source is not None else ("sources", name)
+        if isinstance(source, DeltaSource):
+            raise NotExportable(f"source {name} reads a change data feed; a program reads it with delta-spark")
         refuse_other_options(f"source {name}", source, _SOURCE_OPTIONS)
         shown = "" if name == SOURCE else name
         made = self._program.function(

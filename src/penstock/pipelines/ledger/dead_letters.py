@@ -29,7 +29,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.sinks.parquet import read_file
 from penstock.pipelines.sinks.table import delete_rows, files
 from penstock.pipelines.spec.pipeline import Pipeline, steps_after
-from penstock.pipelines.spec.sources import FilesSource, KafkaSource, Source, StateStoreSource, TubeOptions
+from penstock.pipelines.spec.sources import DeltaSource, FilesSource, KafkaSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import listed, read_each, read_json, sync_directory, write_json
@@ -409,6 +409,12 @@ def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
         raise ConfigError(
             f"records cannot be redriven to the source {name!r}: only the node may write to the topic of its changes",
             do="set the key again (penstock kv set), which creates a new change",
+        )
+    if isinstance(source, DeltaSource):
+        raise ConfigError(
+            f"records cannot be redriven to the source {name!r}: the table belongs to other programs",
+            do="correct the row in the table, which is a new change, and close the letter (penstock pipeline "
+            "dead-letter resolve)",
         )
     if isinstance(source, KafkaSource):
         raise ConfigError(

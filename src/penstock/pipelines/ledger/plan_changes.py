@@ -17,9 +17,11 @@ from penstock.pipelines.sinks.table import check_partitions, check_types, writer
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.description import as_data
 from penstock.pipelines.spec.pipeline import STATEFUL, Pipeline, plan
+from penstock.pipelines.spec.sources import DeltaSource
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, incompatible_sinks
 from penstock.pipelines.state_dir.layout import read_json, write_json
+from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.kafka.writes import check_topic
 from penstock.spark.postgresql.columns import table_columns
@@ -35,6 +37,7 @@ __all__ = [
     "PlanChange",
     "changes",
     "check_applicable",
+    "check_feeds",
     "check_table_types",
     "check_topics",
     "remember",
@@ -209,6 +212,25 @@ def check_topics(pipeline: Pipeline) -> None:
                 check_topic(sink.kafka.target, _KAFKA_S)
         except PenstockError as error:
             raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, do=error.do) from error
+
+
+def check_feeds(pipeline: Pipeline) -> None:
+    """Check that tables whose changes are read have a change data feed, as a run does before it starts.
+
+    A run reports a table that does not exist, and a storage that does not answer.
+
+    Raises:
+        PenstockError: a table has none, or cannot be read.
+    """
+    for name, source in pipeline.inputs.items():
+        if isinstance(source, DeltaSource):
+            table = source.read_options.table
+            try:
+                with suppress(UnavailableError):
+                    if (log := DeltaLog(table)).exists():
+                        log.check_change_feed()
+            except PenstockError as error:
+                raise PenstockError(f"source {name!r}: {error.what}", why=error.why, do=error.do) from error
 
 
 def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:

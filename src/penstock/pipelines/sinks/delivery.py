@@ -562,6 +562,7 @@ class SinkWriter:
                 sink.table.keys,
                 sink.table.partitions,
                 partial(self.targets.staged, sink.name),
+                change_data_feed=sink.table.change_data_feed,
             )
         table = self._tables[key]
         assert isinstance(table, DeltaWriter)

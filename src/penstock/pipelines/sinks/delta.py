@@ -49,7 +49,7 @@ from penstock.pipelines.sinks.partitions import partition_values, split_file
 from penstock.pipelines.spec.sinks import PartitionField
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file, sync_parents
-from penstock.spark.files.delta_log import DeltaLog, lines
+from penstock.spark.files.delta_log import CHANGE_FEED, DeltaLog, lines
 from penstock.spark.files.object_storage import (
     ObjectPath,
     StoragePath,
@@ -167,7 +167,8 @@ class DeltaWriter:
 
     Create one object for a run: it removes what earlier attempts of the writer left, and keeps the table loaded.
 
-    ``staging`` returns a new directory for files that Spark writes, if the table is in a bucket.
+    ``staging`` returns a new directory for files that Spark writes, if the table is in a bucket. ``change_data_feed``:
+    set the property of the table, also of one that exists.
 
     Raises:
         PenstockError: the table has batches that this writer appended with another checkpoint.
@@ -182,10 +183,13 @@ class DeltaWriter:
         keys: Sequence[str] = (),
         partitions: Sequence[PartitionField] = (),
         staging: Callable[[], StoragePath] | None = None,
+        *,
+        change_data_feed: bool = False,
     ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
         self.path = path = path if isinstance(path, ObjectPath) else path.absolute()
         self._staging = staging
+        self._change_data_feed = change_data_feed
         self.writer = writer
         self._id = transaction_id(writer, query)
         self._keys = tuple(keys)
@@ -270,6 +274,7 @@ class DeltaWriter:
                 _check_partitions(table, self.path, self.writer, self._partitions)
                 before = table.version()
                 try:
+                    self._enable_change_feed(table)
                     self._add_columns(table, fields)
                     if self._keys:
                         self._merge(table, batch, files)
@@ -297,7 +302,7 @@ class DeltaWriter:
             return self._refresh()
         check_fields(self.path, self.writer, fields)
         if not is_delta_table(self.path):
-            _create(self.path, fields, self._partitions)
+            _create(self.path, fields, self._partitions, change_data_feed=self._change_data_feed)
             self._sync(-1)
         self._table = load(self.path)
         return self._table
@@ -310,6 +315,11 @@ class DeltaWriter:
     def _is_committed(self, table: DeltaTable, batch: int) -> bool:
         last = table.transaction_version(self._id)
         return last is not None and last >= batch
+
+    def _enable_change_feed(self, table: DeltaTable) -> None:
+        if self._change_data_feed and table.metadata().configuration.get(CHANGE_FEED) != "true":
+            table.alter.set_table_properties({CHANGE_FEED: "true"})
+            table.update_incremental()
 
     def _add_columns(self, table: DeltaTable, fields: list[dict[str, Any]]) -> None:
         """Add the columns that the table lacks; they are null in its other rows."""
@@ -531,10 +541,15 @@ def _check_partitions(table: DeltaTable, path: StoragePath, writer: str, partiti
         )
 
 
-def _create(path: StoragePath, fields: list[dict[str, Any]], partitions: Sequence[PartitionField]) -> None:
+def _create(
+    path: StoragePath, fields: list[dict[str, Any]], partitions: Sequence[PartitionField], *, change_data_feed: bool
+) -> None:
     from deltalake import DeltaTable, Schema
     from deltalake.exceptions import DeltaError
 
+    configuration: dict[str, str | None] = {CHANGE_FEED: "true"} if change_data_feed else {}
+    if partitions:
+        configuration[_PARTITION_BY] = json.dumps([field.text for field in partitions])
     if isinstance(path, Path):
         path.mkdir(parents=True, exist_ok=True)
         sync_parents(path)
@@ -543,7 +558,7 @@ def _create(path: StoragePath, fields: list[dict[str, Any]], partitions: Sequenc
             str(path),
             Schema.from_json(json.dumps({"type": "struct", "fields": fields})),
             partition_by=[field.name for field in partitions],
-            configuration={_PARTITION_BY: json.dumps([field.text for field in partitions])} if partitions else None,
+            configuration=configuration or None,
             raise_if_key_not_exists=False,
             storage_options=path.options() if isinstance(path, ObjectPath) else None,
         )
@@ -557,7 +572,8 @@ def _sync_added(table: Path, entry: Path) -> None:
     """Sync the files of the table that the version ``entry`` added, then the directories that have their names."""
     changed: set[Path] = set()
     for line in lines(entry):
-        added = json.loads(line).get("add")
+        action = json.loads(line)
+        added = action.get("add") or action.get("cdc")
         if added is not None:
             file = table / unquote(added["path"])
             # Another writer may have removed it again.

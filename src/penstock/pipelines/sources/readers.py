@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -32,6 +32,7 @@ from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
+from penstock.spark.files.change_feed import ChangeFeed, DeltaDataSource, count_changes, is_empty
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.files.source import FileLog, check_unchanged, count_records
@@ -53,10 +54,11 @@ from penstock.spark.tube.source import GroupProgress, spark_schema
 from penstock.spark.tube.tube_client import TubeClient, count_rows, explain_missing_topic, header_values
 
 if TYPE_CHECKING:
-    from penstock.pipelines.spec.sources import FilesSource, KafkaSource, RateSource
+    from penstock.pipelines.spec.sources import DeltaSource, FilesSource, KafkaSource, RateSource
 
 __all__ = [
     "CHECK_TIMEOUT_MS",
+    "DeltaSourceReader",
     "FilesSourceReader",
     "KafkaSourceReader",
     "Lag",
@@ -642,9 +644,16 @@ class KafkaSourceReader:
         with KafkaLog(self._options) as log:
             return sum(len(messages) for place in ranges(start, end) for messages in log.read(place))
 
-    def meter(self, clock: Callable[[], int]) -> _KafkaMeter:
-        """Return a meter of the offsets that were not read yet."""
-        return _KafkaMeter(lambda: KafkaLog(self._options, TIMEOUT_MS / 1000))
+    def meter(self, clock: Callable[[], int]) -> _PollingMeter[KafkaLog]:
+        """Return a meter of the offsets that were not read yet; ``seconds`` is 0, or None if there are some."""
+
+        def measure(log: KafkaLog, _name: str, end: Offsets) -> Lag:
+            lows, latest = log.bounds()
+            waiting = ranges({topic: {**low, **end.get(topic, {})} for topic, low in lows.items()}, latest)
+            records = sum(place.end - place.start for place in waiting)
+            return Lag(records, None if records else 0.0)
+
+        return _PollingMeter(lambda: KafkaLog(self._options, TIMEOUT_MS / 1000), measure)
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
         """Do nothing: no group is used."""
@@ -655,6 +664,85 @@ class KafkaSourceReader:
     def _register(self, spark: SparkSession) -> None:
         spark.dataSource.register(KafkaDataSource)
         make_thread_safe(spark, KafkaDataSource.name())
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        return source_rows(self._name, self._source, records)
+
+
+class DeltaSourceReader:
+    """Reads the change data feed of a Delta table as the source ``name``."""
+
+    def __init__(self, name: str, source: DeltaSource, span: ReplayRange | None = None) -> None:
+        self.doubts: list[str] = []
+        self._span = span
+        self._name = name
+        self._source = source
+        self._options = source.read_options
+
+    def check(self) -> None:
+        """Check that the table exists and has a change data feed.
+
+        Raises:
+            UnavailableError: the storage does not answer.
+            ConfigError: it does not, or a span is requested.
+        """
+        _refuse_part(self._name, self._span)
+        self._feed().check()
+
+    def start(self, input_: QueryInput) -> Offsets:
+        """Return the offsets of the snapshot or of the version at which a new query starts."""
+        return self._feed().start(self._source.start)
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """Return the stream from ``start``."""
+        self._register(spark)
+        options = self._options.as_texts() | {"start": json.dumps(start)}
+        return self._rows(spark.readStream.format("penstock-delta").options(**options).load())
+
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
+        """Return the changes in ``[start, end)``; None if there are no versions."""
+        if is_empty(start, end):
+            return None
+        self._register(spark)
+        options = self._options.as_texts() | {"start": json.dumps(start), "end": json.dumps(end)}
+        return self._rows(spark.read.format("penstock-delta").options(**options).load())
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """Return no rows, with the same columns."""
+        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
+
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
+        """Count the changes in ``[start, end)``, from the log and from footers of files.
+
+        Raises:
+            DataLossError: a version or a file no longer exists.
+        """
+        return count_changes(self._options.table, self._feed().files(start, end))
+
+    def meter(self, clock: Callable[[], int]) -> _PollingMeter[dict[str, ChangeFeed]]:
+        """Return a meter of the changes that were not read yet."""
+
+        def measure(feeds: dict[str, ChangeFeed], name: str, end: Offsets) -> Lag:
+            feed = feeds.setdefault(name, self._feed())
+            files = feed.files(end, feed.latest(end))
+            feed.forget(end)
+            oldest_ms = min((file.committed_ms for file in files), default=clock())
+            return Lag(count_changes(self._options.table, files), max(clock() - oldest_ms, 0) / 1000)
+
+        return _PollingMeter(lambda: nullcontext({}), measure)
+
+    def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Do nothing: tables have no groups."""
+
+    def close(self) -> None:
+        """Do nothing: tables have no groups."""
+
+    def _feed(self) -> ChangeFeed:
+        return ChangeFeed(self._options.table)
+
+    def _register(self, spark: SparkSession) -> None:
+        spark.dataSource.register(DeltaDataSource)
+        make_thread_safe(spark, DeltaDataSource.name())
 
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
@@ -778,11 +866,20 @@ class _FileMeter(_NoMeter):
         self.request(ends)
 
 
-class _KafkaMeter(_NoMeter):
-    """Counts the offsets that were not read, in a separate thread; ``seconds`` is 0, or None if there are some."""
+Log = TypeVar("Log")
 
-    def __init__(self, connect: Callable[[], KafkaLog]) -> None:
+
+class _PollingMeter(_NoMeter, Generic[Log]):
+    """Measures the lag of queries in a separate thread, with a client that ``connect`` opens for it.
+
+    ``measure`` has the client, the name of the query, and its offsets.
+    """
+
+    def __init__(
+        self, connect: Callable[[], AbstractContextManager[Log]], measure: Callable[[Log, str, Offsets], Lag]
+    ) -> None:
         self._connect = connect
+        self._measure_one = measure
         self._asked = threading.Event()
         self._closed = False
         self._ends: Mapping[str, Offsets] = {}
@@ -816,17 +913,11 @@ class _KafkaMeter(_NoMeter):
                     return
                 self._found = self._measure(log, self._ends)
 
-    def _measure(self, log: KafkaLog, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+    def _measure(self, log: Log, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
         try:
-            lows, latest = log.bounds()
+            return {name: self._measure_one(log, name, end) for name, end in ends.items()}
         except PenstockError:
             return {}
-        found = {}
-        for name, end in ends.items():
-            waiting = ranges({topic: {**low, **end.get(topic, {})} for topic, low in lows.items()}, latest)
-            records = sum(place.end - place.start for place in waiting)
-            found[name] = Lag(records, None if records else 0.0)
-        return found
 
 
 def _refuse_part(name: str, span: ReplayRange | None) -> None:

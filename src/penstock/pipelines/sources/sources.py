@@ -14,6 +14,7 @@ from types import MappingProxyType
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipelines.sources.readers import (
+    DeltaSourceReader,
     FilesSourceReader,
     KafkaSourceReader,
     Lag,
@@ -25,7 +26,15 @@ from penstock.pipelines.sources.readers import (
     query_of,
 )
 from penstock.pipelines.spec.pipeline import Pipeline, labels, plan
-from penstock.pipelines.spec.sources import SOURCE, FilesSource, KafkaSource, RateSource, Source, TubeOptions
+from penstock.pipelines.spec.sources import (
+    SOURCE,
+    DeltaSource,
+    FilesSource,
+    KafkaSource,
+    RateSource,
+    Source,
+    TubeOptions,
+)
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import read_json, write_json
@@ -52,6 +61,8 @@ def reader_of(
     """
     if isinstance(source, FilesSource):
         return FilesSourceReader(name, source, layout.local_directory(state, name), span)
+    if isinstance(source, DeltaSource):
+        return DeltaSourceReader(name, source, span)
     if isinstance(source, KafkaSource):
         return KafkaSourceReader(name, source, span)
     if isinstance(source, RateSource):

@@ -11,6 +11,7 @@ from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_gro
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import (
     SOURCE,
+    DeltaSource,
     FilesSource,
     KafkaSource,
     MqttSource,
@@ -83,6 +84,12 @@ def _source(source: Source) -> str:
             left_out = ", without versions that change rows" if source.changes == "skip" else ""
             return f"Delta table {source.path}{left_out}, {source.max_files} files a batch"
         return f"files {source.path}, {source.content}{skip}, {source.max_files} a batch"
+    if isinstance(source, DeltaSource):
+        start = {"snapshot": "its rows, then their changes", "latest": "changes after the newest version"}.get(
+            str(source.start), f"changes from version {source.start}"
+        )
+        old = ", with old rows of updates" if source.preimages else ""
+        return f"Delta table {source.path}: {start}{old}, {source.max_versions} versions a batch"
     if isinstance(source, KafkaSource):
         how = [] if source.tls is None else ["TLS"]
         how += [] if source.sasl is None else [source.sasl.mechanism.value]

@@ -25,6 +25,7 @@ from penstock.pipelines.spec.sinks import MqttSink, TubeSink
 from penstock.pipelines.spec.sources import (
     SOURCE,
     TUBE_FORMATS,
+    DeltaSource,
     KafkaSource,
     MqttSource,
     Source,
@@ -545,6 +546,14 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
         ):
             expected = "expected another topic: the pipeline would read what it writes"
             yield Problem((*where, "topic"), sink.kafka.topic, expected)
+        if sink.table is not None and any(
+            str(sink.table.path).rstrip("/") == source.path.rstrip("/")
+            for source in pipeline.inputs.values()
+            if isinstance(source, DeltaSource)
+        ):
+            yield Problem(
+                (*where, "path"), sink.table.path, "expected another table: the pipeline would read what it writes"
+            )
         if sink.mqtt is not None:
             yield from _mqtt(sink.mqtt, where)
             yield from _named(sink.mqtt.properties, (*where, "properties"))

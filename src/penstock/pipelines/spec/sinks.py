@@ -265,6 +265,11 @@ class TableSink(Part):
         description="size of a file, such as `64MiB`: a task begins another file when one has this size, and "
         "maintenance combines smaller ones",
     )
+    change_data_feed: bool = Field(
+        default=False,
+        description="set Delta's property `delta.enableChangeDataFeed`: programs can read the changes of each version, "
+        "also of a merge",
+    )
     maintenance: Maintenance | None = Field(
         default=None, description="maintain the Delta table during the run; default: `penstock pipeline maintain` only"
     )
@@ -341,6 +346,8 @@ class TableSink(Part):
         names = [field.name.lower() for field in self.partitions]
         if len(set(names)) < len(names):
             raise ValueError("expected different partitions in partition_by")
+        if self.change_data_feed and (self.format != "delta" or self.is_remote):
+            raise ValueError("expected change_data_feed only for a Delta table in a local directory or in a bucket")
         if self.maintenance is not None and (self.format != "delta" or self.is_remote):
             raise ValueError("expected maintenance only for a Delta table in a local directory or in a bucket")
         return self

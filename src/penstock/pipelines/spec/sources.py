@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from penstock.pipelines.spec.values import Part
+from penstock.errors import ConfigError
+from penstock.pipelines.spec.values import Part, is_uri
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
 from penstock.runtime.kafka.config import KafkaSasl, KafkaServer, KafkaTls, TopicName
+from penstock.spark.files.feed_options import FeedOptions
+from penstock.spark.files.object_storage import endpoint_url, is_object_url, storage_path
 from penstock.spark.tube.options import READ_OPTIONS
 
 __all__ = [
     "SOURCE",
     "SOURCE_FORMATS",
     "TUBE_FORMATS",
+    "DeltaSource",
     "FilesSource",
     "KafkaSource",
     "MqttSource",
@@ -229,6 +234,62 @@ class KafkaSource(Part):
         return KafkaTopics(connection, tuple(self.topics), self.isolation, self.max_records)
 
 
+class DeltaSource(Part):
+    """Read the changes of a Delta table from its change data feed, without jars; for a new pipeline first its rows.
+
+    A record is a row as a JSON object. Rows have the columns ``change_type`` (``insert``, ``update_preimage``,
+    ``update_postimage``, ``delete``), ``commit_version``, ``commit_timestamp``, and ``change_order``: the order of the
+    changes of a row, for `order_by` of a merge.
+    """
+
+    format: Literal["delta"] = Field(description="format of the source")
+    path: str = Field(
+        min_length=1, description="directory of the table, or `s3://bucket/key`; on a cluster on a shared file system"
+    )
+    endpoint: Annotated[str, AfterValidator(endpoint_url)] | None = Field(
+        default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
+    )
+    region: str | None = Field(
+        default=None, min_length=1, description="region of the bucket; default: `AWS_REGION`, or us-east-1"
+    )
+    start: Literal["snapshot", "latest"] | Annotated[int, Field(ge=0)] = Field(
+        default="snapshot",
+        description="where a new pipeline starts: with the current rows as inserts, with the next version, or with the "
+        "changes of a version",
+    )
+    preimages: bool = Field(
+        default=False, description="also read the old rows of updates; otherwise they are counted as filtered"
+    )
+    max_versions: int = Field(default=100, ge=1, description="maximum number of versions per batch")
+    max_files: int = Field(
+        default=1_000, ge=1, description="maximum number of files per batch; a version is never divided"
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of rows before the parse step."""
+        return ("change_type", "commit_version", "commit_timestamp", "change_order")
+
+    @property
+    def read_options(self) -> FeedOptions:
+        """The table, as tasks read it."""
+        path = self.path if is_object_url(self.path) else str(Path(self.path).absolute())
+        return FeedOptions(path, self.endpoint, self.region, self.max_versions, self.max_files)
+
+    @model_validator(mode="after")
+    def _check_path(self) -> DeltaSource:
+        if is_object_url(self.path):
+            try:
+                storage_path(self.path, self.endpoint, self.region)
+            except ConfigError as error:
+                raise ValueError(f"{error.what}; {error.do}") from None
+        elif is_uri(self.path):
+            raise ValueError("expected a local path, or s3://bucket/key")
+        elif self.endpoint or self.region:
+            raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
+        return self
+
+
 class RateSource(Part):
     """Generate records for tests: `{"value": 0, "timestamp": "2026-01-01T00:00:00.000Z"}` and so on."""
 
@@ -246,7 +307,7 @@ class RateSource(Part):
 
 TUBE_FORMATS = ("tubemq", "mqtt", "statestore")
 """Formats that read TubeMQ."""
-SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "kafka", "rate")
+SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "delta", "kafka", "rate")
 
 
 def _format_of(given: object) -> str | None:
@@ -259,6 +320,7 @@ Source = Annotated[
     | Annotated[MqttSource, Tag("mqtt")]
     | Annotated[StateStoreSource, Tag("statestore")]
     | Annotated[FilesSource, Tag("files")]
+    | Annotated[DeltaSource, Tag("delta")]
     | Annotated[KafkaSource, Tag("kafka")]
     | Annotated[RateSource, Tag("rate")],
     Discriminator(

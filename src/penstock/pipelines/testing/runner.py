@@ -27,7 +27,7 @@ from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unw
 from penstock.pipelines.sinks.delta import DELETES
 from penstock.pipelines.spec.expectations import exceeded, expectation_counts
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
-from penstock.pipelines.spec.sources import KafkaSource, Source, TubeOptions
+from penstock.pipelines.spec.sources import DeltaSource, KafkaSource, Source, TubeOptions
 from penstock.pipelines.state_dir.changes import BEGINNING, Change, ChangeFile, KeyHistory, change_table
 from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
@@ -137,7 +137,9 @@ def _records(spark: SparkSession, name: str, source: Source, case: Case) -> Data
             first = source.tube_topics()[0]
         else:
             first = source.topics[0] if isinstance(source, KafkaSource) else name
-        rows.append((record.topic or first, 1, 0, 28 * number, at, key, record.payload, headers))
+        # Each record is a version of a Delta table.
+        partition = number if isinstance(source, DeltaSource) else 0
+        rows.append((record.topic or first, 1, partition, 28 * number, at, key, record.payload, headers))
     return source_rows(name, source, spark.createDataFrame(rows, _SOURCE).coalesce(1))
 
 

@@ -21,12 +21,14 @@ from urllib.parse import unquote, urlsplit
 from penstock.errors import ConfigError, DataLossError, StorageError
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors
 
-__all__ = ["DeltaFile", "DeltaLog", "DeltaVersion", "lines"]
+__all__ = ["CHANGE_FEED", "DeltaFile", "DeltaLog", "DeltaVersion", "lines"]
 
 _VERSION = re.compile(r"(?P<version>\d{20})\.json")
 _CHECKPOINT = re.compile(r"(?P<version>\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10}))?\.parquet")
 _FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 """Supported reader features. Features that change how rows are read are checked separately."""
+CHANGE_FEED = "delta.enableChangeDataFeed"
+"""Property of a table whose versions have a change data feed."""
 _NUMBERS = {"byte": int, "short": int, "integer": int, "long": int, "float": float, "double": float}
 
 
@@ -39,6 +41,8 @@ class DeltaFile:
     columns: dict[str, Any]
     records: int | None
     """Number of rows, if the log has it."""
+    size: int = 0
+    """Size in bytes, if the log has it."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,14 @@ class DeltaVersion:
     """True if rows were deleted or replaced: files with these rows were removed."""
     transactions: dict[str, int] = field(default_factory=dict)
     """The version that a writer gave this transaction, by the writer's ``appId``."""
+    removed: list[DeltaFile] = field(default_factory=list)
+    """Files with rows that were deleted or replaced."""
+    has_vectors: bool = False
+    """True if such a file has a deletion vector: some of its rows had been deleted before."""
+    changes: list[DeltaFile] = field(default_factory=list)
+    """Files of the change data feed. If there are any, they have all changes of the version."""
+    committed_ms: int = 0
+    """Time of the transaction in ms since 1970; 0 if the log does not have it."""
 
 
 class DeltaLog:
@@ -63,6 +75,11 @@ class DeltaLog:
     def __init__(self, path: str | StoragePath) -> None:
         self.path = Path(path) if isinstance(path, str) else path
         self._types: dict[str, str] = {}
+        self._is_known = False
+        self.table_id = ""
+        """Id of the table in the version that was read last, as are the following."""
+        self.has_change_feed = False
+        self.partition_columns: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Check that the directory has a Delta table.
@@ -76,6 +93,24 @@ class DeltaLog:
                 option="path",
                 do="set path to the directory of a table that has been written at least once",
             )
+
+    def check_change_feed(self) -> int:
+        """Check that the table has a change data feed; return its newest version.
+
+        Raises:
+            ConfigError: it has none, or does not exist.
+        """
+        newest, _ = self.snapshot()
+        if not self.has_change_feed:
+            raise ConfigError(
+                f"the Delta table {str(self.path)!r} has no change data feed",
+                option="path",
+                why=f"its property {CHANGE_FEED} is not true",
+                do="set change_data_feed: true in the sink that writes it; elsewhere "
+                f"DeltaTable({str(self.path)!r}).alter.set_table_properties({{{CHANGE_FEED!r}: 'true'}}) of deltalake, "
+                f"or ALTER TABLE ... SET TBLPROPERTIES ({CHANGE_FEED} = true) of Spark",
+            )
+        return newest
 
     def exists(self) -> bool:
         """Return True if the directory has a Delta table."""
@@ -98,22 +133,28 @@ class DeltaLog:
                     found[txn["appId"]] = int(txn["version"])
         return found
 
-    def snapshot(self) -> tuple[int, list[DeltaFile]]:
-        """Return the newest version and the files with its rows, oldest first.
+    def snapshot(self, version: int | None = None) -> tuple[int, list[DeltaFile]]:
+        """Return the newest version, or ``version``, and the files with its rows, oldest first.
 
         Raises:
             ConfigError: the table does not exist or uses a feature that is not supported.
+            DataLossError: ``version`` is not in the log any more.
             StorageError: the log has gaps or is damaged.
         """
         self.check()
         files: dict[str, DeltaFile] = {}
-        newest, actions = self._checkpoint()
+        newest, actions = self._checkpoint(version)
         for action in actions:
             self._apply(action, files)
         for number, actions in self._after(newest):
+            if version is not None and number > version:
+                break
             newest = number
             for action in actions:
                 self._apply(action, files)
+        if version is not None and newest != version:
+            raise self.lost(version, f"its newest version is {newest}: it was created again, or an older copy restored")
+        self._is_known = True
         return newest, sorted(files.values(), key=lambda file: (file.modified_ms, file.path))
 
     def versions(self, after: int) -> Iterator[DeltaVersion]:
@@ -123,7 +164,7 @@ class DeltaLog:
             DataLossError: a version is no longer in the log.
             ConfigError, StorageError: as for ``snapshot``.
         """
-        if not self._types:
+        if not self._is_known:
             self.snapshot()  # reads the types of the columns
         for number, actions in self._after(after):
             version = DeltaVersion(number)
@@ -134,7 +175,14 @@ class DeltaLog:
                     if added.get("dataChange", True):
                         version.added.append(file)
                 elif (removed := action.get("remove")) is not None:
-                    version.removes_rows |= removed.get("dataChange", True)
+                    if removed.get("dataChange", True):
+                        version.removes_rows = True
+                        version.has_vectors |= bool(removed.get("deletionVector"))
+                        version.removed.append(self._file({"modificationTime": 0, **removed, "deletionVector": None}))
+                elif (changed := action.get("cdc")) is not None:
+                    version.changes.append(self._file({"modificationTime": 0, **changed}))
+                elif (info := action.get("commitInfo")) is not None:
+                    version.committed_ms = int(info.get("inCommitTimestamp") or info.get("timestamp") or 0)
                 elif (txn := action.get("txn")) is not None:
                     version.transactions[txn["appId"]] = int(txn["version"])
             yield version
@@ -143,6 +191,23 @@ class DeltaLog:
     def first(self) -> int | None:
         """Return the oldest version whose commit file exists; None if there is none."""
         return min(map(_number, self._names(_VERSION)), default=None)
+
+    @property
+    def newest(self) -> int:
+        """The newest version in the log; -1 if there is none."""
+        return max(map(_number, (*self._names(_VERSION), *self._names(_CHECKPOINT))), default=-1)
+
+    def oldest_id(self) -> str:
+        """Return the id of the table in version 0, or in the newest checkpoint if older versions were removed.
+
+        It differs after the table was deleted and created again.
+        """
+        checkpoint = None if self.first == 0 else self._newest_checkpoint()
+        if checkpoint is None:
+            actions = self._actions(self.path / "_delta_log" / f"{0:020}.json")
+        else:
+            actions = self._rows(checkpoint[1], ["metaData"])
+        return next((str(meta.get("id") or "") for each in actions if (meta := each.get("metaData"))), "")
 
     def _names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
         return [match for name in self._listed() if (match := pattern.fullmatch(name))]
@@ -159,10 +224,9 @@ class DeltaLog:
         expected = after + 1
         for number in sorted(found for match in self._names(_VERSION) if (found := _number(match)) > after):
             if number != expected:
-                raise DataLossError(
-                    f"version {expected} of the Delta table {str(self.path)!r} is no longer in its log",
-                    why=f"the log continues with version {number}: older versions were removed (logRetentionDuration)",
-                    do="start with a new state directory, and increase logRetentionDuration of the table",
+                raise self.lost(
+                    expected,
+                    f"the log continues with version {number}: older versions were removed (logRetentionDuration)",
                 )
             yield number, self._actions(self.path / "_delta_log" / f"{number:020}.json")
             expected += 1
@@ -178,11 +242,14 @@ class DeltaLog:
             if isinstance(action, dict):
                 yield action
 
-    def _checkpoint(self) -> tuple[int, Iterator[dict[str, Any]]]:
-        """Return the version and the actions of the newest complete checkpoint; version -1 if none is needed."""
+    def _checkpoint(self, last: int | None = None) -> tuple[int, Iterator[dict[str, Any]]]:
+        """Return the version and the actions of the newest complete checkpoint, up to the version ``last``; -1 if none
+        is needed."""
         if self.first == 0:
             return -1, iter(())
-        checkpoint = self._newest_checkpoint()
+        checkpoint = self._newest_checkpoint(last)
+        if checkpoint is None and last is not None and self._newest_checkpoint() is not None:
+            raise self.lost(last, "older versions were removed (logRetentionDuration)")
         if checkpoint is None:
             raise StorageError(
                 f"the log of the Delta table {str(self.path)!r} has neither version 0 nor a checkpoint",
@@ -194,14 +261,18 @@ class DeltaLog:
         # Schema and protocol are needed to read the file actions.
         return newest, itertools.chain(self._rows(names, ["metaData", "protocol"]), self._rows(names, ["add"]))
 
-    def _newest_checkpoint(self) -> tuple[int, list[str]] | None:
-        """Return the version and the file names of the newest complete checkpoint."""
+    def _newest_checkpoint(self, last: int | None = None) -> tuple[int, list[str]] | None:
+        """Return the version and the file names of the newest complete checkpoint, up to the version ``last``."""
         parts: dict[int, list[str]] = {}
         wanted: dict[int, int] = {}
         for match in self._names(_CHECKPOINT):
             parts.setdefault(_number(match), []).append(match[0])
             wanted[_number(match)] = int(match["parts"] or 1)
-        whole = [number for number, names in parts.items() if len(names) == wanted[number]]
+        whole = [
+            number
+            for number, names in parts.items()
+            if len(names) == wanted[number] and (last is None or number <= last)
+        ]
         return (max(whole), sorted(parts[max(whole)])) if whole else None
 
     def _rows(self, names: list[str], wanted: list[str]) -> Iterator[dict[str, Any]]:
@@ -234,7 +305,11 @@ class DeltaLog:
     def _read_schema(self, action: Mapping[str, Any]) -> None:
         """Store the column types of a ``metaData`` action; raise ConfigError for features that are not supported."""
         if (meta := action.get("metaData")) is not None:
-            mode = dict(meta.get("configuration") or {}).get("delta.columnMapping.mode", "none")
+            configuration = dict(meta.get("configuration") or {})
+            self.table_id = str(meta.get("id") or "")
+            self.partition_columns = tuple(meta.get("partitionColumns") or ())
+            self.has_change_feed = str(configuration.get(CHANGE_FEED, "false")).lower() == "true"
+            mode = configuration.get("delta.columnMapping.mode", "none")
             if mode != "none":
                 raise self._unsupported(
                     f"it uses column mapping by {mode}", "rewrite it without delta.columnMapping.mode"
@@ -257,7 +332,11 @@ class DeltaLog:
         stats = json.loads(added.get("stats") or "{}")
         columns = {name: self._value(name, text) for name, text in dict(added.get("partitionValues") or {}).items()}
         return DeltaFile(
-            self._absolute(added["path"]), int(added["modificationTime"]), columns, stats.get("numRecords")
+            self._absolute(added["path"]),
+            int(added["modificationTime"]),
+            columns,
+            stats.get("numRecords"),
+            int(added.get("size") or 0),
         )
 
     def _value(self, column: str, text: str | None) -> Any:
@@ -275,6 +354,14 @@ class DeltaLog:
         if isinstance(self.path, ObjectPath):
             return relative if "://" in relative else str(self.path / relative)
         return os.path.realpath(self.path / relative)
+
+    def lost(self, version: int, why: str) -> DataLossError:
+        """Return the error for a ``version`` that the log does not have."""
+        return DataLossError(
+            f"version {version} of the Delta table {str(self.path)!r} is no longer in its log",
+            why=why,
+            do="start with a new state directory, and increase logRetentionDuration of the table",
+        )
 
     def _unsupported(self, what: str, do: str) -> ConfigError:
         return ConfigError(f"the Delta table {str(self.path)!r} cannot be read: {what}", option="path", do=do)

@@ -44,6 +44,7 @@ __all__ = [
     "FilesStreamReader",
     "check_unchanged",
     "count_records",
+    "json_objects",
     "list_new_files",
     "list_new_versions",
     "open_file",
@@ -435,12 +436,40 @@ def _parquet(entry: FileEntry) -> Iterator[pa.RecordBatch]:
     """
     import pyarrow.parquet as pq
 
-    row, columns = 0, dict(entry.columns or {})
+    row = 0
     for found in pq.ParquetFile(entry.path).iter_batches(batch_size=10_000):
-        rows = [each | columns for each in found.to_pylist()]
-        values = [json.dumps(each, default=_as_text, ensure_ascii=False).encode() for each in rows]
+        values = json_objects(found, entry.columns or {})
         yield _batch(entry, values, list(range(row, row + len(values))))
         row += len(values)
+
+
+def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[bytes]:
+    """Encode ``rows`` as JSON objects, with the columns ``constants``, whose values are the same in all rows.
+
+    Timestamps are in ISO 8601 and UTC, binary is base64; integers and decimals have all their digits.
+    """
+    import pyarrow as pa
+
+    is_exact = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_boolean)
+    encoded: list[list[str]] = []
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if name in constants:
+            continue
+        if any(holds(column.type) for holds in is_exact):
+            texts = [text or "null" for text in column.cast(pa.string()).to_pylist()]
+        else:
+            texts = list(map(_as_json, column.to_pylist()))
+        prefix = f"{_as_json(name)}: "
+        encoded.append([prefix + text for text in texts])
+    fixed = [f"{_as_json(name)}: {_as_json(value)}" for name, value in constants.items()]
+    encoded += [[text] * rows.num_rows for text in fixed]
+    if not encoded:
+        return [b"{}"] * rows.num_rows
+    return [f"{{{', '.join(texts)}}}".encode() for texts in zip(*encoded, strict=True)]
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, default=_as_text, ensure_ascii=False)
 
 
 def _as_text(value: object) -> object:
