@@ -82,7 +82,9 @@ def test_the_case_of_a_new_file_holds(source: str, tmp_path: Path, capsys: pytes
     assert status == 0, printed.out + printed.err
 
 
-@pytest.mark.parametrize("name", ["as-of-join", "deadband", "interval-join", "nested-data", "python", "sparkplug"])
+@pytest.mark.parametrize(
+    "name", ["as-of-join", "deadband", "interval-join", "nested-data", "python", "read-delta", "sparkplug"]
+)
 def test_the_cases_of_a_page_hold(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The pages' commands, without a Spark session for each."""
     shown = blocks(ROOT / f"docs/pipelines/{name}.md")

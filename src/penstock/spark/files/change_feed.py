@@ -256,7 +256,7 @@ class ChangeFeed:
             raise PenstockError(
                 f"version {version.number} of the Delta table {str(self._table)!r} has no change data feed",
                 why=f"it was written while the property {CHANGE_FEED} was not set, so its changes are not known",
-                do="set the property, and run with a new state directory, which starts with a snapshot (start: snapshot)",
+                do="set the property, and run with a new state directory and start: snapshot",
             )
         if version.changes:
             return [self._change(file, version.number, version.committed_ms, None) for file in version.changes]
@@ -265,7 +265,7 @@ class ChangeFeed:
                 f"the Delta table {str(self._table)!r} cannot be read: it has deletion vectors",
                 option="path",
                 why=f"version {version.number} removed a file of which some rows had been deleted before",
-                do="remove these rows from the files: REORG TABLE ... APPLY (PURGE), and start with a new state directory",
+                do="REORG TABLE ... APPLY (PURGE), then run with a new state directory and start: snapshot",
             )
         return [
             *(self._change(file, version.number, version.committed_ms, "delete") for file in version.removed),
@@ -278,11 +278,11 @@ class ChangeFeed:
         missing = sorted({*self._log.partition_columns} - {*file.columns})
         if missing:
             raise ConfigError(
-                f"the Delta table {str(self._table)!r} cannot be read: version {version} removes a file without its value "
-                f"of {missing[0]!r}",
+                f"the Delta table {str(self._table)!r} cannot be read: version {version} removes a file without its "
+                f"value of {missing[0]!r}",
                 option="path",
                 why="the writer left out the optional partitionValues",
-                do="run with a new state directory, which starts with a snapshot (start: snapshot)",
+                do="run with a new state directory and start: snapshot",
             )
         return ChangeFile(file.path, version, committed_ms, change, file.columns, file.records, file.size)
 
@@ -339,8 +339,7 @@ def _opened(table: StoragePath, file: ChangeFile) -> Iterator[pa.NativeFile]:
             raise DataLossError(
                 f"the file {file.path!r} of version {file.version} of the Delta table {str(table)!r} no longer exists",
                 why="it was removed by VACUUM, or maintenance, before it was read",
-                do="increase the retention of removed files; run with a new state directory, which starts with a "
-                "snapshot (start: snapshot)",
+                do="increase the retention of removed files; run with a new state directory and start: snapshot",
             ) from None
         with source:
             yield source

@@ -342,7 +342,8 @@ def unsynced(path: Path, above: Path, version: int, synced: Synced) -> set[Path]
     loss: a file must be synced, and each directory above it while it had the name of its entry."""
     entry = path / "_delta_log" / f"{version:020}.json"
     actions = [json.loads(line) for line in entry.read_text().splitlines()]
-    named = [entry, *(path / unquote(each["add"]["path"]) for each in actions if "add" in each)]
+    added = [each[kind] for each in actions for kind in ("add", "cdc") if kind in each]
+    named = [entry, *(path / unquote(each["path"]) for each in added)]
     directories = {each for file in named for each in file.parents if above in each.parents}
     lost = {file for file in named if file.stat().st_ino not in synced.files}
     return lost | ({*named, *directories} - synced.entries)
@@ -357,7 +358,7 @@ def test_all_that_a_version_names_is_synced_before_the_commit_returns(
     path = tmp_path / "new" / "lake" / "t"
     synced = synced_by(monkeypatch)
     fields = TableSink(path="new", partition_by=list(partition_by)).partitions
-    writer = DeltaWriter(path, "rows", "q", keys, fields)
+    writer = DeltaWriter(path, "rows", "q", keys, fields, change_data_feed=True)
     names = [name for name in ("k", "n_bucket_2") if partition_by]
     for number, found in enumerate((["a", "b"], ["b", "ä c"], ["d"])):
         rows = pa.table({"k": found, "n": range(len(found)), "n_bucket_2": pa.array([0, 1][: len(found)], pa.int32())})
@@ -373,6 +374,22 @@ def test_all_that_a_version_names_is_synced_before_the_commit_returns(
         assert unsynced(path, tmp_path, newest, synced) == set()
     assert unsynced(path, tmp_path, 0, synced) == set()
     assert sorted(numbers(path, "k")) == (["a", "b", "d", "ä c"] if keys else ["a", "b", "b", "d", "ä c"])
+
+
+def test_a_table_has_a_change_data_feed_from_the_next_batch_on(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    commit(DeltaWriter(path, "rows", "q", ("k",)), 0, pa.table({"k": ["a"], "n": [1]}))
+    with pytest.raises(ConfigError, match="has no change data feed"):
+        DeltaLog(path).check_change_feed()
+    writer = DeltaWriter(path, "rows", "q", ("k",), change_data_feed=True)
+    for batch in (1, 2, 2):
+        commit(writer, batch, pa.table({"k": ["a", "b"], "n": [batch, batch]}))
+    assert DeltaLog(path).check_change_feed() == 4  # 2 has set the property
+    found = pa.table(DeltaTable(path).load_cdf(starting_version=3)).to_pylist()
+    changes = [("update_preimage", "a", 1), ("update_postimage", "a", 1), ("insert", "b", 1)]
+    assert {(row["_change_type"], row["k"], row["n"]) for row in found if row["_commit_version"] == 3} == set(changes)
+    commit(DeltaWriter(path, "rows", "q", ("k",)), 3, pa.table({"k": ["c"], "n": [1]}))
+    assert DeltaLog(path).check_change_feed() == 5
 
 
 @pytest.mark.parametrize("keys", [(), ("k",)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from datetime import UTC, date, datetime
@@ -132,7 +133,7 @@ def test_a_new_query_reads_the_rows_and_then_their_changes(table: Path) -> None:
         {"version": newest + 2},
     ]
     assert batches[-1] == {name: {"version": newest + 8}}
-    found = [changes(table, start, end) for start, end in zip(batches, batches[1:], strict=False)]
+    found = [changes(table, start, end) for start, end in itertools.pairwise(batches)]
     assert [[row["k"] for row in batch] for batch in found][3:] == [[12], [13], [14], [15], [16], [17]]
     assert sorted(row["k"] for batch in found[:3] for row in batch) == [8, 10, 11]
     assert {row["change"] for batch in found for row in batch} == {"insert"}
@@ -209,7 +210,7 @@ def test_a_table_that_lost_versions_or_was_created_again_is_refused(table: Path)
     assert changes(table, first, end)[0]["version"] == 3
     (log / f"{3:020}.json").unlink()
     assert changes(table, {next(iter(end)): {"version": 4}}, end)[0]["version"] == 4
-    with pytest.raises(DataLossError, match=r"version 3 .* is no longer in its log"):
+    with pytest.raises(DataLossError, match="is no longer in its log"):
         ChangeFeed(table).files(first, end)
 
 
@@ -258,7 +259,7 @@ def test_a_table_without_a_feed_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_versions_that_cannot_be_read_are_refused(table: Path, action: dict[str, Any], says: str) -> None:
     newest = DeltaTable(table).version()
-    (table / "_delta_log" / f"{newest + 1:020}.json").write_text(json.dumps(action))
     start, _ = between(table, newest, newest)
+    (table / "_delta_log" / f"{newest + 1:020}.json").write_text(json.dumps(action))
     with pytest.raises(PenstockError, match=says):
         ChangeFeed(table).latest(start)
