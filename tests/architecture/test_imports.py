@@ -147,7 +147,8 @@ RULES = [
                 # The tables of options, whose names the JSON Schema has.
                 (
                     *("mqtt.url", "runtime.config", "runtime.io.network", "runtime.io.tls", "runtime.kafka"),
-                    *("spark.files.object_storage", "spark.mqtt.options", "spark.option_parsing", "spark.tube.options"),
+                    *("spark.files.feed_options", "spark.files.object_storage", "spark.mqtt.options"),
+                    *("spark.option_parsing", "spark.tube.options"),
                     *("spark.postgresql.columns", "spark.postgresql.connection"),
                 ),
                 SPARK | IO,
@@ -158,7 +159,7 @@ RULES = [
                 ("spark.files.object_storage", "spark.tube.offsets", "statestore.hlc"),
                 SPARK | IO,
             ),
-            ("rows", ("spec",), ("spark.tube.options",), IO),
+            ("rows", ("spec",), ("spark.files.feed_options", "spark.tube.options"), IO),
             ("catalyst", (), (), IO),
             ("steps", ("catalyst", "spec", "rows", "state_dir"), ("spark", *SPARKPLUG), IO),
             ("sources", ("catalyst", "spec", "rows", "state_dir"), ("spark",), IO),

@@ -51,7 +51,7 @@ from penstock.pipelines.spec.sources import (
     TubeOptions,
 )
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, template_parts
-from penstock.spark.files.change_feed import CHANGE_TYPE
+from penstock.spark.files.feed_options import CHANGE_TYPE
 from penstock.spark.tube.options import HEADER_PREFIX
 
 __all__ = [

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError, PenstockError
 from penstock.spark.files.delta_log import CHANGE_FEED, DeltaFile, DeltaLog, DeltaVersion
-from penstock.spark.files.feed_options import FeedOptions
+from penstock.spark.files.feed_options import CHANGE_TYPE, FeedOptions
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors, storage_path
 from penstock.spark.files.source import json_objects
 from penstock.spark.local_sources import LocalSource
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
 __all__ = [
-    "CHANGE_TYPE",
     "ChangeFeed",
     "ChangeFile",
     "DeltaDataSource",
+    "DeltaPartition",
     "DeltaReader",
     "DeltaStreamReader",
     "count_changes",
@@ -53,8 +53,6 @@ __all__ = [
 
 Offsets = Mapping[str, Mapping[str, int]]
 
-CHANGE_TYPE: Final = "change_type"
-"""Header of a record with the type of the change."""
 _TYPE_COLUMN: Final = "_change_type"
 _COLUMNS = (*WITH_HEADERS, f"{HEADER_PREFIX}{CHANGE_TYPE}")
 _TASK_BYTES = 32 << 20

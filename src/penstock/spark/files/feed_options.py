@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.spark.files.object_storage import StoragePath, storage_path
 
-__all__ = ["FeedOptions"]
+__all__ = ["CHANGE_TYPE", "FeedOptions"]
+
+CHANGE_TYPE: Final = "change_type"
+"""Header of a record with the type of the change."""
 
 
 class FeedOptions(NamedTuple):

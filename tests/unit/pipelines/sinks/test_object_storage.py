@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
+from penstock.errors import ConfigError, DataLossError, PenstockError, StorageError, UnavailableError
 from penstock.pipelines.ledger.reconcile import _delta
 from penstock.pipelines.sinks import maintenance as maintaining
 from penstock.pipelines.sinks.delta import DeltaWriter, check_partitions, delta_writers, is_delta_table, load
@@ -20,6 +20,7 @@ from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA, FileTarget, FileWrit
 from penstock.pipelines.sinks.partitions import PartitionFiles
 from penstock.pipelines.sinks.table import check_types, writers
 from penstock.pipelines.spec.sinks import TableSink
+from penstock.spark.files.change_feed import ChangeFeed, count_changes, read_changes
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import ObjectPath, object_storage_error, storage_path
 from tests.object_storage import ObjectStorage
@@ -97,12 +98,27 @@ def test_columns_are_added_and_partitions_are_kept(object_storage: ObjectStorage
 
 def test_rows_are_merged_by_key(object_storage: ObjectStorage, tmp_path: Path) -> None:
     path = table_in(object_storage)
-    writer = DeltaWriter(path, "rows", "q", keys=["k"])
+    writer = DeltaWriter(path, "rows", "q", keys=["k"], change_data_feed=True)
     for batch, rows in enumerate(({"k": ["a", "b"], "n": [1, 2]}, {"k": ["b", "c"], "n": [3, 4]})):
         for each in (writer, DeltaWriter(path, "rows", "q", keys=["k"])):
             commit(each, batch, pa.table(rows), tmp_path / "attempt")
             assert not (tmp_path / "attempt").exists()
     assert numbers(path) == [1, 3, 4]
+    # The changes are read with the same credentials.
+    feed, name = ChangeFeed(path), load(path).metadata().id
+    files = feed.files({str(name): {"version": 0}}, feed.latest({str(name): {"version": 0}}))
+    changes = [record for batch in read_changes(path, files) for record in batch.to_pylist()]
+    assert sorted((json.loads(each["value"])["n"], each["header.change_type"]) for each in changes) == [
+        (1, "insert"),
+        (2, "insert"),
+        (2, "update_preimage"),
+        (3, "update_postimage"),
+        (4, "insert"),
+    ]
+    assert count_changes(path, files) == 5
+    (path / "_change_data").remove_tree()
+    with pytest.raises(DataLossError, match="no longer exists"):
+        list(read_changes(path, files))
 
 
 @pytest.mark.parametrize("partition_by", [[], ["k"]])

@@ -26,16 +26,15 @@ from penstock.spark.files.change_feed import (
 )
 from penstock.spark.files.feed_options import FeedOptions
 
-SCHEMA = pa.schema(
-    {
-        "k": pa.int64(),
-        "text": pa.string(),
-        "amount": pa.decimal128(20, 2),
-        "at": pa.timestamp("us", "UTC"),
-        "day": pa.date32(),
-        "p": pa.int32(),
-    }
-)
+FIELDS: list[pa.Field[Any]] = [
+    pa.field("k", pa.int64()),
+    pa.field("text", pa.string()),
+    pa.field("amount", pa.decimal128(20, 2)),
+    pa.field("at", pa.timestamp("us", "UTC")),
+    pa.field("day", pa.date32()),
+    pa.field("p", pa.int32()),
+]
+SCHEMA = pa.schema(FIELDS)
 AMOUNT = Decimal("123456789012345678.91")
 FEED = {"delta.enableChangeDataFeed": "true"}
 
