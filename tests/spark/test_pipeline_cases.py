@@ -91,7 +91,8 @@ def test_the_cases_of_a_page_hold(name: str, tmp_path: Path, capsys: pytest.Capt
     for block in shown:
         if block.directive.startswith("file "):
             (tmp_path / block.directive.removeprefix("file ")).write_text(block.text)
-    (command,) = (command for block in shown if block.language == "console" for command in commands(block))
+    found = [command for block in shown if block.language == "console" for command in commands(block)]
+    (command,) = (command for command in found if command.text.startswith("penstock pipeline test "))
     words = command.text.split()
     assert main([*words[1:-1], str(tmp_path / words[-1])]) == 0, capsys.readouterr()
     assert matches(command.output, capsys.readouterr().out)
