@@ -13,6 +13,7 @@ from penstock.cli.context_file import (
     FIELDS,
     NO_CONTEXT,
     Contexts,
+    complete_context,
     contexts_path,
     read_contexts,
     write_contexts,
@@ -30,6 +31,7 @@ app = Commands("""Manage contexts: named addresses and credentials of nodes.
     a context are used with its own addresses only: if an address or a credential is set elsewhere, none of them is.""")
 
 Name = Annotated[str, typer.Argument(help="Name of the context.", metavar="NAME")]
+Known = Annotated[str, typer.Argument(help="Name of the context.", metavar="NAME", autocompletion=complete_context)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def add(name: Name, *, options: ContextOptions) -> None:
 
 
 @app.add("penstock context use plant", "penstock context use none")
-def use(name: Name) -> None:
+def use(name: Known) -> None:
     """Make NAME the current context; none: commands use no context by default."""
     found = read_contexts()
     found.selected(name)
@@ -133,7 +135,7 @@ def use(name: Name) -> None:
 
 
 @app.add("penstock context remove plant")
-def remove(name: Name, yes: Yes = False) -> None:
+def remove(name: Known, yes: Yes = False) -> None:
     """Remove the context NAME. The files that it names stay."""
     found = read_contexts()
     found.selected(name)

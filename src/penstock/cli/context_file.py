@@ -22,6 +22,7 @@ __all__ = [
     "FIELDS",
     "NO_CONTEXT",
     "Contexts",
+    "complete_context",
     "contexts_path",
     "defaults",
     "read_contexts",
@@ -124,6 +125,15 @@ def read_contexts() -> Contexts:
             do="correct it, or delete it and create the contexts again",
         )
     return Contexts(current, contexts)
+
+
+def complete_context(incomplete: str) -> list[str]:
+    """Shell completion: the contexts whose names begin with ``incomplete``."""
+    try:
+        names = read_contexts().contexts
+    except ConfigError:  # reported by the command
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def write_contexts(contexts: Contexts) -> None:

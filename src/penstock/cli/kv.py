@@ -28,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.options import (
+    DEFAULT,
     BrokerOptions,
     Commands,
     Json,
@@ -61,7 +62,36 @@ __all__ = ["app", "export_command", "import_command", "lock_command"]
 
 app = Commands("Read, write, watch and lock keys of a state store.")
 
-Key = Annotated[str, typer.Argument(help="Key.", metavar="KEY")]
+_COMPLETION_S = 1.0
+"""Timeout of shell completion, for which the shell waits."""
+_CREDENTIALS = ("username", "password_file", "ca_file", "cert_file", "key_file")
+
+
+def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: the first keys of the store that begin with ``incomplete`` and are printable text."""
+    import asyncio
+
+    # Completion parses the line without environment variables and defaults.
+    given: dict[str, Any] = {"broker": DEFAULT}
+    for name in ("broker", *_CREDENTIALS):
+        value = ctx.params.get(name) or os.environ.get(f"PENSTOCK_{name.upper()}") or ctx.lookup_default(name)
+        if value:
+            given[name] = Path(value) if name.endswith("_file") else value
+
+    async def keys() -> list[bytes]:
+        pattern = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in incomplete) + "*"
+        async with asyncio.timeout(_COMPLETION_S), StateStoreOptions(**given).store() as store:
+            return (await store.scan_page(pattern))[0]
+
+    try:
+        found = asyncio.run(keys())
+    except (PenstockError, TimeoutError):  # no store to ask
+        return []
+    texts = (key.decode("utf-8", "replace") for key in found)
+    return sorted(text for text in texts if text.isprintable() and "\ufffd" not in text)
+
+
+Key = Annotated[str, typer.Argument(help="Key.", metavar="KEY", autocompletion=complete_key)]
 Base64 = Annotated[bool, typer.Option("--base64", help="KEY is base64, for keys that are not text.")]
 Value = Annotated[str | None, typer.Argument(help="Value. Default: --file or standard input.", metavar="VALUE")]
 ValueFile = Annotated[

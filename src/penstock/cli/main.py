@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 import penstock
+from penstock.cli.context_file import complete_context
 from penstock.cli.output import exit_status, print_error, set_json_errors
 from penstock.cli.parameters import PlainParameters, UsageError
 from penstock.errors import PenstockError
@@ -177,6 +178,7 @@ def penstock_command(
             help="Use the addresses and credentials of this context (penstock context); none: of no context.",
             envvar="PENSTOCK_CONTEXT",
             metavar="NAME",
+            autocompletion=complete_context,
         ),
     ] = None,
     _version_asked: Annotated[

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_DIR",
+    "DEFAULT",
     "DURATION",
     "BrokerOptions",
     "CaFile",

@@ -51,6 +51,28 @@ def test_vdel(kv: Command, store: Client) -> None:
     assert kv("vdel", "k", "v") == (1, "", "penstock: key 'k' does not exist\n")
 
 
+def test_keys_and_contexts_are_offered_by_shell_completion(
+    node: LocalNode, store: Client, penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offered(line: str) -> list[str]:
+        monkeypatch.setenv("_PENSTOCK_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        done = penstock()
+        monkeypatch.delenv("_PENSTOCK_COMPLETE")
+        assert (done.status, done.err) == (0, "")
+        return done.out.split()
+
+    for key in (b"line-3/a", b"line-3/b", b"line-3/\xff", b"line*", b"other"):
+        store.set(key, "v")
+    assert offered(f"penstock kv get --broker {node.url} line-3/") == ["line-3/a", "line-3/b"]
+    assert offered(f"penstock kv del --broker {node.url} line*") == ["line*"]
+    assert offered("penstock kv get --broker 127.0.0.1:1 l") == []
+    penstock("context", "add", "lab", "--broker", node.url)
+    assert offered("penstock kv get o") == ["other"]  # at the address of the context
+    assert offered("penstock context use l") == offered("penstock --context l") == ["lab"]
+
+
 def test_scan(kv: Command, store: Client) -> None:
     for key in (b"a/1", b"a/2", b"b\n", b"\xff"):
         store.set(key, "v")
