@@ -27,6 +27,7 @@ from penstock.tube.client import web
 from tests.histories.lock_load import LockLoad
 from tests.histories.lock_load import check as check_locks
 from tests.histories.machine import Machine
+from tests.histories.pipeline_load import PipelineLoad
 from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
 from tests.histories.store import DEADLINE_S, Load, record
@@ -46,6 +47,8 @@ FAULTS = (*TAKEOVERS, "etcd-follower", "etcd-leader", "etcd-majority", "clients"
 ROUNDS, BLOCK = 210, 10
 """Nightly rounds, with the kinds of fault in turn, and those of one test, which takes about three minutes."""
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+PIPELINE = "pipeline"
+"""The test in which a pipeline reads the topic, too. Spark takes more processor time than everything else."""
 KINDS = [
     pytest.param(("kill-both", "pause", "cut", "nodes"), id="4"),
     *(
@@ -55,6 +58,9 @@ KINDS = [
             marks=LONG,
         )
         for start in range(0, ROUNDS, BLOCK)
+    ),
+    pytest.param(
+        ("kill-both", "pause", "handover"), id=PIPELINE, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)]
     ),
 ]
 LEASE_S = 3
@@ -396,13 +402,22 @@ async def test_takeovers(
         pair(tmp_path, three) as nodes,
         TubeLoad(tmp_path / "tube.jsonl", nodes.masters, "demo") as tube,
         LockLoad(f"mqtt://127.0.0.1:{nodes.clients.port}") as locks,
+        AsyncExitStack() as more,
     ):
+        pipeline = None
+        if request.node.callspec.id == PIPELINE:
+            pipeline = await more.enter_async_context(
+                PipelineLoad(tmp_path, nodes.masters, "demo", f"mqtt://127.0.0.1:{nodes.clients.port}")
+            )
+            await pipeline.more()
         brokers = [node.broker_id for node in nodes.nodes]
         await tube.more(10, *brokers)
 
         async def fault(load: Load) -> None:
             async def apply(number: int) -> None:
                 await nodes.apply(faults[number], load, tube, messages / "history.jsonl")
+                if pipeline is not None:
+                    await pipeline.more()
 
             nonlocal delivered
             may_be_full = "full" in faults
@@ -414,6 +429,8 @@ async def test_takeovers(
 
         recorder = await record(history, f"mqtt://127.0.0.1:{nodes.clients.port}", fault)
         read = await tube.finish()
+        if pipeline is not None:
+            read += f"; pipeline {await pipeline.finish(tube.acknowledged)}"
     assert recorder.answered > 300
     assert recorder.refused == []
     held = check_locks(locks.held, locks.written)

@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.simulation.history import Violation
 
-__all__ = ["TubeHistory", "TubeRecorder", "check"]
+__all__ = ["Sent", "TubeHistory", "TubeRecorder", "check"]
 
 Place = tuple[str, int]
 """Partition and offset."""

@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
@@ -19,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.tube.codec.strings import Partition
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
-from tests.histories.tube import TubeRecorder, check
+from tests.histories.tube import Sent, TubeRecorder, check
 
 __all__ = ["TubeLoad"]
 
@@ -42,8 +43,8 @@ class TubeLoad:
         self._masters = masters
         self._topic = topic
         self._offsets: dict[str, int] = {}
-        self._acknowledged: set[tuple[str, int]] = set()
-        self._found: set[tuple[str, int]] = set()
+        self.acknowledged: set[Sent] = set()
+        self._found: set[Sent] = set()
         self._ending = asyncio.Event()
         self._producers: list[asyncio.Task[None]] = []
         self._members: list[asyncio.Task[None]] = []
@@ -76,7 +77,7 @@ class TubeLoad:
         """Send nothing more, wait until every acknowledged record was read, and check the history."""
         self._ending.set()
         await asyncio.gather(*self._producers)
-        await self._until(lambda: self._acknowledged <= self._found)
+        await self._until(lambda: self.acknowledged <= self._found)
         for task in self._members:
             task.cancel()
         await asyncio.gather(*self._members, return_exceptions=True)
@@ -99,14 +100,15 @@ class TubeLoad:
                     return
                 self._history.send(name, number, repeats=not idempotent)
                 try:
-                    result = await producer.send(self._topic, f"{name} {number}".encode())
+                    value = json.dumps({"producer": name, "number": number})
+                    result = await producer.send(self._topic, value.encode())
                 except PenstockError:
                     continue  # it may be stored
                 # An attempt without an answer may have stored the record: then its offset is not known.
                 offset = result.append_offset if result.append_offset >= 0 else None
                 key = _key(result.broker_id, self._topic, result.partition)
                 self._history.acknowledge(name, number, key, offset)
-                self._acknowledged.add((name, number))
+                self.acknowledged.add((name, number))
                 await asyncio.sleep(PAUSE_S)
 
     async def _consume(self) -> None:
@@ -116,12 +118,13 @@ class TubeLoad:
         ) as consumer:  # fmt: skip
             async for messages in consumer.batches():
                 for message in messages:
-                    name, _, number = message.data.decode().partition(" ")
+                    value = json.loads(message.data)
+                    name, number = value["producer"], value["number"]
                     key = _key(message.broker_id, message.topic, message.partition)
                     assert message.offset is not None
-                    self._history.read(GROUP, key, message.offset, name, int(number))
+                    self._history.read(GROUP, key, message.offset, name, number)
                     self._offsets[key] = message.offset + ROW_BYTES
-                    self._found.add((name, int(number)))
+                    self._found.add((name, number))
                     self.read[message.broker_id] += 1
 
     def _offset(self, partition: Partition) -> int | None:
