@@ -36,6 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 SUMS = "SHA256SUMS"
 DISTRIBUTIONS = (".whl", ".tar.gz")
+LICENCES = {"pyrage": "MIT"}
+"""Licences of distributions whose wheels have the text only."""
 START_S = 60.0
 """Time in seconds in which the node of the installation must start."""
 VALIDATE = """
@@ -181,6 +183,13 @@ def quick_start(python: Path, folder: Path) -> None:
         log.close()
 
 
+def with_known_licences(table: str) -> str:
+    """Return the ``table`` of licences with those that the metadata of a distribution does not name."""
+    for name, licence in LICENCES.items():
+        table = re.sub(rf"^(\| {name} +\| \S+ +\| )UNKNOWN", rf"\g<1>{licence}", table, flags=re.MULTILINE)
+    return table
+
+
 def describe(folder: Path, tools: Path, node: Path, name: str) -> None:
     """Write components and licences: of the installation of ``node``, and of pipelines from their requirements."""
     cyclonedx, project = str(tools.parent / "cyclonedx-py"), str(ROOT / "pyproject.toml")
@@ -196,7 +205,9 @@ def describe(folder: Path, tools: Path, node: Path, name: str) -> None:
         str(tools.parent / "pip-licenses"), "--python", str(node), "--format", "markdown",
         "--output-file", str(licences),
     )  # fmt: skip
-    if "UNKNOWN" in (text := licences.read_text(encoding="utf-8")):
+    text = with_known_licences(licences.read_text(encoding="utf-8"))
+    licences.write_text(text, encoding="utf-8")
+    if "UNKNOWN" in text:
         raise NotReadyError(f"a component has no known licence:\n{text}")
     with licences.open("a", encoding="utf-8") as listed:
         for library in console_libraries():

@@ -83,3 +83,8 @@ def test_the_inventory_has_the_version_and_the_libraries_of_the_console(tmp_path
     names = {component["name"]: component["licenses"] for component in found["components"]}
     assert {"preact", "htm", "uplot", "@picocss/pico"} <= names.keys()
     assert names["htm"] == [{"license": {"id": "Apache-2.0"}}]
+
+
+def test_a_licence_that_the_metadata_lacks_is_added_and_no_other() -> None:
+    table = "| pyrage       | 1.4.0   | UNKNOWN |\n| pyrage-other | 1.4.0   | UNKNOWN |\n"
+    assert release.with_known_licences(table) == table.replace("UNKNOWN", "MIT", 1)
