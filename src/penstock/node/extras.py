@@ -24,7 +24,7 @@ def check_extras(config: NodeConfig) -> None:
     if config.cluster is not None:
         with needs_cluster():
             import_module("penstock.cluster.client")
-    if any(rule.to is not None for rule in config.rules):
+    if any(rule.to is not None and rule.to.kafka is not None for rule in config.rules):
         with needs_kafka("rules"):
             import_module("confluent_kafka")
     if config.tracing is not None:

@@ -48,6 +48,7 @@ from penstock.node.pipeline_commands import PipelineCommands
 from penstock.node.rules import Identities, RuleService, RuleTarget, TubeTarget
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, reload_failed
 from penstock.node.tube_broker import late_batches
+from penstock.node.tube_cluster import TubeClusterTarget
 from penstock.node.web import WebConsole
 from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog
@@ -557,9 +558,15 @@ class Node:
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
         shapes = {} if master is None else {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
-            if rule.to is not None:
+            client: KafkaTarget | TubeClusterTarget | None = None
+            if rule.to is not None and rule.to.kafka is not None:
                 limit = 2 * rule.max_pending_bytes  # at which every message is rejected
-                target: RuleTarget = KafkaTarget(rule.to.kafka, max_bytes=limit, partition=rule.partition)
+                client = KafkaTarget(rule.to.kafka, max_bytes=limit, partition=rule.partition)
+            elif rule.to is not None:
+                assert rule.to.tube is not None, "a rule has one target"
+                client = TubeClusterTarget(rule.to.tube, partition=rule.partition)
+            if client is not None:
+                target: RuleTarget = client
             else:
                 assert broker is not None, "the configuration has no rules without TubeMQ"
                 shape = shapes[rule.target].at(self.config.tube.broker_id)
@@ -569,10 +576,10 @@ class Node:
             service = RuleService(rule, appends, identities=identities, later=later)
             server.add_service(service)
             self._parts.callback(service.close)
-            if isinstance(target, KafkaTarget):  # closed before the rule, which gets its last results
-                target.start()
-                self._parts.push_async_callback(target.close)
-                self._warnings.append((f"rule {rule.label}", target.warning))
+            if client is not None:  # closed before the rule, which gets its last results
+                client.start()
+                self._parts.push_async_callback(client.close)
+                self._warnings.append((f"rule {rule.label}", client.warning))
             self._rules.append(service)
             self._show(service)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))

@@ -303,7 +303,7 @@ class NodeSecurity:
             entry.check_files()
         for rule in self.config.rules:
             if rule.to is not None:
-                rule.to.kafka.check_files()
+                rule.to.section.check_files()
         if self.config.tracing is not None:
             self.config.tracing.check_files()
         if self.config.telemetry is not None:

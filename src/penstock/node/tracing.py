@@ -49,7 +49,7 @@ class TracedTarget:
         self._tracing = tracing
         self._span_name = f"send {rule.target}"
         self._attributes = {
-            "messaging.system": "tubemq" if rule.to is None else "kafka",
+            "messaging.system": "tubemq" if rule.to is None or rule.to.kafka is None else "kafka",
             "messaging.operation.name": "send",
             "messaging.operation.type": "send",
             "messaging.destination.name": rule.target,

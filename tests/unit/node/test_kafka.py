@@ -122,9 +122,10 @@ def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
         file = tmp_path / "penstock.yaml"
         rule = {"filter": "a/#", "to": {"kafka": KAFKA | {"tls": tls, "sasl": sasl}}}
         file.write_text(json.dumps({"rules": [rule]}))
-        kafka = load_config(file, {}, {}).rules[0].to
-        assert kafka is not None
-        section = kafka.kafka
+        target = load_config(file, {}, {}).rules[0].to
+        assert target is not None
+        section = target.kafka
+        assert section is not None
         assert section.tls is not None
         assert section.tls.model_dump() == {name: tmp_path / path for name, path in tls.items()}
         assert section.sasl is not None

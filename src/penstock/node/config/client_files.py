@@ -1,4 +1,4 @@
-"""Files of TLS that sections of clients name: of bridges, rules to Kafka and traces."""
+"""Files of TLS that sections of clients name: of bridges, rules to other systems and traces."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ from penstock.node.config.statestore import StateStoreSection
 from penstock.node.config.template import Template
 from penstock.node.config.tracing import TelemetrySection, TracingSection
 from penstock.node.config.tube import TubeAccess, TubeLimitOptions, TubeTls
+from penstock.node.config.tube_cluster import TopicName, TubeClusterSection
 from penstock.runtime.config.loader import validate
 from penstock.runtime.config.yaml_document import Document, read_document
 from penstock.runtime.io.clock import STEP_HOLD_S
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.logs import LogFormat, LogLevel
-from penstock.tube.codec.strings import valid_topic
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import KNOWN_TOKENS
 from penstock.tube.storage.retention import parse_policy
@@ -85,18 +85,11 @@ def _filter(value: str) -> str:
     return value
 
 
-def _tube_topic(value: str) -> str:
-    if not valid_topic(value):
-        raise ValueError("expected a TubeMQ topic: a letter, then letters, digits and _, 2 to 64 in all")
-    return value
-
-
 TemplateText = Annotated[
     Template,
     PlainValidator(_template, json_schema_input_type=str),
     PlainSerializer(lambda t: t.text, return_type=str),
 ]
-TopicName = Annotated[str, BeforeValidator(lambda value: _tube_topic(value) if isinstance(value, str) else value)]
 AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
 FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isinstance(value, str) else value)]
 
@@ -301,7 +294,23 @@ class RuleOverflowPolicy(StrEnum):
 class RuleTargets(Section):
     """Target of a rule outside the node."""
 
-    kafka: KafkaSection = Field(description="topic of a Kafka cluster")
+    kafka: KafkaSection | None = Field(default=None, description="topic of a Kafka cluster")
+    tube: TubeClusterSection | None = Field(
+        default=None, description="topic of a TubeMQ cluster, written to any of its brokers"
+    )
+
+    @model_validator(mode="after")
+    def _one_target(self) -> RuleTargets:
+        if (self.kafka is None) == (self.tube is None):
+            raise ValueError("set either `kafka` or `tube`")
+        return self
+
+    @property
+    def section(self) -> KafkaSection | TubeClusterSection:
+        """The one that is set."""
+        found = self.kafka or self.tube
+        assert found is not None, "a rule has one target"
+        return found
 
 
 class RuleSection(Section):
@@ -346,8 +355,8 @@ class RuleSection(Section):
     @model_validator(mode="after")
     def _one_target(self) -> RuleSection:
         if (self.topic is None) == (self.to is None):
-            raise ValueError("set either `topic` (TubeMQ) or `to` (Kafka)")
-        if self.to is not None and "msg_type" in self.model_fields_set:
+            raise ValueError("set either `topic` (the node's broker) or `to` (Kafka or a TubeMQ cluster)")
+        if self.to is not None and self.to.kafka is not None and "msg_type" in self.model_fields_set:
             raise ValueError("`msg_type` is for TubeMQ: use `attributes`, which become headers, with `to.kafka`")
         return self
 
@@ -355,7 +364,7 @@ class RuleSection(Section):
     def target(self) -> str:
         """The topic to which the rule writes."""
         if self.to is not None:
-            return self.to.kafka.topic
+            return self.to.section.topic
         assert self.topic is not None, "a rule has one target"
         return self.topic
 

@@ -1,0 +1,182 @@
+"""Rules to a TubeMQ cluster: configuration, key and message type, waiting for masters, brokers and topics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.node.config.node import load_config
+from penstock.node.config.tube_cluster import TubeClusterSection
+from penstock.node.tube_cluster import TubeClusterTarget
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.consumer import Consumer
+from penstock.tube.record import Record
+from tests.certificates import Authority
+from tests.unit.tube.servers import Tube, tube, until
+
+TUBE: dict[str, Any] = {"masters": ["h:8715", "i:8715"], "topic": "telemetry"}
+
+
+def section(running: Tube, topic: str = "telemetry", **more: Any) -> TubeClusterSection:
+    return TubeClusterSection.model_validate({"masters": [running.masters], "topic": topic, **more})
+
+
+def record(number: int, key: bytes | None = None) -> Record:
+    return Record(b"%d" % number, key=key, id=f"m-{number}", msg_type="reading", headers=[("unit", "bar")])
+
+
+async def read(masters: str, topic: str, count: int) -> list[Record]:
+    found: list[Record] = []
+    async with Consumer(masters, "readers", [topic]) as consumer, asyncio.timeout(30):
+        async for message in consumer:
+            assert message.record.msg_type == "reading"
+            found.append(message.record)
+            if len(found) == count:
+                break
+    return found
+
+
+def load(folder: Path, rule: dict[str, Any], **more: Any) -> None:
+    file = folder / "penstock.yaml"
+    file.write_text(json.dumps({"rules": [{"filter": "a/#", **rule}], **more}))
+    config = load_config(file, {}, {})
+    assert [entry.target for entry in config.rules] == ["telemetry"]
+    assert "telemetry" not in config.topics(), "the cluster has its own topics"
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ({"to": {}}, "set either `kafka` or `tube`"),
+        ({"to": {"tube": TUBE, "kafka": {"bootstrap": ["h:1"], "topic": "t"}}}, "set either `kafka` or `tube`"),
+        ({"topic": "telemetry", "to": {"tube": TUBE}}, "set either `topic`"),
+        ({"to": {"tube": TUBE | {"masters": []}}}, "masters"),
+        ({"to": {"tube": TUBE | {"masters": ["h"]}}}, "masters"),
+        ({"to": {"tube": TUBE | {"topic": "a/b"}}}, "expected a TubeMQ topic"),
+        ({"to": {"tube": TUBE | {"user": "u"}}}, "set `user` and `password_file` together"),
+    ],
+)
+def test_configuration(tmp_path: Path, rule: dict[str, Any], error: str) -> None:
+    load(tmp_path, {"to": {"tube": TUBE}, "partition": 7, "msg_type": "x"})
+    load(tmp_path, {"to": {"tube": TUBE}}, cluster={"name": "c", "node": "n", "etcd": ["h:2379"]})
+    with pytest.raises(ConfigError, match=error):
+        load(tmp_path, rule)
+
+
+def test_files_are_relative_to_the_configuration_and_checked_before_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    login = {"user": "u", "password_file": "p", "tls": {"ca": "ca.pem"}}
+    file.write_text(json.dumps({"rules": [{"filter": "a/#", "to": {"tube": TUBE | login}}]}))
+    target = load_config(file, {}, {}).rules[0].to
+    assert target is not None
+    assert target.tube is not None
+    assert target.tube.tls is not None
+    assert (target.tube.password_file, target.tube.tls.ca) == (tmp_path / "p", tmp_path / "ca.pem")
+    missing = str(tmp_path / "none")
+    for more, option in (
+        ({"user": "u", "password_file": missing}, "password_file"),
+        ({"tls": {"ca": missing}}, "tls.ca"),
+    ):
+        with pytest.raises(ConfigError) as failure:
+            TubeClusterSection.model_validate(TUBE | more).check_files()
+        assert failure.value.option == option
+
+
+async def test_only_the_message_itself_is_refused() -> None:
+    target = TubeClusterTarget(TubeClusterSection.model_validate(TUBE))
+    assert target.retries(UnavailableError("lost"))
+    assert target.retries(RefusedError("no topic", code=444))
+    assert target.retries(RefusedError("full", code=ErrCode.SERVER_RECEIVE_OVERFLOW))
+    assert not target.retries(RefusedError("bad", code=ErrCode.BAD_REQUEST))
+    assert not target.retries(LocalProtocolError("too large"))
+
+
+async def test_messages_wait_for_master_and_topic_and_keep_their_order(tmp_path: Path) -> None:
+    running = Tube(tmp_path)
+    target = TubeClusterTarget(section(running))
+    results: list[object] = []
+    target.start()
+    for number in range(3):
+        target.append(target.prepare(record(number, b"line 1")), results.append)
+    await until(target.warning)
+    warning = target.warning()
+    assert warning is not None
+    assert "messages for topic 'telemetry' wait" in warning.what
+    assert not results
+    try:
+        master = await running.start_master()
+        for number in (1, 2):
+            await running.start_broker(number)
+        await until(lambda: len(results) == 3)
+        refused = results[0]
+        assert isinstance(refused, PenstockError)
+        assert target.retries(refused), "it is sent again until the topic exists"
+        await master.create_topic("telemetry", ready_s=10)
+        stored: list[Any] = []
+        probes = 0
+        while {result.broker_id for result in stored} != {1, 2}:  # until the producer knows both brokers
+            probes += 1
+            target.append(target.prepare(record(1000 + probes, b"key %d" % probes)), stored.append)
+            await until(lambda: len(stored) == probes)
+            await asyncio.sleep(0.05)
+        stored.clear()
+        for number in range(300):
+            target.append(target.prepare(record(number, b"line 1")), stored.append)
+        await until(lambda: len(stored) == 300)
+        assert target.warning() is None
+        assert len({(result.broker_id, result.partition) for result in stored}) == 1, "a key has one partition"
+        large: list[object] = []
+        target.append(target.prepare(Record(bytes(5 << 20))), large.append)
+        await until(lambda: large)
+        assert isinstance(large[0], LocalProtocolError)
+        found = await read(running.masters, "telemetry", 300 + probes)
+        line = [item for item in found if item.key == b"line 1"]
+        assert [int(item.value) for item in line] == list(range(300))
+        assert [(item.id, item.headers) for item in line] == [(f"m-{n}", [("unit", "bar")]) for n in range(300)]
+    finally:
+        await target.close()
+        await running.close()
+
+
+async def test_a_node_that_stops_returns_messages_that_were_not_sent(tmp_path: Path) -> None:
+    target = TubeClusterTarget(section(Tube(tmp_path)))
+    results: list[Any] = []
+    target.start()
+    target.append(target.prepare(record(1)), results.append)
+    await asyncio.sleep(0)
+    await target.close()
+    assert [result.applied for result in results] == [False]
+
+
+async def test_users_and_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("server", "127.0.0.1"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(authority.file)
+    certificate, key = authority.issue("client", "client@example.org")
+    (tmp_path / "password").write_text("secret\n")
+    async with tube(tmp_path / "tube", "telemetry", tls=context, users={"rules": "secret"}) as running:
+        entry = TubeClusterSection.model_validate(
+            {
+                "masters": [running.tls_masters],
+                "topic": "telemetry",
+                "user": "rules",
+                "password_file": str(tmp_path / "password"),
+                "tls": {"ca": str(authority.file), "certificate": str(certificate), "key": str(key)},
+            }
+        )
+        entry.check_files()
+        target = TubeClusterTarget(entry)
+        target.start()
+        results: list[Any] = []
+        target.append(target.prepare(record(1)), results.append)
+        await until(lambda: results)
+        assert results[0].broker_id == 1
+        await target.close()
