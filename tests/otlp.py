@@ -42,7 +42,8 @@ class ReceivedSpan:
 
 @dataclass(frozen=True)
 class ReceivedMetric:
-    """A metric of a request: a cumulative, monotonic sum (``counter``) or a gauge; ``points``: value and attributes."""
+    """A metric of a request: a cumulative, monotonic sum (``counter``), a gauge or a histogram; ``points``: value, of a
+    histogram the sum, and attributes."""
 
     name: str
     unit: str
@@ -144,16 +145,23 @@ def _metrics(request: ExportMetricsServiceRequest) -> dict[str, ReceivedMetric]:
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
-                counter = metric.WhichOneof("data") == "sum"
-                data: Any = metric.sum if counter else metric.gauge
+                kind = str(metric.WhichOneof("data"))
+                counter = kind == "sum"
+                data: Any = getattr(metric, kind)
                 assert not counter or (data.is_monotonic and data.aggregation_temporality == _CUMULATIVE)
+                for point in data.data_points if kind == "histogram" else ():
+                    assert point.count == sum(point.bucket_counts)
+                    assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
                 found[metric.name] = ReceivedMetric(
                     metric.name,
                     metric.unit,
                     metric.description,
                     counter,
                     [
-                        (getattr(point, point.WhichOneof("value")), _attributes(point.attributes))
+                        (
+                            point.sum if kind == "histogram" else getattr(point, point.WhichOneof("value")),
+                            _attributes(point.attributes),
+                        )
                         for point in data.data_points
                     ],
                     _attributes(resource.resource.attributes),

@@ -59,6 +59,10 @@ DASHBOARDS: Final[dict[str, list[Panel]]] = {
         }),
         _rates("reqps", "Access", accepted="access_authenticated", credentials="access_refused_credentials",
                policy="access_refused_policy", revoked="access_revoked"),
+        Panel("Duration of commits: 99th percentile", "s", {
+            "{{part}}": "histogram_quantile(0.99, sum by (instance, part, le) ("
+                        "rate(penstock_commit_duration_seconds_bucket@[$__rate_interval])))"
+        }),
         _rates("cps", "Audit trail", entries="audit_entries", refused="audit_refused_requests",
                failed="audit_failed_writes"),
     ],

@@ -412,6 +412,8 @@ SOURCES = {
     "cluster": "Cluster",
     "rule": "Rules, with the labels `filter` and `topic`",
     "tracing": "Traces",
+    "span": "Durations of spans, with the label `span`",
+    "commit": "Durations of commits, with the label `part`: `statestore`, `mqtt`, `tube` or `master`",
     "telemetry": "Metrics and log lines over OTLP",
     "capture": "Change capture, with the label `topic`",
     "bridge": "Bridges, with the label `bridge`",
@@ -424,8 +426,9 @@ def metrics() -> str:
     lines = ["# Metrics", "", NOTE, ""]
     lines += [
         (
-            "`/metrics` of a node ([HTTP](http.md)) returns these metrics in the Prometheus text format. Counters "
-            "start at 0 with the process. [Operate pipelines](../operations/pipelines.md) has those of pipelines."
+            "`/metrics` of a node ([HTTP](http.md)) returns these metrics in the Prometheus text format, or in that of "
+            "OpenMetrics to clients that accept it, as Prometheus does. Counters start at 0 with the process. "
+            "[Operate pipelines](../operations/pipelines.md) has those of pipelines."
         ),
         "",
     ]
@@ -433,9 +436,8 @@ def metrics() -> str:
     for source, entries in METRICS.items():
         lines += [f"## {SOURCES[source]}", "", "| metric | type | meaning |", "| --- | --- | --- |"]
         for attribute, metric in entries.items():
-            name = f"penstock_{source}_{metric.name or attribute}"
-            kind, suffix = ("gauge", "") if metric.gauge else ("counter", "_total")
-            lines.append(f"| `{name}{suffix}` | {kind} | {cell(metric.text)} |")
+            names = "<br>".join(f"`penstock_{source}_{metric.name or attribute}{end}`" for end in metric.suffixes)
+            lines.append(f"| {names} | {metric.type} | {cell(metric.text)} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -39,6 +39,7 @@ _PATTERNS: Final = (
     "mqtt/transport/listener_state.py",
     "mqtt/transport/tls_transport.py",
     "mqtt/transport/websocket.py",
+    "runtime/durations.py",
     "runtime/io/clock.py",
     "runtime/io/commit_log.py",
     "runtime/io/commit_queue.py",

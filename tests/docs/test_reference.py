@@ -86,9 +86,10 @@ def test_tests_that_pages_name_exist() -> None:
 
 def test_metrics_that_pages_name_exist() -> None:
     known = {
-        f"penstock_{source}_{metric.name or attribute}" + ("" if metric.gauge else "_total")
+        f"penstock_{source}_{metric.name or attribute}{suffix}"
         for source, entries in METRICS.items()
         for attribute, metric in entries.items()
+        for suffix in (*metric.suffixes, *([""] if metric.type == "histogram" else []))
     }
     sources = "|".join(METRICS)
     for page in page_paths():

@@ -45,7 +45,7 @@ from penstock.runtime.io.network import Address, bind_error
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.logs import error_fields
-from penstock.runtime.observability.metrics import CONTENT_TYPE, Metrics
+from penstock.runtime.observability.metrics import Metrics
 from penstock.security.passwords import Credential
 from penstock.tube.admin.request import UNAUTHORIZED, Caller, Role
 
@@ -157,7 +157,8 @@ def health_routes(
                 return _unauthorized(f"metrics need credentials: send a user (curl -u NAME), or start with {opened_by}")
         if prepare is not None:
             await prepare()
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        page, content_type = metrics.render_accepted(request.headers.get("accept", ""))
+        return Response(page, media_type=content_type)
 
     return [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", show_metrics)]
 

@@ -25,11 +25,15 @@ __all__ = ["METRICS", "add_metrics"]
 
 
 def _counter(text: str, _as: str = "") -> MetricHelp:
-    return MetricHelp(text, gauge=False, name=_as)
+    return MetricHelp(text, "counter", _as)
 
 
 def _gauge(text: str, _as: str = "") -> MetricHelp:
-    return MetricHelp(text, gauge=True, name=_as)
+    return MetricHelp(text, "gauge", _as)
+
+
+def _histogram(text: str) -> MetricHelp:
+    return MetricHelp(text, "histogram")
 
 
 _CONNECTION_LIMITS: Final = {
@@ -261,6 +265,16 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "spans": _counter("Spans of recorded traces."),
         "spans_exported": _counter("Spans that the receiver has accepted.", "exported_spans"),
         "spans_failed": _counter("Spans that could not be sent to the receiver.", "failed_spans"),
+    },
+    "span": {
+        "duration_seconds": _histogram(
+            "Durations of recorded spans; in OpenMetrics format the last trace of each bucket is an exemplar."
+        ),
+    },
+    "commit": {
+        "duration_seconds": _histogram(
+            "Durations of commits, for which acknowledgements wait: write and fsync, or etcd's answer in a cluster."
+        ),
     },
     "telemetry": {
         "metric_exports": _counter("Exports of metrics that the receiver has accepted."),

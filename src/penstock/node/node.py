@@ -322,6 +322,7 @@ class Node:
             await self._await_topics(master)
             stored += [directory.tube_master, broker.storage.meta.path]
         mqtt = await self._mqtt(server, directory, master, broker)
+        self._measure_commits(master, broker)
         self._backups = self._backup(directory, master, broker)
         # Closed first: it reads the other parts.
         self._parts.push_async_callback(self._backups.close)
@@ -636,6 +637,7 @@ class Node:
         self._parts.push_async_callback(traces.close)
         self._warnings.append(("tracing", lambda: tracing.failure))
         add_metrics(self.metrics, "tracing", lambda: counters_of(tracing.stats))
+        self.metrics.add_rows("span", tracing.stats.duration_rows, METRICS["span"], ("span",))
         return traces
 
     async def _telemetry(self) -> NodeTelemetry | None:
@@ -679,6 +681,18 @@ class Node:
             await bridge.start()
             self._parts.push_async_callback(bridge.close)
             add_metrics(self.metrics, "bridge", partial(counters_of, bridge.stats), labels={"bridge": entry.name})
+
+    def _measure_commits(self, master: TubeMaster | None, broker: TubeBroker | None) -> None:
+        """Export the durations of commits."""
+        assert self._store is not None
+        assert self._persistence is not None
+        queues: dict[str, CommitQueue[Any]] = {"statestore": self._store.queue, "mqtt": self._persistence.queue}
+        if master is not None:
+            queues["master"] = master.queue
+        if broker is not None:
+            queues["tube"] = broker.commits.queue
+        for part, queue in queues.items():
+            add_metrics(self.metrics, "commit", partial(dict, duration_seconds=queue.durations), labels={"part": part})
 
     def _backup(self, directory: DataDirectory, master: TubeMaster | None, broker: TubeBroker | None) -> Backups:
         """The backups, after all parts have started."""

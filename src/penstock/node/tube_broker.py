@@ -297,6 +297,8 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     began = time.time()
     add_metrics(metrics, "node", lambda: {"ready": int(not problems()), "start_time_seconds": began})
     add_metrics(metrics, "tube", lambda: broker.stats)
+    values = {"duration_seconds": broker.commits.queue.durations}
+    add_metrics(metrics, "commit", lambda: values, labels={"part": "tube"})
     add_metrics(metrics, "disk", space.metric_values)
     add_metrics(metrics, "audit", trail.metric_values)
     if tls is not None:

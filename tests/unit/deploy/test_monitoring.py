@@ -21,9 +21,10 @@ from tools.dashboards import DASHBOARDS, render
 def exported() -> set[str]:
     """The names of all metrics, as they are scraped; tests compare both tables with running nodes and runs."""
     node = {
-        f"penstock_{part}_{figure.name or name}{'' if figure.gauge else '_total'}"
+        f"penstock_{part}_{figure.name or name}{suffix}"
         for part, table in METRICS.items()
         for name, figure in table.items()
+        for suffix in figure.suffixes
     }
     return node | {f"penstock_pipeline_{name}{'_total' if name in COUNTERS else ''}" for name in MEANINGS}
 

@@ -37,7 +37,7 @@ class Node:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.metrics = Metrics()
-        self.metrics.add("mqtt", lambda: {"packets": 3}, {"packets": MetricHelp("Packets.", gauge=False)})
+        self.metrics.add("mqtt", lambda: {"packets": 3}, {"packets": MetricHelp("Packets.", "counter")})
         self.server = HttpServer(master_app(lambda: self.problems, self.metrics, self.administer))
         self.address = LOOPBACK
 
@@ -87,6 +87,9 @@ async def test_metrics_and_other_paths(node: Node) -> None:
     status, headers, text = await ask(node.address, "/metrics")
     assert (status, "penstock_mqtt_packets_total 3.0" in text) == (200, True)
     assert headers["content-type"].startswith("text/plain; version=")
+    _, headers, text = await ask(node.address, "/metrics", extra="Accept: application/openmetrics-text\r\n")
+    assert headers["content-type"].startswith("application/openmetrics-text; version=")
+    assert text.endswith("# EOF\n")
     status, _, text = await ask(node.address, "/nothing%3Cb%3E")
     assert (status, text) == (404, "nothing is at '/nothing<b>'; see / for the list\n")
     assert (await ask(node.address, "/livez", ""))[0] == 405

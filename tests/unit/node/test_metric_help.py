@@ -38,7 +38,7 @@ async def test_metrics_of_a_node_with_all_parts_match_the_table(tmp_path: Path) 
         await node.close()
     # The Prometheus library takes `_total` off a counter's name and puts it on again when it writes the page.
     assert shown == {
-        f"penstock_{prefix}_{figure.name or name}": (figure.text, "gauge" if figure.gauge else "counter")
+        f"penstock_{prefix}_{figure.name or name}": (figure.text, figure.type)
         for prefix, table in METRICS.items()
         for name, figure in table.items()
         if name not in ONLY_WITH_TLS and prefix != "cluster"  # see test_metrics_of_a_member_of_a_cluster

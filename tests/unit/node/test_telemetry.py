@@ -50,13 +50,21 @@ async def test_metrics_have_the_names_units_and_values_of_the_prometheus_endpoin
     finally:
         await node.close()
     (sent,) = receiver.metrics  # the last export, at the end
-    assert set(sent) == {sample.name for family in text_string_to_metric_families(page) for sample in family.samples}
+    names = {
+        family.name: {family.name} if family.type == "histogram" else {sample.name for sample in family.samples}
+        for family in text_string_to_metric_families(page)
+    }
+    assert set(sent) == set().union(*names.values())
     for family in text_string_to_metric_families(page):
-        for name in {sample.name for sample in family.samples}:
+        for name in names[family.name]:
             assert (sent[name].help, sent[name].counter) == (family.documentation, family.type == "counter"), name
     records = sent["penstock_rule_received_total"]
     assert records.points == [(1, {"filter": "plant/#", "topic": "water"})]
     assert records.resource["service.name"] == "penstock"
+    commits = sent["penstock_commit_duration_seconds"]
+    assert {attributes["part"] for _, attributes in commits.points} == {"statestore", "mqtt", "master", "tube"}
+    assert max(seconds for seconds, _ in commits.points) > 0
+    assert commits.unit == "s"
     assert sent["penstock_statestore_bytes"].unit == "By"
     assert sent["penstock_node_start_time_seconds"].unit == "s"
     assert sent["penstock_mqtt_connections_opened_total"].unit == "1"

@@ -89,6 +89,10 @@ def test_the_context_of_headers_is_replaced_by_that_of_the_span() -> None:
     assert (found.resource["service.name"], found.resource["host.name"]) == ("penstock", "edge")
     assert receiver.requests == ["/v1/traces"]
     assert (tracing.stats.spans, tracing.stats.spans_exported, tracing.stats.spans_failed) == (1, 1, 0)
+    ((names, values),) = tracing.stats.duration_rows()
+    assert (names, sum(values["duration_seconds"].counts)) == (("send water",), 1)
+    (example,) = values["duration_seconds"].traced.values()
+    assert (example.trace_id, example.seconds) == (TRACE, found.took_ns / 1e9)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from typing import Final, Generic, TypeVar
 from mypy_extensions import mypyc_attr
 
 from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.durations import Durations
 from penstock.runtime.io.files import DiskFullError
 
 __all__ = ["INLINE_S", "CommitClient", "CommitQueue", "CommitWaiter"]
@@ -144,6 +145,8 @@ class CommitQueue(Generic[Batch]):
         """Expected duration of the next commit in seconds: that of the last ones, halved with each later commit."""
         self.longest_s = 0.0
         """Maximum duration of the last commits in seconds, reduced by a tenth with each later commit."""
+        self.durations = Durations()
+        """Of the successful commits."""
         self.clock: Callable[[], float] = time.monotonic
         self._last_failure: StorageError | None = None
         """Error of the commit that ended last."""
@@ -386,6 +389,7 @@ class CommitQueue(Generic[Batch]):
             if self.stalled is not None:
                 _log.warning("%s: there is disk space again, commits continue", self.name)
             self.commits += 1
+            self.durations.observe(seconds)
         elif isinstance(failure, OutOfSpaceError) and not self._gives_up:
             self._stall(batch, failure)
             return

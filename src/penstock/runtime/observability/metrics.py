@@ -12,12 +12,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.samples import Exemplar
 
 from penstock.errors import ConfigError
+from penstock.runtime.durations import BOUNDS_S, Durations
 
 __all__ = ["CONTENT_TYPE", "MetricHelp", "MetricValues", "Metrics", "counters_of", "serve_page"]
 
@@ -26,15 +29,22 @@ CONTENT_TYPE: str = CONTENT_TYPE_LATEST
 
 @dataclass(frozen=True, slots=True)
 class MetricHelp:
-    """Description of a metric for its HELP line, and its type: gauge or counter."""
+    """Description of a metric for its HELP line, and its type."""
 
     text: str
-    gauge: bool
+    type: Literal["counter", "gauge", "histogram"]
     name: str = ""
     """Name of the metric, if it differs from the name of the value."""
 
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What Prometheus adds to the name, for each of its series."""
+        return {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}[self.type]
 
-MetricValues = Mapping[str, int | float]
+
+MetricValues = Mapping[str, int | float] | Mapping[str, Durations]
+"""Numbers, or the durations of histograms."""
+_Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Read = Callable[[], MetricValues]
 ReadRows = Callable[[], Iterable[tuple[Sequence[str], MetricValues]]]
 """Values of the labels of each object, and its metrics."""
@@ -84,30 +94,59 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """The current metrics, one family per name [prometheus_client Collector]."""
-        families: dict[str, Metric] = {}
+        families: dict[str, _Family] = {}
         for prefix, read, meanings, labels in self._sources:
             for name, value in read().items():
                 meaning = meanings[name]
                 full = f"penstock_{prefix}_{meaning.name or name}"
                 family = families.get(full)
                 if family is None:
-                    kind = GaugeMetricFamily if meaning.gauge else CounterMetricFamily
-                    family = families[full] = kind(full, meaning.text, labels=list(labels))
-                assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
-                family.add_metric(list(labels.values()), value)
+                    family = families[full] = _family(full, meaning, list(labels))
+                _add(family, list(labels.values()), value)
         yield from families.values()
         for prefix, read_rows, meanings, names in self._tables:
             rows = list(read_rows())
             for name, meaning in meanings.items():
-                kind = GaugeMetricFamily if meaning.gauge else CounterMetricFamily
-                table = kind(f"penstock_{prefix}_{meaning.name or name}", meaning.text, labels=list(names))
+                table = _family(f"penstock_{prefix}_{meaning.name or name}", meaning, list(names))
                 for label_values, values in rows:
-                    table.add_metric(list(label_values), values[name])
+                    _add(table, list(label_values), values[name])
                 yield table
 
     def render(self) -> bytes:
         """The response to a scrape, of the type ``CONTENT_TYPE``."""
         return generate_latest(self._registry)
+
+    def render_accepted(self, accept: str) -> tuple[bytes, str]:
+        """The response to a scrape with the header ``Accept``, and its type: OpenMetrics, the only format with
+        exemplars, if the client accepts it."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+
+def _family(name: str, meaning: MetricHelp, labels: Sequence[str]) -> _Family:
+    if meaning.type == "histogram":
+        return HistogramMetricFamily(name, meaning.text, labels=labels)
+    kind = GaugeMetricFamily if meaning.type == "gauge" else CounterMetricFamily
+    return kind(name, meaning.text, labels=labels)
+
+
+def _add(family: _Family, labels: Sequence[str], value: float | Durations) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(value, Durations)
+        family.add_metric(labels, list(_buckets(value)), value.sum_s)
+    else:
+        assert not isinstance(value, Durations)
+        family.add_metric(labels, value)
+
+
+def _buckets(durations: Durations) -> Iterator[tuple[str, float, Exemplar | None]]:
+    """Bound, durations up to it, and the last traced one above the previous bound."""
+    count = 0
+    for position, (bound, found) in enumerate(zip((*map(str, BOUNDS_S), "+Inf"), durations.counts, strict=True)):
+        count += found
+        traced = durations.traced.get(position)
+        exemplar = traced and Exemplar({"trace_id": traced.trace_id}, traced.seconds, traced.ended)
+        yield bound, count, exemplar
 
 
 _log = logging.getLogger("penstock.metrics")

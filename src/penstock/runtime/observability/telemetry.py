@@ -10,6 +10,7 @@ The module needs the extra `otel`, and is imported only if the export is configu
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExp
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
+    Histogram,
+    HistogramDataPoint,
     Metric,
     MetricExportResult,
     MetricsData,
@@ -136,11 +139,14 @@ class MetricExport:
 
 
 def _metrics(family: Family, start_ns: int, now_ns: int) -> list[Metric]:
-    """Return the metrics of a family of the registry: one for each name of its samples."""
+    """Return the metrics of a family of the registry: one for each name of its samples, or a histogram."""
+    unit = _UNITS.get(family.name.rpartition("_")[2], "1")
+    if family.type == "histogram":
+        histogram = Histogram(_histogram_points(family, start_ns, now_ns), AggregationTemporality.CUMULATIVE)
+        return [Metric(family.name, family.documentation, unit, histogram)]
     points: dict[str, list[NumberDataPoint]] = {}
     for sample in family.samples:
         points.setdefault(sample.name, []).append(NumberDataPoint(sample.labels, start_ns, now_ns, sample.value))
-    unit = _UNITS.get(family.name.rpartition("_")[2], "1")
     return [
         Metric(
             name,
@@ -152,6 +158,27 @@ def _metrics(family: Family, start_ns: int, now_ns: int) -> list[Metric]:
         )
         for name, found in points.items()
     ]
+
+
+def _histogram_points(family: Family, start_ns: int, now_ns: int) -> list[HistogramDataPoint]:
+    """Return a point for each set of labels, whose samples follow each other: the buckets by their bounds, with the
+    durations up to each of them, then the count and the sum."""
+    points: list[HistogramDataPoint] = []
+    bounds: list[float] = []
+    counts: list[int] = []
+    for sample in family.samples:
+        if sample.name.endswith("_bucket"):
+            bounds.append(float(sample.labels["le"]))
+            counts.append(int(sample.value) - sum(counts))
+        elif sample.name.endswith("_sum"):
+            points.append(
+                HistogramDataPoint(
+                    sample.labels, start_ns, now_ns, sum(counts), sample.value, counts, bounds[:-1],
+                    min=math.nan, max=math.nan,
+                )
+            )  # fmt: skip
+            bounds, counts = [], []
+    return points
 
 
 class LogExport(logging.Handler):

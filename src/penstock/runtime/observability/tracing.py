@@ -14,17 +14,27 @@ from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, get_current_span, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+    format_trace_id,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 import penstock
 from penstock.errors import ConfigError, PenstockError
+from penstock.runtime.durations import Durations
 from penstock.runtime.observability.otlp import Exports, OtlpOptions, check_headers, resource_of
 
 __all__ = [
@@ -60,12 +70,25 @@ class TracingOptions(OtlpOptions):
 class TracingStats:
     """Counters of spans since the start: recorded, and what became of them."""
 
-    __slots__ = ("spans", "spans_exported", "spans_failed")
+    __slots__ = ("_durations", "spans", "spans_exported", "spans_failed")
 
     def __init__(self) -> None:
         self.spans = 0
         self.spans_exported = 0
         self.spans_failed = 0
+        self._durations: dict[str, Durations] = {}
+
+    def ended(self, span: ReadableSpan) -> None:
+        """Count the duration of a recorded span, by its name: those of a node are the verbs of the state store and the
+        rules."""
+        context = span.context
+        if context is not None and span.start_time is not None and span.end_time is not None:
+            durations = self._durations.setdefault(span.name, Durations())
+            durations.observe_traced((span.end_time - span.start_time) / 1e9, format_trace_id(context.trace_id))
+
+    def duration_rows(self) -> list[tuple[Sequence[str], Mapping[str, Durations]]]:
+        """Return the histograms of durations for the metrics, by name of the span."""
+        return [((name,), {"duration_seconds": durations}) for name, durations in list(self._durations.items())]
 
 
 def context_of(headers: Headers) -> Context:
@@ -119,6 +142,7 @@ class Tracing:
         try:
             self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
             self._processor = BatchSpanProcessor(_Exporter(self._exports, self.stats), schedule_delay_millis=1000)
+            self._provider.add_span_processor(_Measurement(self.stats))
             self._provider.add_span_processor(self._processor)
         except ValueError as error:
             raise ConfigError(
@@ -185,6 +209,17 @@ class Tracing:
         """Send the waiting spans, for a few seconds at most. It blocks; call it once."""
         self._exports.stop_soon()
         self._provider.shutdown()
+
+
+class _Measurement(SpanProcessor):
+    """Counts durations of recorded spans."""
+
+    def __init__(self, stats: TracingStats) -> None:
+        self._stats = stats
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Called in the thread that ends the span [SpanProcessor]."""
+        self._stats.ended(span)
 
 
 class _Exporter(SpanExporter):
