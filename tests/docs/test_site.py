@@ -125,6 +125,7 @@ def test_search_finds_the_right_page_first(site: Path) -> None:
     assert {query: found[:1] for query, found in titles.items()} == {query: [title] for query, title in QUERIES.items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_no_code_is_cut_off(site: Path) -> None:
     pages = sorted(

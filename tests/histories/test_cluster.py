@@ -50,7 +50,7 @@ LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 PIPELINE = "pipeline"
 """The test in which a pipeline reads the topic, too. Spark takes more processor time than everything else."""
 KINDS = [
-    pytest.param(("kill-both", "pause", "cut", "nodes"), id="4"),
+    pytest.param(("kill-both", "pause", "cut"), id="3"),
     *(
         pytest.param(
             tuple(FAULTS[number % len(FAULTS)] for number in range(start, start + BLOCK)),

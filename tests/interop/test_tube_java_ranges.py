@@ -213,6 +213,7 @@ sinks:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)  # starts of Python workers, where others use the machine
 def test_spark_and_a_pipeline_read_from_apaches_servers(
     peer: ConnectionOptions, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

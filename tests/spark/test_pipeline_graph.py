@@ -148,6 +148,7 @@ sinks:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(LATE)

@@ -213,6 +213,7 @@ def test_records_that_the_dedupe_leaves_out_are_a_loss(setup: Setup, new_topic: 
         setup.run()
 
 
+@pytest.mark.nightly
 def test_copies_are_dropped_over_a_restart(setup: Setup) -> None:
     setup.send(message("a", 1), message("b", 2))
     setup.run()
@@ -359,6 +360,7 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     assert (accounts[0].counts.read, accounts[0].counts.out, accounts[0].counts.dead) == (3, 1, 2)
 
 
+@pytest.mark.nightly
 def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Setup, tmp_path: Path) -> None:
     setup.send(message("a", 1), Record(b'{"branch": "b"', id="broken"))
     setup.run()

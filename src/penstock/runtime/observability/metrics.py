@@ -139,14 +139,16 @@ def _add(family: _Family, labels: Sequence[str], value: float | Durations) -> No
         family.add_metric(labels, value)
 
 
-def _buckets(durations: Durations) -> Iterator[tuple[str, float, Exemplar | None]]:
+def _buckets(durations: Durations) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
     """Bound, durations up to it, and the last traced one above the previous bound."""
     count = 0
     for position, (bound, found) in enumerate(zip((*map(str, BOUNDS_S), "+Inf"), durations.counts, strict=True)):
         count += found
         traced = durations.traced.get(position)
-        exemplar = traced and Exemplar({"trace_id": traced.trace_id}, traced.seconds, traced.ended)
-        yield bound, count, exemplar
+        if traced is None:
+            yield bound, count
+        else:
+            yield bound, count, Exemplar({"trace_id": traced.trace_id}, traced.seconds, traced.ended)
 
 
 _log = logging.getLogger("penstock.metrics")
