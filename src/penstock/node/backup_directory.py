@@ -91,6 +91,17 @@ class Manifest(NamedTuple):
         """Bytes of all files before encryption."""
         return sum(file.size for file in self.files.values())
 
+    @property
+    def parts(self) -> set[str]:
+        """Names of the files with the operations of environments."""
+        return {f"{name}{kind}" for name in self.environments for kind in _INTERLEAVED}
+
+    @property
+    def restored_bytes(self) -> int:
+        """Bytes that a restore needs at most: also the largest file of operations, if it is decrypted next to them."""
+        parts = (file.size for name, file in self.files.items() if name in self.parts)
+        return self.size + (max(parts, default=0) if self.recipients else 0)
+
     def path_of(self, name: str) -> Path:
         """The stored file ``name``."""
         return self.path / (name + SUFFIX if self.recipients else name)
@@ -241,7 +252,9 @@ class BackupReceiver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_files()
+        for file in self._open.values():
+            with contextlib.suppress(OSError):  # it is removed; the error of a write was reported
+                file.close()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._lock.close()
 
@@ -470,7 +483,10 @@ def check_identities(manifest: Manifest, identities: Sequence[Identity]) -> None
         )
     name, file = min(manifest.files.items(), key=lambda item: item[1].stored_bytes)
     path = manifest.path_of(name)
-    if not path.is_file() or _hash(path, lambda _: None) != (file.stored_bytes, file.sha256):
+    try:
+        if _hash(path, lambda _: None) != (file.stored_bytes, file.sha256):
+            return
+    except OSError:
         return  # damaged, which the verification of all files reports
     try:
         with Path(os.devnull).open("wb") as out:
@@ -485,7 +501,7 @@ def check_identities(manifest: Manifest, identities: Sequence[Identity]) -> None
 
 
 def _restore(manifest: Manifest, target: Path, identities: Sequence[Identity], progress: Callable[[int], None]) -> None:
-    parts = {f"{name}/{kind}" for name in manifest.environments for kind in ("rows", "commits")}
+    parts = manifest.parts
     for name, file in manifest.files.items():
         if name in parts:
             continue
@@ -550,9 +566,10 @@ def _check_versions(manifest: Manifest) -> None:
 
 def _check_space(target: Path, manifest: Manifest) -> None:
     found = os.statvfs(target)
-    if found.f_blocks and found.f_bavail * found.f_frsize < manifest.size:
+    needed = manifest.restored_bytes
+    if found.f_blocks and found.f_bavail * found.f_frsize < needed:
         raise OutOfSpaceError(
-            f"{target} has no space for the backup of {manifest.size >> 20} MiB",
+            f"{target} has no space for the restore, which needs {(needed >> 20) + 1} MiB",
             path=str(target),
             why=free_space_text(target),
             do="free space, or restore to another file system",
@@ -641,7 +658,7 @@ def _write_durably(path: Path, content: Mapping[str, Any]) -> None:
 def _cannot_write(directory: Path, error: OSError) -> PenstockError:
     full = error.errno in NO_SPACE
     return (OutOfSpaceError if full else StorageError)(
-        f"{error.filename or directory} cannot be written: {error.strerror}",
+        f"{error.filename or directory} cannot be written: {error.strerror or error}",
         path=str(error.filename or directory),
         why=free_space_text(directory) if full else None,
         do="free space, or choose another directory" if full else "choose a directory that this user may write",

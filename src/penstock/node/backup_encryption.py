@@ -37,7 +37,7 @@ __all__ = [
 SUFFIX: Final = ".age"
 """End of the name of an encrypted file."""
 _SECRET: Final = "AGE-SECRET-KEY-"  # noqa: S105 # how identities begin
-_ENCRYPTED: Final = ("age-encryption.org/", "-----BEGIN AGE ENCRYPTED FILE")
+_ENCRYPTED: Final = (b"age-encryption.org/", b"-----BEGIN AGE ENCRYPTED FILE")
 _SSH: Final = "-----BEGIN "
 
 
@@ -58,7 +58,7 @@ def read_recipients(path: Path) -> Recipients:
     from pyrage import RecipientError, ssh, x25519
 
     found: dict[str, Recipient] = {}
-    for number, line in _lines(_read(path)):
+    for number, line in _lines(_text(path, _read(path))):
         if line.startswith((_SECRET, _SSH)):
             raise ConfigError(
                 f"{path} contains a secret key in line {number}",
@@ -89,12 +89,13 @@ def read_identities(path: Path) -> list[Identity]:
     """
     from pyrage import IdentityError, ssh, x25519
 
-    text = _read(path)
-    if text.lstrip().startswith(_ENCRYPTED):
+    content = _read(path)
+    if content.lstrip().startswith(_ENCRYPTED):  # before it is decoded: such a file can be binary
         raise ConfigError(
             f"{path} is encrypted with a passphrase",
             do=f"pass it through a pipe: age --decrypt {path} | penstock restore --identity-file /dev/stdin ...",
         )
+    text = _text(path, content)
     try:
         if text.lstrip().startswith(_SSH):
             return [ssh.Identity.from_buffer(text.encode())]
@@ -188,7 +189,7 @@ class EncryptedFile:
 
         try:
             pyrage.encrypt_io(self._input, self._output, keys)  # type: ignore[arg-type] # read, write and flush suffice
-        except (OSError, pyrage.EncryptError) as error:
+        except BaseException as error:  # noqa: BLE001 # also a panic of the library: the file is not complete
             self._error = self._output.error or OSError(str(error))
         else:
             # The last bytes are written when the library drops its buffer, which ignores errors.
@@ -270,11 +271,16 @@ def decrypt(path: Path, descriptor: int, identities: Sequence[Identity]) -> None
         raise out.error
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
+
+
+def _text(path: Path, content: bytes) -> str:
+    try:
+        return content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file", why="a file of keys has one key per line") from error
 

@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from zlib import crc32
 
 import pyrage
 import pytest
@@ -15,7 +17,15 @@ import pytest
 from penstock.cli.main import main
 from penstock.errors import ConfigError, OutOfSpaceError, PenstockError, StorageError
 from penstock.node.backup import Item
-from penstock.node.backup_directory import MANIFEST, BackupReceiver, Manifest, read_manifest, restore, verify
+from penstock.node.backup_directory import (
+    MANIFEST,
+    BackupReceiver,
+    Manifest,
+    _check_space,
+    read_manifest,
+    restore,
+    verify,
+)
 from penstock.node.backup_encryption import (
     EncryptedFile,
     create_identity,
@@ -47,6 +57,8 @@ def encrypted_backup(folder: Path) -> tuple[Manifest, Path]:
 
 def test_an_encrypted_backup_is_restored_with_its_key_only(tmp_path: Path) -> None:
     found, secret = encrypted_backup(tmp_path)
+    manifest = json.loads((found.path / MANIFEST).read_text())
+    assert manifest["format"] == 2, "earlier versions, which know 1, refuse every greater one"
     stored = [path for path in found.path.rglob("*") if path.is_file() and path.name != MANIFEST]
     assert len(stored) == len(found.files) > 5
     for path in stored:
@@ -174,6 +186,49 @@ def test_a_full_disk_is_reported_also_at_the_last_byte(
         with pytest.raises(OutOfSpaceError, match="cannot be written: No space left"):
             receiver.finish()
     assert [path.name for path in (tmp_path / "backups").iterdir()] == ["lock"]
+    limit = 0
+    with pytest.raises(OutOfSpaceError, match="cannot be written: No space left"):
+        receive(tmp_path / "backups", public, [bytes(70_000)] * 4)  # refused after one of them
+    assert [path.name for path in (tmp_path / "backups").iterdir()] == ["lock"]
+
+
+def receive(directory: Path, public: Path, pieces: list[bytes]) -> None:
+    """Back up one file."""
+    with BackupReceiver(directory, read_recipients(public)) as receiver:
+        size = 0
+        for piece in pieces:
+            receiver.take(Item({"file": "a", "at": size, "crc": crc32(piece)}, piece))
+            size += len(piece)
+        receiver.take(Item({"end": {"files": {"a": [size, 0, 0]}, "point_at": 0}}))
+        receiver.finish()
+
+
+def test_a_failure_of_the_library_ends_the_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no memory")
+
+    _, public = keys(tmp_path)
+    monkeypatch.setattr(pyrage, "encrypt_io", fail)
+    with pytest.raises(StorageError, match="backups cannot be written: no memory"):
+        receive(tmp_path / "backups", public, [SECRET])
+    assert [path.name for path in (tmp_path / "backups").iterdir()] == ["lock"]
+
+
+def test_a_restore_needs_space_for_the_operations_that_it_decrypts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, secret = encrypted_backup(tmp_path)
+    plain = back_up(tmp_path / "data", tmp_path / "plain").manifest
+    most = max(file.size for name, file in found.files.items() if name.endswith(("/rows", "/commits")))
+    assert found.size == plain.size == plain.restored_bytes == found.restored_bytes - most
+    space = os.statvfs(tmp_path)
+    free = SimpleNamespace(f_blocks=space.f_blocks, f_bavail=found.size, f_frsize=1, f_bsize=1, f_files=0)
+    monkeypatch.setattr("penstock.node.backup_directory.os.statvfs", lambda _: free)
+    with pytest.raises(OutOfSpaceError, match="has no space for the restore, which needs 1 MiB"):
+        restore(found, tmp_path / "new", identities=read_identities(secret))
+    assert list((tmp_path / "new").iterdir()) == []
+    free.f_bavail += most
+    _check_space(tmp_path, found)
 
 
 def test_streams_are_of_age_whatever_the_pieces(tmp_path: Path) -> None:
@@ -253,7 +308,7 @@ def test_an_invalid_file_of_public_keys_is_explained(tmp_path: Path, content: st
         (f"{IDENTITY[:-1]}\n", "FILE contains no valid secret key\n  why: "),
         ("-----BEGIN OPENSSH PRIVATE KEY-----\n", "FILE contains no valid secret key\n  why: "),
         (
-            "age-encryption.org/v1\n",
+            "age-encryption.org/v1\n-> scrypt\n--- \xff",
             "FILE is encrypted with a passphrase\n  do:  pass it through a pipe: age --decrypt",
         ),
     ],
@@ -262,7 +317,7 @@ def test_an_invalid_file_of_secret_keys_is_explained_without_its_content(
     tmp_path: Path, content: str, reason: str
 ) -> None:
     path = tmp_path / "keys"
-    path.write_text(content)
+    path.write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
         read_identities(path)
     text = str(caught.value)
