@@ -286,7 +286,7 @@ class Pair:
         copy = await asyncio.to_thread(self._etcd.back_up)
         await self.until_complete()
         await load.more(10)
-        await asyncio.sleep(1.5)  # the standby looks for commits every second
+        await self.active.until_followed()
         load.hold()
         old = self.active
         (new,) = (node for node in self.nodes if node is not old)

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.node.cluster import ClusterMember, read_cluster
+from penstock.node.cluster import ClusterMember, _read_reports, read_cluster
 from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
@@ -142,6 +142,26 @@ class NodeProcess:
         client = EtcdClient(section.etcd)
         try:
             client.call("KV/Txn", pb.TxnRequest(success=[request]), pb.TxnResponse)
+        finally:
+            client.close()
+
+    async def until_followed(self) -> None:
+        """Wait until a standby reports that it has the commits that etcd has now. Nodes report once a second."""
+        section = load_config(self.config, {}, {}).cluster
+        assert section is not None
+        client = EtcdClient(section.etcd)
+        reports: list[dict[str, Any]] = []
+        try:
+            heads = (await asyncio.to_thread(read_cluster, section, client)).commits
+            async with asyncio.timeout(DEADLINE_S):
+                while not any(
+                    all(report.get("applied", {}).get(name, 0) >= head for name, head in heads.items())
+                    for report in reports
+                ):
+                    await asyncio.sleep(0.05)
+                    reports = await asyncio.to_thread(_read_reports, client, section.prefix)
+        except TimeoutError:
+            raise AssertionError(f"{heads}: {reports}\n{self.log()}") from None
         finally:
             client.close()
 
