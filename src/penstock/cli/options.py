@@ -34,6 +34,7 @@ __all__ = [
     "DATA_DIR",
     "DEFAULT",
     "DURATION",
+    "IN_ANOTHER_DIRECTORY",
     "BrokerOptions",
     "CaFile",
     "CertFile",
@@ -402,6 +403,8 @@ _GRANT = (
 )
 
 _START = "start a node (penstock up), or set the address of its MQTT listener: --broker mqtt://HOST:PORT"
+IN_ANOTHER_DIRECTORY: Final = ", or the data directory of a node that runs here: PENSTOCK_DATA_DIR=DIR"
+"""End of hints to set the address of a node, if the command has used the default."""
 
 Token = Annotated[
     str | None,
@@ -550,6 +553,8 @@ class BrokerOptions:
         except UnavailableError as error:
             if error.do is not None and "penstock up" not in error.do:
                 raise  # the error has a more specific hint: TLS, host name, another protocol
+            if do == _START and self.broker == DEFAULT:
+                do += IN_ANOTHER_DIRECTORY
             raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
 
     @property
@@ -644,7 +649,8 @@ def local_data_dir() -> Path:
     return configured if configured.is_dir() else standard
 
 
-_DATA_DIR_LINE: Final = re.compile(r"^data_dir:[ \t]+([\w./-]+)[ \t]*(?:\s#.*)?$", re.MULTILINE)
+_DATA_DIR_LINE: Final = re.compile(r"^data_dir: +([\w./-]+) *(?: #.*)?$(?!\s*\n[ \t])", re.MULTILINE)
+"""One word, which does not continue in an indented line."""
 
 
 def local_token(address: str, data_dir: Path) -> str:

@@ -6,13 +6,15 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
 
 from penstock.cli.options import local_data_dir
 from penstock.cli.tube.access import MasterOptions, run_client
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnavailableError
+from penstock.node.config.node import load_config
 from tests.unit.cli.conftest import Command, Web
 
 
@@ -81,9 +83,6 @@ def test_the_data_directory_is_that_of_a_node_that_was_started_here(
     assert local_data_dir() == Path("penstock-data"), "the node has not started yet"
     (tmp_path / "data").mkdir()
     assert local_data_dir() == Path("data")
-    for text in ('data_dir: "data"\n', "# not data_dir: other\ndata_dir: data  # of the node\n"):  # read as YAML
-        (tmp_path / "penstock.yaml").write_text(text, encoding="utf-8")
-        assert local_data_dir() == Path("data")
     (tmp_path / "other.yaml").write_text(f"data_dir: {tmp_path}\n", encoding="utf-8")
     monkeypatch.setenv("PENSTOCK_CONFIG", "other.yaml")
     assert local_data_dir() == tmp_path
@@ -92,6 +91,45 @@ def test_the_data_directory_is_that_of_a_node_that_was_started_here(
     monkeypatch.delenv("PENSTOCK_DATA_DIR")
     (tmp_path / "other.yaml").write_text("data_dirr: x\n", encoding="utf-8")
     assert local_data_dir() == Path("penstock-data")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'data_dir: "data"',
+        "data_dir: data  # of the node",
+        "# not data_dir: other\ndata_dir: data",
+        "data_dir: data \r\n\r\nmqtt: 127.0.0.1:1884",
+        "data_dir: data\n\n# mqtt\nmqtt:\n  limits: {}",
+        "data_dir: data  # of the node\n  # comment",
+        "data_dir: data\n  base",
+        "data_dir: data\n\n  base",
+        "data_dir:\n  data",
+        "data_dir: >-\n  data",
+        "{data_dir: data}",
+        "{\ndata_dir: data\n}",
+        "\"data_dir\": 'data'",
+        "data_dir: ./data/../data#base",
+        "data_dir: ${DIRECTORY:-data}",
+        "data_dir: !!str data",
+        "data_dir: &dir data\nstatestore: {extensions: []}",
+        "\ufeffdata_dir: data",
+        "  data_dir: data",
+        "---\ndata_dir: data\n...",
+    ],
+)
+def test_the_data_directory_is_that_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+    monkeypatch.delenv("PENSTOCK_DATA_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.yaml").write_bytes(text.encode())
+    configured = load_config(None, {}, {}).data_dir
+    for name in ("penstock-data", "data", "data base", "data\nbase", "data#base"):
+        (tmp_path / name).mkdir()
+    assert configured.is_dir()
+    assert local_data_dir() == configured
 
 
 @pytest.mark.parametrize(
@@ -118,3 +156,18 @@ def test_half_of_a_login_names_the_other_option(given: MasterOptions, message: s
 )
 def test_files_of_tls_imply_it_unless_it_is_excluded(given: MasterOptions, over_tls: bool) -> None:
     assert given.over_tls is over_tls
+
+
+def test_the_hint_names_the_data_directory_if_the_default_address_was_used(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After `penstock up --data-dir elsewhere` other commands do not find the node."""
+
+    def absent(*_: object, **__: object) -> NoReturn:
+        raise UnavailableError("absent", do="start a node (penstock up), or set the HTTP address: --http HOST:PORT")
+
+    monkeypatch.setattr("penstock.tube.client.web.call", absent)
+    monkeypatch.chdir(tmp_path)
+    hint = "HOST:PORT, or the data directory of a node that runs here: PENSTOCK_DATA_DIR=DIR\n"
+    assert penstock("tube", "topic", "list").err.endswith(hint)
+    assert penstock("tube", "topic", "list", "--http", "127.0.0.1:1").err.endswith("HOST:PORT\n")

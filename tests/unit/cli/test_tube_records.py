@@ -188,6 +188,8 @@ def test_the_hint_names_the_option_if_no_master_answers(
         raise UnavailableError(f"tube: no connection to {masters}", why="refused")
 
     monkeypatch.setattr(reader, "partitions", partitions)
+    hint = ", or the data directory of a node that runs here: PENSTOCK_DATA_DIR=DIR\n"
+    assert penstock("tube", *args).err.endswith(f"--tube-master HOST:PORT{hint}")
     done = penstock("tube", *args, "--tube-master", "edge:1")
     assert (done.status, done.out) == (1, "")
     assert done.err == (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 import typer
 
 from penstock.cli.options import (
+    IN_ANOTHER_DIRECTORY,
     CaFile,
     CertFile,
     KeyFile,
@@ -210,7 +211,12 @@ class TubeConnectionOptions(MasterOptions):
                 why="this command uses the administration of the master's node, whose address the master does not tell",
                 do="set it: --http HOST:PORT (PENSTOCK_HTTP), or the http of the context",
             )
-        return web.call(self.http, method, parameters, login=self._web_login(self.http), **more)
+        try:
+            return web.call(self.http, method, parameters, login=self._web_login(self.http), **more)
+        except UnavailableError as error:
+            if self.http == HTTP and "penstock up" in (error.do or ""):
+                error.do = f"{error.do}{IN_ANOTHER_DIRECTORY}"
+            raise
 
     def call_broker(
         self, address: str, method: str, parameters: Mapping[str, str], **more: Any
@@ -367,7 +373,8 @@ def partitions(masters: str, topic: str, client: ClientOptions) -> list[Partitio
             error.what,
             applied=False,
             why=error.why,
-            do="start a node (penstock up), or set the address of its TubeMQ master: --tube-master HOST:PORT",
+            do="start a node (penstock up), or set the address of its TubeMQ master: --tube-master HOST:PORT"
+            + (IN_ANOTHER_DIRECTORY if masters == MASTER else ""),
         ) from error
 
 
