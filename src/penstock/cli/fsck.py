@@ -63,22 +63,26 @@ def _check_backup(backup: Path, identities: Sequence[Identity], *, as_json: bool
     from penstock.errors import StorageError
     from penstock.node.backup_directory import check_identities, read_manifest, verify
 
-    problems: list[str]
+    wrong_key: list[str] = []
     point = size = encrypted = None
     try:
         manifest = read_manifest(backup)
         point, size, encrypted = shown_time(manifest.point_at), manifest.size, bool(manifest.recipients)
         if identities:
-            check_identities(manifest, identities)
+            try:
+                check_identities(manifest, identities)
+            except StorageError as error:
+                wrong_key = [f"{error.what}: {error.why}"]
         with ByteProgress(f"{backup.name}: verified") as progress:
-            problems = verify(manifest, progress=progress)
+            damaged = verify(manifest, progress=progress)
     except StorageError as error:
-        problems = [f"{error.what}: {error.why}"]
+        damaged = [f"{error.what}: {error.why}"]
+    problems = wrong_key + damaged
     if as_json:
         row = {"backup": str(backup), "point": point, "bytes": size, "encrypted": encrypted}
         print_json({**row, "ok": not problems, "problems": problems})
         return not problems
-    state = "damaged" if problems else f"intact, {shown_bytes(size or 0)}{', encrypted' if encrypted else ''}"
+    state = "damaged" if damaged else f"intact, {shown_bytes(size or 0)}{', encrypted' if encrypted else ''}"
     sys.stdout.write(f"{escape(str(backup))}: {state}\n")
     sys.stdout.writelines(f"  {escape(problem)}\n" for problem in problems)
     return not problems
