@@ -99,8 +99,8 @@ class Manifest(NamedTuple):
     @property
     def restored_bytes(self) -> int:
         """Bytes that a restore needs at most: also the largest file of operations, if it is decrypted next to them."""
-        parts = (file.size for name, file in self.files.items() if name in self.parts)
-        return self.size + (max(parts, default=0) if self.recipients else 0)
+        sizes = [self.files[name].size for name in self.parts & self.files.keys()]
+        return self.size + (max(sizes, default=0) if self.recipients else 0)
 
     def path_of(self, name: str) -> Path:
         """The stored file ``name``."""
