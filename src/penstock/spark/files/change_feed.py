@@ -222,7 +222,7 @@ class ChangeFeed:
             self._log.snapshot()
             return
         if is_read:
-            self._snapshot = [self._change(file, version, file.modified_ms, "insert") for file in files]
+            self._snapshot = [_change(file, version, file.modified_ms, "insert") for file in files]
 
     def _read_on(self, wanted: int = -1) -> None:
         """Read the versions after the last known one; ``wanted`` must be among them."""
@@ -257,7 +257,7 @@ class ChangeFeed:
                 do="set the property, and run with a new state directory and start: snapshot",
             )
         if version.changes:
-            return [self._change(file, version.number, version.committed_ms, None) for file in version.changes]
+            return [_change(file, version.number, version.committed_ms, None) for file in version.changes]
         if version.has_vectors:
             raise ConfigError(
                 f"the Delta table {str(self._table)!r} cannot be read: it has deletion vectors",
@@ -266,23 +266,21 @@ class ChangeFeed:
                 do="REORG TABLE ... APPLY (PURGE), then run with a new state directory and start: snapshot",
             )
         return [
-            *(self._change(file, version.number, version.committed_ms, "delete") for file in version.removed),
-            *(self._change(file, version.number, version.committed_ms, "insert") for file in version.added),
+            *(self._removed(file, version) for file in version.removed),
+            *(_change(file, version.number, version.committed_ms, "insert") for file in version.added),
         ]
 
-    def _change(
-        self, file: DeltaFile, version: int, committed_ms: int, change: Literal["insert", "delete"] | None
-    ) -> ChangeFile:
-        missing = sorted({*self._log.partition_columns} - {*file.columns})
+    def _removed(self, file: DeltaFile, version: DeltaVersion) -> ChangeFile:
+        missing = sorted({*version.removed_columns} - {*file.columns})
         if missing:
             raise ConfigError(
-                f"the Delta table {str(self._table)!r} cannot be read: version {version} removes a file without its "
-                f"value of {missing[0]!r}",
+                f"the Delta table {str(self._table)!r} cannot be read: version {version.number} removes a file without "
+                f"its value of {missing[0]!r}",
                 option="path",
                 why="the writer left out the optional partitionValues",
                 do="run with a new state directory and start: snapshot",
             )
-        return ChangeFile(file.path, version, committed_ms, change, file.columns, file.records, file.size)
+        return _change(file, version.number, version.committed_ms, "delete")
 
     def _replaced(self, version: int) -> DataLossError:
         return DataLossError(
@@ -290,6 +288,10 @@ class ChangeFeed:
             why=f"version {version} has another table id: the table was deleted and created again, or replaced",
             do="run with a new state directory, and a new path for its results",
         )
+
+
+def _change(file: DeltaFile, version: int, committed_ms: int, change: Literal["insert", "delete"] | None) -> ChangeFile:
+    return ChangeFile(file.path, version, committed_ms, change, file.columns, file.records, file.size)
 
 
 def _only(offsets: Offsets) -> tuple[str, Mapping[str, int]]:
@@ -303,21 +305,23 @@ def is_empty(start: Offsets, end: Offsets) -> bool:
     return first["version"] == last["version"] and first.get("snapshot") == last.get("snapshot")
 
 
-def count_changes(table: StoragePath, files: Sequence[ChangeFile]) -> int:
+def count_changes(table: StoragePath, files: Sequence[ChangeFile], known: dict[str, int] | None = None) -> int:
     """Return the number of rows of ``files``, from their footers if the log does not have it.
+
+    ``known``: numbers from footers, by path, that earlier calls have read, and this one adds.
 
     Raises:
         DataLossError: a file no longer exists.
     """
     import pyarrow.parquet as pq
 
+    known = {} if known is None else known
     found = 0
     for file in files:
-        if file.records is None:
+        if file.records is None and file.path not in known:
             with _opened(table, file) as source:
-                found += int(pq.read_metadata(source).num_rows)
-        else:
-            found += file.records
+                known[file.path] = int(pq.read_metadata(source).num_rows)
+        found += known[file.path] if file.records is None else file.records
     return found
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class DeltaVersion:
     """The version that a writer gave this transaction, by the writer's ``appId``."""
     removed: list[DeltaFile] = field(default_factory=list)
     """Files with rows that were deleted or replaced."""
+    removed_columns: tuple[str, ...] = ()
+    """Partition columns of the table before this version, whose values files in ``removed`` have."""
     has_vectors: bool = False
     """True if such a file has a deletion vector: some of its rows had been deleted before."""
     changes: list[DeltaFile] = field(default_factory=list)
@@ -125,7 +128,7 @@ class DeltaLog:
         found: dict[str, int] = {}
         checkpoint = self._newest_checkpoint()
         newest, actions = (
-            self._checkpoint() if checkpoint is None else (checkpoint[0], self._rows(checkpoint[1], ["txn"]))
+            self._checkpoint() if checkpoint is None else (checkpoint[0], self._rows(*checkpoint, ["txn"]))
         )
         for _, entries in itertools.chain([(newest, actions)], self._after(newest)):
             for action in entries:
@@ -167,9 +170,11 @@ class DeltaLog:
         if not self._is_known:
             self.snapshot()  # reads the types of the columns
         for number, actions in self._after(after):
-            version = DeltaVersion(number)
-            for action in actions:
+            version = DeltaVersion(number, removed_columns=self.partition_columns)
+            types, found = self._types, list(actions)
+            for action in found:
                 self._read_schema(action)
+            for action in found:
                 if (added := action.get("add")) is not None:
                     file = self._file(added)
                     if added.get("dataChange", True):
@@ -178,7 +183,8 @@ class DeltaLog:
                     if removed.get("dataChange", True):
                         version.removes_rows = True
                         version.has_vectors |= bool(removed.get("deletionVector"))
-                        version.removed.append(self._file({"modificationTime": 0, **removed, "deletionVector": None}))
+                        values = {"modificationTime": 0, **removed, "deletionVector": None}
+                        version.removed.append(self._file(values, types))
                 elif (changed := action.get("cdc")) is not None:
                     version.changes.append(self._file({"modificationTime": 0, **changed}))
                 elif (info := action.get("commitInfo")) is not None:
@@ -201,13 +207,15 @@ class DeltaLog:
         """Return the id of the table in version 0, or in the newest checkpoint if older versions were removed.
 
         It differs after the table was deleted and created again.
+
+        Raises:
+            DataLossError: the log has neither.
         """
-        checkpoint = None if self.first == 0 else self._newest_checkpoint()
-        if checkpoint is None:
-            actions = self._actions(self.path / "_delta_log" / f"{0:020}.json")
-        else:
-            actions = self._rows(checkpoint[1], ["metaData"])
-        return next((str(meta.get("id") or "") for each in actions if (meta := each.get("metaData"))), "")
+        if self.first == 0:
+            with suppress(DataLossError):  # removed since, behind a checkpoint
+                return _id_in(self._actions(0))
+        checkpoint = self._newest_checkpoint()
+        return _id_in(self._actions(0) if checkpoint is None else self._rows(*checkpoint, ["metaData"]))
 
     def _names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
         return [match for name in self._listed() if (match := pattern.fullmatch(name))]
@@ -228,11 +236,12 @@ class DeltaLog:
                     expected,
                     f"the log continues with version {number}: older versions were removed (logRetentionDuration)",
                 )
-            yield number, self._actions(self.path / "_delta_log" / f"{number:020}.json")
+            yield number, self._actions(number)
             expected += 1
 
-    def _actions(self, path: StoragePath) -> Iterator[dict[str, Any]]:
-        with object_storage_errors(path):
+    def _actions(self, version: int) -> Iterator[dict[str, Any]]:
+        path = self.path / "_delta_log" / f"{version:020}.json"
+        with object_storage_errors(path), self._removed_meanwhile(version):
             found = lines(path)
         for line in found:
             try:
@@ -259,7 +268,9 @@ class DeltaLog:
             )
         newest, names = checkpoint
         # Schema and protocol are needed to read the file actions.
-        return newest, itertools.chain(self._rows(names, ["metaData", "protocol"]), self._rows(names, ["add"]))
+        return newest, itertools.chain(
+            self._rows(newest, names, ["metaData", "protocol"]), self._rows(newest, names, ["add"])
+        )
 
     def _newest_checkpoint(self, last: int | None = None) -> tuple[int, list[str]] | None:
         """Return the version and the file names of the newest complete checkpoint, up to the version ``last``."""
@@ -275,8 +286,8 @@ class DeltaLog:
         ]
         return (max(whole), sorted(parts[max(whole)])) if whole else None
 
-    def _rows(self, names: list[str], wanted: list[str]) -> Iterator[dict[str, Any]]:
-        """Yield the actions of the kinds ``wanted`` in the files ``names`` of a checkpoint."""
+    def _rows(self, version: int, names: list[str], wanted: list[str]) -> Iterator[dict[str, Any]]:
+        """Yield the actions of the kinds ``wanted`` in the files ``names`` of the checkpoint at ``version``."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -284,6 +295,7 @@ class DeltaLog:
             path = self.path / "_delta_log" / name
             with (
                 object_storage_errors(path),
+                self._removed_meanwhile(version),
                 path.open_input() if isinstance(path, ObjectPath) else pa.OSFile(str(path), mode="r") as source,
             ):
                 try:
@@ -293,6 +305,14 @@ class DeltaLog:
                 columns = [column for column in wanted if column in file.schema_arrow.names]
                 for batch in file.iter_batches(columns=columns):
                     yield from batch.to_pylist()
+
+    @contextmanager
+    def _removed_meanwhile(self, version: int) -> Iterator[None]:
+        """Report a file of the log that was removed after it was listed."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self.lost(version, "it was removed while the log was read (logRetentionDuration)") from error
 
     def _apply(self, action: Mapping[str, Any], files: dict[str, DeltaFile]) -> None:
         self._read_schema(action)
@@ -323,14 +343,19 @@ class DeltaLog:
                     f"it uses the feature {', '.join(unknown)}", "write the table without this feature"
                 )
 
-    def _file(self, added: Mapping[str, Any]) -> DeltaFile:
+    def _file(self, added: Mapping[str, Any], types: Mapping[str, str] | None = None) -> DeltaFile:
+        """Return the file of an action. ``types``: those of the columns when it was added; default: of this version."""
         if added.get("deletionVector"):
             raise self._unsupported(
                 "it has deletion vectors: rows that are marked as deleted in its files",
                 "remove these rows from the files: REORG TABLE ... APPLY (PURGE)",
             )
         stats = json.loads(added.get("stats") or "{}")
-        columns = {name: self._value(name, text) for name, text in dict(added.get("partitionValues") or {}).items()}
+        types = self._types if types is None else types
+        columns = {
+            name: _value(types.get(name, "string"), text)
+            for name, text in dict(added.get("partitionValues") or {}).items()
+        }
         return DeltaFile(
             self._absolute(added["path"]),
             int(added["modificationTime"]),
@@ -338,15 +363,6 @@ class DeltaLog:
             stats.get("numRecords"),
             int(added.get("size") or 0),
         )
-
-    def _value(self, column: str, text: str | None) -> Any:
-        """Convert the value of a partition column, which the log stores as text, to its JSON type."""
-        kind = self._types.get(column, "string")
-        if text is None or text == "":
-            return None
-        if kind == "boolean":
-            return text == "true"
-        return _NUMBERS[kind](text) if kind in _NUMBERS else text
 
     def _absolute(self, path: str) -> str:
         """Return the absolute path of a file in an action: a URI, usually relative to the table."""
@@ -370,6 +386,19 @@ class DeltaLog:
 def lines(path: StoragePath) -> list[str]:
     """Return the lines of a version of the log: texts in it may have other line breaks, such as U+2028."""
     return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _value(kind: str, text: str | None) -> Any:
+    """Convert the value of a partition column of the type ``kind``, which the log stores as text, to its JSON type."""
+    if text is None or text == "":
+        return None
+    if kind == "boolean":
+        return text == "true"
+    return _NUMBERS[kind](text) if kind in _NUMBERS else text
+
+
+def _id_in(actions: Iterator[dict[str, Any]]) -> str:
+    return next((str(meta.get("id") or "") for each in actions if (meta := each.get("metaData"))), "")
 
 
 def _number(match: re.Match[str]) -> int:

@@ -17,6 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from penstock.errors import ConfigError, DataLossError, PenstockError
+from penstock.spark.files import delta_log
 from penstock.spark.files.change_feed import (
     ChangeFeed,
     DeltaStreamReader,
@@ -24,6 +25,7 @@ from penstock.spark.files.change_feed import (
     count_changes,
     read_changes,
 )
+from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.feed_options import FeedOptions
 
 FIELDS: list[pa.Field[Any]] = [
@@ -211,6 +213,51 @@ def test_a_table_that_lost_versions_or_was_created_again_is_refused(table: Path)
     assert changes(table, {next(iter(end)): {"version": 4}}, end)[0]["version"] == 4
     with pytest.raises(DataLossError, match="is no longer in its log"):
         ChangeFeed(table).files(first, end)
+
+
+def test_a_log_may_be_cleaned_up_while_it_is_read(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, read = DeltaLog(table), delta_log.lines
+
+    def removed(path: Path) -> list[str]:
+        path.unlink()
+        return read(path)
+
+    table_id = str(DeltaTable(table).metadata().id)
+    DeltaTable(table).create_checkpoint()
+    monkeypatch.setattr(delta_log, "lines", removed)
+    assert log.oldest_id() == table_id, "the checkpoint has it as well"
+    shutil.rmtree(table)
+    (table / "_delta_log").mkdir(parents=True)
+    (table / "_delta_log" / f"{0:020}.json").touch()
+    with pytest.raises(DataLossError, match=r"version 0 of .* is no longer in its log") as caught:
+        log.oldest_id()
+    assert "removed while the log was read" in (caught.value.why or "")
+
+
+def test_removed_rows_have_the_partitions_of_their_time(table: Path) -> None:
+    newest = DeltaTable(table).version()
+    moved = rows(5).set_column(5, "p", pa.array(["x"]))
+    write_deltalake(table, moved, mode="overwrite", schema_mode="overwrite", partition_by=["day"])
+    write_deltalake(table, rows(6), mode="overwrite", schema_mode="overwrite", partition_by=["k"])
+    found = changes(table, *between(table, newest + 1, newest + 2))
+    assert [(c["change"], c["k"], c["p"], c["day"]) for c in found] == [
+        ("delete", 8, 0, "2026-01-02"),
+        ("insert", 5, "x", "2026-01-02"),
+        ("delete", 5, "x", "2026-01-02"),
+        ("insert", 6, 0, "2026-01-02"),
+    ]
+
+
+def test_footers_are_read_once(table: Path) -> None:
+    files = ChangeFeed(table).files(*between(table, 0, DeltaTable(table).version()))
+    known: dict[str, int] = {}
+    count = count_changes(table, files, known)
+    assert known
+    for file in files:
+        Path(file.path).unlink(missing_ok=True)
+    assert count_changes(table, files, known) == count
+    with pytest.raises(DataLossError):
+        count_changes(table, files)
 
 
 def test_removed_files_are_a_loss_of_data(table: Path) -> None:
