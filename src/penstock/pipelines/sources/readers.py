@@ -647,11 +647,14 @@ class KafkaSourceReader:
     def meter(self, clock: Callable[[], int]) -> _PollingMeter[KafkaLog]:
         """Return a meter of the offsets that were not read yet; ``seconds`` is 0, or None if there are some."""
 
-        def measure(log: KafkaLog, _name: str, end: Offsets) -> Lag:
+        def measure(log: KafkaLog, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
             lows, latest = log.bounds()
-            waiting = ranges({topic: {**low, **end.get(topic, {})} for topic, low in lows.items()}, latest)
-            records = sum(place.end - place.start for place in waiting)
-            return Lag(records, None if records else 0.0)
+            found = {}
+            for name, end in ends.items():
+                waiting = ranges({topic: {**low, **end.get(topic, {})} for topic, low in lows.items()}, latest)
+                records = sum(place.end - place.start for place in waiting)
+                found[name] = Lag(records, None if records else 0.0)
+            return found
 
         return _PollingMeter(lambda: KafkaLog(self._options, TIMEOUT_MS / 1000), measure)
 
@@ -721,13 +724,23 @@ class DeltaSourceReader:
 
     def meter(self, clock: Callable[[], int]) -> _PollingMeter[dict[str, ChangeFeed]]:
         """Return a meter of the changes that were not read yet."""
+        known: dict[str, int] = {}  # so that each footer is read once, also by the last measurement
 
-        def measure(feeds: dict[str, ChangeFeed], name: str, end: Offsets) -> Lag:
-            feed = feeds.setdefault(name, self._feed())
-            files = feed.files(end, feed.latest(end))
-            feed.forget(end)
-            oldest_ms = min((file.committed_ms for file in files), default=clock())
-            return Lag(count_changes(self._options.table, files), max(clock() - oldest_ms, 0) / 1000)
+        def measure(feeds: dict[str, ChangeFeed], ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+            found: dict[str, Lag] = {}
+            waiting: set[str] = set()
+            for name, end in ends.items():
+                feed = feeds.setdefault(name, self._feed())
+                files = feed.files(end, feed.latest(end))
+                feed.forget(end)
+                waiting.update(file.path for file in files)
+                changes = count_changes(self._options.table, files, known)
+                times = [file.committed_ms for file in files if file.committed_ms]  # logs may lack them
+                seconds = max(clock() - min(times), 0) / 1000 if times else None
+                found[name] = Lag(changes, seconds if files else 0.0)
+            for path in known.keys() - waiting:
+                del known[path]
+            return found
 
         return _PollingMeter(lambda: nullcontext({}), measure)
 
@@ -872,14 +885,16 @@ Log = TypeVar("Log")
 class _PollingMeter(_NoMeter, Generic[Log]):
     """Measures the lag of queries in a separate thread, with a client that ``connect`` opens for it.
 
-    ``measure`` has the client, the name of the query, and its offsets.
+    ``measure`` has the client, and the offsets of each query by its name. Queries have no lag while it fails.
     """
 
     def __init__(
-        self, connect: Callable[[], AbstractContextManager[Log]], measure: Callable[[Log, str, Offsets], Lag]
+        self,
+        connect: Callable[[], AbstractContextManager[Log]],
+        measure: Callable[[Log, Mapping[str, Offsets]], dict[str, Lag]],
     ) -> None:
         self._connect = connect
-        self._measure_one = measure
+        self._measure_all = measure
         self._asked = threading.Event()
         self._closed = False
         self._ends: Mapping[str, Offsets] = {}
@@ -915,8 +930,8 @@ class _PollingMeter(_NoMeter, Generic[Log]):
 
     def _measure(self, log: Log, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
         try:
-            return {name: self._measure_one(log, name, end) for name, end in ends.items()}
-        except PenstockError:
+            return self._measure_all(log, ends)
+        except (PenstockError, OSError):  # OSError: of files of a table on a shared file system
             return {}
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
 from penstock.errors import UnavailableError
-from penstock.pipelines.sources.readers import Lag, LagMeter, measure
+from penstock.pipelines.sources.readers import DeltaSourceReader, Lag, LagMeter, measure
+from penstock.pipelines.spec.sources import DeltaSource
 from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
 from penstock.spark.tube.tube_client import TubeClient
 from penstock.tube.reader import MessageBatch
@@ -111,3 +117,31 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
 
 def test_a_meter_that_was_never_started_ends() -> None:
     LagMeter(lambda: cast(TubeClient, Numbers()), there_is, lambda: 0).close({})
+
+
+def test_the_lag_of_a_change_feed(tmp_path: Path) -> None:
+    rows = pa.table({"k": [1, 2, 3]})
+    feed = {"delta.enableChangeDataFeed": "true"}
+    write_deltalake(tmp_path, rows, configuration=feed)
+    DeltaTable(tmp_path).update(predicate="k > 1", updates={"k": "k + 10"})
+    table_id = str(DeltaTable(tmp_path).metadata().id)
+    ends: dict[str, Any] = {name: {table_id: {"version": n}} for n, name in enumerate(("all", "update", "none"))}
+
+    def measured() -> dict[str, Lag | None]:
+        now = committed_ms + 5_000
+        meter = DeltaSourceReader("t", DeltaSource(format="delta", path=str(tmp_path))).meter(lambda: now)
+        meter.start()
+        meter.close(ends)
+        return {name: meter.lag_of(name) for name in ends}
+
+    log = tmp_path / "_delta_log" / f"{1:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    committed_ms = next(action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action)
+    found = measured()
+    assert found["all"] is not None
+    assert found["all"].records == 3 + 2 * 2
+    assert (found["update"], found["none"]) == (Lag(4, 5.0), Lag(0, 0.0))
+    log.write_text("\n".join(json.dumps(action) for action in actions if "commitInfo" not in action))
+    assert measured()["update"] == Lag(4, None), "the time of the changes is not known"
+    log.unlink()
+    assert measured() == dict.fromkeys(ends)
