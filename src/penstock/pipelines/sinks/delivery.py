@@ -896,8 +896,8 @@ def _constant_topic(template: str) -> str | None:
 
 def _check_broker(pipeline: Pipeline, sink: Sink) -> None:
     assert sink.mqtt is not None
-    # The lease has connected to the broker of the state store already.
-    if sink.mqtt.broker is not None and sink.mqtt.broker != pipeline.statestore.broker:
+    # The lease has connected to the broker of the state store already, as its user.
+    if sink.mqtt.broker is not None and sink.mqtt.broker != pipeline.statestore.url:
         check_broker(sink.mqtt.broker, CHECK_TIMEOUT_S)
 
 

@@ -45,6 +45,7 @@ from penstock.pipelines.spec.values import (
 )
 from penstock.runtime.config import loader as config
 from penstock.runtime.config.yaml_document import Document, Value, parse_document, read_document
+from penstock.spark.files.object_storage import is_object_url
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 from penstock.spark.tube.options import SinkOptions, SourceOptions
@@ -531,6 +532,12 @@ _ID = "id"
 """Name of the header or property with the id of a message."""
 
 
+def _same_table(one: str, other: str) -> bool:
+    if is_object_url(one) or is_object_url(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
     """Yield problems of sinks that send messages."""
     for index, sink in enumerate(pipeline.sinks):
@@ -547,7 +554,7 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
             expected = "expected another topic: the pipeline would read what it writes"
             yield Problem((*where, "topic"), sink.kafka.topic, expected)
         if sink.table is not None and any(
-            str(sink.table.path).rstrip("/") == source.path.rstrip("/")
+            _same_table(sink.table.path, source.path)
             for source in pipeline.inputs.values()
             if isinstance(source, DeltaSource)
         ):

@@ -241,6 +241,7 @@ sinks:
         ("{format: rate}", "{format: delta, path: s3://b/t, endpoint: http://127.0.0.1:1}", None),
         ("{format: rate}", "{format: delta, path: lake/t, start: earliest}", "sources.clock.start"),
         ("{format: rate}", "{format: delta, path: lake/t, region: x}", "endpoint and region only with"),
+        ("{format: rate}", "{format: delta, path: ./lake/../a/}", "the pipeline would read what it writes"),
         ("{format: rate}", "{format: delta, path: hdfs://h/t}", "expected a local path, or s3://bucket/key"),
         ("{format: rate}", "{format: kafka, bootstrap: ['h:1'], topics: [a]}", None),
         ("{format: rate}", "{format: kafka, bootstrap: ['kafka://h:1'], topics: [a]}", "without a scheme"),
