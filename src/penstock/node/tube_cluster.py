@@ -75,11 +75,11 @@ class TubeClusterTarget:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        while self._queue:
-            _, done = self._queue.popleft()
-            self._ended(done, self._waits("the node is shutting down", applied=False))
         await self._producer.close()
         await asyncio.sleep(0)  # the results of the last messages are returned by callbacks
+        while self._queue:  # also with messages that the rule sent again meanwhile
+            _, done = self._queue.popleft()
+            self._ended(done, self._waits("the node is shutting down", applied=False))
 
     def prepare(self, record: Record) -> Record:
         """Return the record; the producer encodes it [RuleTarget]."""

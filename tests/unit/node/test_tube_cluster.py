@@ -135,23 +135,39 @@ async def test_messages_wait_for_master_and_topic_and_keep_their_order(tmp_path:
         target.append(target.prepare(Record(bytes(5 << 20))), large.append)
         await until(lambda: large)
         assert isinstance(large[0], LocalProtocolError)
-        found = await read(running.masters, "telemetry", 300 + probes)
+        await running.stop_master()
+        without: list[Any] = []
+        for number in range(300, 320):
+            target.append(target.prepare(record(number, b"line 1")), without.append)
+        await until(lambda: len(without) == 20)
+        assert {result.partition for result in without} == {stored[0].partition}, "the brokers are known"
+        await running.start_master()
+        found = await read(running.masters, "telemetry", 320 + probes)
         line = [item for item in found if item.key == b"line 1"]
-        assert [int(item.value) for item in line] == list(range(300))
-        assert [(item.id, item.headers) for item in line] == [(f"m-{n}", [("unit", "bar")]) for n in range(300)]
+        assert [int(item.value) for item in line] == list(range(320))
+        assert [(item.id, item.headers) for item in line] == [(f"m-{n}", [("unit", "bar")]) for n in range(320)]
     finally:
         await target.close()
         await running.close()
 
 
-async def test_a_node_that_stops_returns_messages_that_were_not_sent(tmp_path: Path) -> None:
+async def test_a_node_that_stops_returns_messages_that_were_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = TubeClusterTarget(section(Tube(tmp_path)))
     results: list[Any] = []
     target.start()
     target.append(target.prepare(record(1)), results.append)
     await asyncio.sleep(0)
+    close = target._producer.close
+
+    async def closed() -> None:
+        await close()
+        target.append(target.prepare(record(2)), results.append)  # as the rule does after a pause
+
+    monkeypatch.setattr(target._producer, "close", closed)
     await target.close()
-    assert [result.applied for result in results] == [False]
+    assert [result.applied for result in results] == [False, False]
 
 
 async def test_users_and_tls(tmp_path: Path) -> None:
@@ -180,3 +196,16 @@ async def test_users_and_tls(tmp_path: Path) -> None:
         await until(lambda: results)
         assert results[0].broker_id == 1
         await target.close()
+
+        (tmp_path / "password").write_text("old\n")
+        target = TubeClusterTarget(entry)
+        target.start()
+        results.clear()
+        target.append(target.prepare(record(2)), results.append)
+        await until(target.warning)
+        warning = target.warning()
+        assert warning is not None
+        assert "rules" in (warning.why or "")
+        assert not results, "an operator may change the user of the cluster"
+        await target.close()
+        assert [result.applied for result in results] == [False]
