@@ -67,14 +67,18 @@ async def build(timeout_s: float) -> None:
         skip_or_fail(f"the Rust program cannot be built here: {output[-2000:]}")
 
 
-@pytest.fixture
-async def program() -> str:
+async def prepare() -> str:
     """The program, built where only it is out of date: seconds, with its 200 crates in the cache."""
     if not is_current():
         if not (CACHE / "target").exists():
             pytest.skip("the Rust program was never built here: `make programs` does, which takes minutes")
         await build(60)
     return str(BINARY)
+
+
+@pytest.fixture
+async def program() -> str:
+    return await prepare()
 
 
 @pytest.mark.nightly

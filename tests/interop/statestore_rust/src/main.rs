@@ -3,6 +3,8 @@
 //!
 //! `PROGRAM PORT SCENARIO...` prints one line per scenario that passed. `PROGRAM PORT hold NAME` takes a lock, prints its
 //! token and keeps it until standard input ends; `PROGRAM PORT try NAME` asks for it once and prints what came of it.
+//! `PROGRAM PORT observe KEY` observes it until standard input ends, also after each loss, and prints `observing`, each
+//! notification, `lost`, and whether the store still knew the lost observation (`stopped BOOL`).
 //! `PROGRAM PORT record` sends requests until standard input ends, and prints each as a line of a history (see
 //! `tests/histories/README.md`).
 
@@ -390,6 +392,42 @@ async fn attempt(port: Option<u16>, name: &str) {
     peer.close().await;
 }
 
+/// Repeat what had no answer.
+async fn repeated<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> T {
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(matches!(error.kind(), ErrorKind::AIOProtocolError(_)), "{error:?}"),
+        }
+    }
+}
+
+async fn observe_again(store: &Client, key: &str) {
+    loop {
+        let mut seen = repeated(|| store.observe(key.into(), WAIT)).await.response;
+        println!("observing");
+        while let Some((told, _)) = seen.recv_notification().await {
+            match told.operation {
+                Operation::Set(value) => println!("SET {}", String::from_utf8_lossy(&value)),
+                Operation::Del => println!("DEL"),
+            }
+        }
+        println!("lost");
+        let stopped = repeated(|| store.unobserve(key.into(), WAIT)).await.response;
+        println!("stopped {stopped}");
+    }
+}
+
+async fn observe(port: Option<u16>, key: &str) {
+    let peer = Peer::connect(port, "rust-observer");
+    let waiting = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    tokio::select! {
+        ended = waiting => { ended.unwrap().unwrap(); }
+        () = observe_again(&peer.store, key) => {}
+    }
+    peer.close().await;
+}
+
 /// What all recorded clients share: the beginning of the time, the requests until now, and whether they should end.
 struct Recording {
     began: Instant,
@@ -489,6 +527,7 @@ async fn run(port: Option<u16>, args: &[String]) {
     match args {
         [verb] if verb == "record" => record(port).await,
         [verb, name] if verb == "hold" => hold(port, name).await,
+        [verb, key] if verb == "observe" => observe(port, key).await,
         [verb, name] if verb == "try" => attempt(port, name).await,
         names => scenarios(port, names).await,
     }
@@ -502,7 +541,7 @@ fn main() {
             "env" => Some(None),
             port => port.parse().ok().map(Some),
         })
-        .expect("usage: PROGRAM PORT|env SCENARIO... | hold NAME | try NAME | record");
+        .expect("usage: PROGRAM PORT|env SCENARIO... | hold NAME | try NAME | observe KEY | record");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
