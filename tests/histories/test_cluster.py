@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RefusedError
 from penstock.node.cluster import LOGS
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.client import web
@@ -43,7 +43,8 @@ TAKEOVERS = ("kill", "kill-both", "ahead", "pause", "behind", "cut", "handover",
 """Faults of the active node after which the standby is active. It is killed: alone, together with the leader of etcd,
 or after its clock has stepped by an hour. It is paused: as long as the standby needs, or for a minute. It is cut off
 from etcd. It hands over."""
-FAULTS = (*TAKEOVERS, "etcd-follower", "etcd-leader", "etcd-majority", "clients", "nodes", "full", "restore")
+OTHERS = "etcd-follower", "etcd-leader", "etcd-majority", "clients", "nodes", "full", "restore", "restarts"
+FAULTS = *TAKEOVERS, *OTHERS
 ROUNDS, BLOCK = 210, 10
 """Nightly rounds, with the kinds of fault in turn, and those of one test, which takes about three minutes."""
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
@@ -147,6 +148,8 @@ class Pair:
             await self._fill_etcd(load)
         elif fault == "restore":
             await self._restore(load)
+        elif fault == "restarts":
+            await self._restart_in_turn(load, tube)
         await self.until_complete()
         await load.more(20)
         await tube.more(10, *(node.broker_id for node in self.nodes))
@@ -174,8 +177,7 @@ class Pair:
             direct = await asyncio.wait_for(self._connect(old, stack), DEADLINE_S)
             began = time.perf_counter()
             if fault == "handover":
-                url = f"127.0.0.1:{old.http}"
-                await asyncio.to_thread(web.call, url, "admin_transfer_current_master", {}, login=LOGIN)
+                await self._hand_over(old)
             elif fault in PAUSES_S:
                 old.signal(signal.SIGSTOP)
             elif fault == "cut":  # the network between the node and etcd, and nothing else
@@ -310,6 +312,33 @@ class Pair:
         new.start()
         await self.until_complete()
         load.release()
+
+    async def _restart_in_turn(self, load: Load, tube: TubeLoad) -> None:
+        """Restart both nodes as for an upgrade: the standby, and, after a handover, the one that was active."""
+        old = self.active
+        (new,) = (node for node in self.nodes if node is not old)
+        for node, other in ((new, old), (old, new)):
+            if self.active is node:
+                async with asyncio.timeout(DEADLINE_S):
+                    while True:
+                        try:
+                            await self._hand_over(node)
+                            break
+                        except RefusedError:  # the standby that has just started is not up to date
+                            await asyncio.sleep(0.1)
+                await self._until_active(other)
+                await self.until_complete()
+            node.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(node.wait) == 0
+            await tube.more(5, other.broker_id)
+            await load.more(10)
+            node.start()
+            await self.until_complete()
+
+    async def _hand_over(self, node: NodeProcess) -> None:
+        """Tell the active node to hand over. Raises RefusedError if no standby is up to date."""
+        url = f"127.0.0.1:{node.http}"
+        await asyncio.to_thread(web.call, url, "admin_transfer_current_master", {}, login=LOGIN)
 
     async def _connect(self, node: NodeProcess, stack: AsyncExitStack) -> StateStoreClient | None:
         """Connect to ``node`` itself; None if it is not active any more."""
