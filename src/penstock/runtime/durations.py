@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 __all__ = ["BOUNDS_S", "Durations", "TracedDuration"]
 
-BOUNDS_S: Final = (
+BOUNDS_S: Final[tuple[float, ...]] = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 """Upper bounds in seconds, from a commit in memory to a disk that hangs."""
