@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from zlib import crc32
 
 import pyrage
@@ -222,12 +221,16 @@ def test_a_restore_needs_space_for_the_operations_that_it_decrypts(
     most = max(file.size for name, file in found.files.items() if name.endswith(("/rows", "/commits")))
     assert found.size == plain.size == plain.restored_bytes == found.restored_bytes - most
     space = os.statvfs(tmp_path)
-    free = SimpleNamespace(f_blocks=space.f_blocks, f_bavail=found.size, f_frsize=1, f_bsize=1, f_files=0)
-    monkeypatch.setattr("penstock.node.backup_directory.os.statvfs", lambda _: free)
+    free = found.size
+
+    def statvfs(_: object) -> os.statvfs_result:
+        return os.statvfs_result((1, 1, space.f_blocks, free, free, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr("penstock.node.backup_directory.os.statvfs", statvfs)
     with pytest.raises(OutOfSpaceError, match="has no space for the restore, which needs 1 MiB"):
         restore(found, tmp_path / "new", identities=read_identities(secret))
     assert list((tmp_path / "new").iterdir()) == []
-    free.f_bavail += most
+    free += most
     _check_space(tmp_path, found)
 
 
