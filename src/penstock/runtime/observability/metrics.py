@@ -38,7 +38,7 @@ class MetricHelp:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """What Prometheus adds to the name, for each of its series."""
+        """Ends of the names of its series in Prometheus."""
         return {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}[self.type]
 
 
