@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -588,15 +588,67 @@ class FilesSourceReader:
         return source_rows(self._name, self._source, records)
 
 
-class KafkaSourceReader:
-    """Reads topics of Kafka as the source ``name``."""
+_Stored = TypeVar("_Stored", bound="KafkaSource | DeltaSource")
 
-    def __init__(self, name: str, source: KafkaSource, span: ReplayRange | None = None) -> None:
+
+class _StoredOffsetsReader(Generic[_Stored]):
+    """Reads a source whose offsets are in the checkpoint only, with a data source that gets them as options."""
+
+    data_source: ClassVar[type[local_sources.LocalSource]]
+
+    def __init__(self, name: str, source: _Stored, span: ReplayRange | None) -> None:
         self.doubts: list[str] = []
         self._span = span
         self._name = name
-        self._start = source.start if span is None else "earliest"
         self._source = source
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """Return the stream from ``start``."""
+        self._register(spark)
+        reader = spark.readStream.format(self.data_source.name())
+        return self._rows(reader.options(**self._texts(start=start)).load())
+
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
+        """Return the records in ``[start, end)``; None if there are no offsets."""
+        if self._is_empty(start, end):
+            return None
+        self._register(spark)
+        reader = spark.read.format(self.data_source.name())
+        return self._rows(reader.options(**self._texts(start=start, end=end)).load())
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """Return no rows, with the same columns."""
+        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
+
+    def publish(self, input_: QueryInput, end: Offsets) -> None:
+        """Do nothing: no group is used."""
+
+    def close(self) -> None:
+        """Do nothing: no group is used."""
+
+    def _is_empty(self, start: Offsets, end: Offsets) -> bool:
+        raise NotImplementedError
+
+    def _texts(self, **offsets: Offsets) -> dict[str, str]:
+        """Return the options of the data source."""
+        return self._source.read_options.as_texts() | {name: json.dumps(at) for name, at in offsets.items()}
+
+    def _register(self, spark: SparkSession) -> None:
+        spark.dataSource.register(self.data_source)
+        make_thread_safe(spark, self.data_source.name())
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        return source_rows(self._name, self._source, records)
+
+
+class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
+    """Reads topics of Kafka as the source ``name``."""
+
+    data_source = KafkaDataSource
+
+    def __init__(self, name: str, source: KafkaSource, span: ReplayRange | None = None) -> None:
+        super().__init__(name, source, span)
+        self._start = source.start if span is None else "earliest"
         self._options = source.read_options
 
     def check(self) -> None:
@@ -616,24 +668,6 @@ class KafkaSourceReader:
         with KafkaLog(self._options) as log:
             lows, ends = log.bounds()
         return lows if self._start == "earliest" else ends
-
-    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """Return the stream from ``start``."""
-        self._register(spark)
-        options = self._options.as_texts() | {"start": json.dumps(start)}
-        return self._rows(spark.readStream.format("penstock-kafka").options(**options).load())
-
-    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
-        """Return the records in ``[start, end)``; None if there are no offsets."""
-        if not ranges(start, end):
-            return None
-        self._register(spark)
-        options = self._options.as_texts() | {"start": json.dumps(start), "end": json.dumps(end)}
-        return self._rows(spark.read.format("penstock-kafka").options(**options).load())
-
-    def empty(self, spark: SparkSession) -> DataFrame:
-        """Return no rows, with the same columns."""
-        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Count the records in ``[start, end)`` by reading them: offsets have gaps.
@@ -658,28 +692,17 @@ class KafkaSourceReader:
 
         return _PollingMeter(lambda: KafkaLog(self._options, TIMEOUT_MS / 1000), measure)
 
-    def publish(self, input_: QueryInput, end: Offsets) -> None:
-        """Do nothing: no group is used."""
-
-    def close(self) -> None:
-        """Do nothing: no group is used."""
-
-    def _register(self, spark: SparkSession) -> None:
-        spark.dataSource.register(KafkaDataSource)
-        make_thread_safe(spark, KafkaDataSource.name())
-
-    def _rows(self, records: DataFrame) -> DataFrame:
-        return source_rows(self._name, self._source, records)
+    def _is_empty(self, start: Offsets, end: Offsets) -> bool:
+        return not ranges(start, end)
 
 
-class DeltaSourceReader:
+class DeltaSourceReader(_StoredOffsetsReader["DeltaSource"]):
     """Reads the change data feed of a Delta table as the source ``name``."""
 
+    data_source = DeltaDataSource
+
     def __init__(self, name: str, source: DeltaSource, span: ReplayRange | None = None) -> None:
-        self.doubts: list[str] = []
-        self._span = span
-        self._name = name
-        self._source = source
+        super().__init__(name, source, span)
         self._options = source.read_options
 
     def check(self) -> None:
@@ -695,24 +718,6 @@ class DeltaSourceReader:
     def start(self, input_: QueryInput) -> Offsets:
         """Return the offsets of the snapshot or of the version at which a new query starts."""
         return self._feed().start(self._source.start)
-
-    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """Return the stream from ``start``."""
-        self._register(spark)
-        options = self._options.as_texts() | {"start": json.dumps(start)}
-        return self._rows(spark.readStream.format("penstock-delta").options(**options).load())
-
-    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
-        """Return the changes in ``[start, end)``; None if there are no versions."""
-        if is_empty(start, end):
-            return None
-        self._register(spark)
-        options = self._options.as_texts() | {"start": json.dumps(start), "end": json.dumps(end)}
-        return self._rows(spark.read.format("penstock-delta").options(**options).load())
-
-    def empty(self, spark: SparkSession) -> DataFrame:
-        """Return no rows, with the same columns."""
-        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Count the changes in ``[start, end)``, from the log and from footers of files.
@@ -744,21 +749,11 @@ class DeltaSourceReader:
 
         return _PollingMeter(lambda: nullcontext({}), measure)
 
-    def publish(self, input_: QueryInput, end: Offsets) -> None:
-        """Do nothing: tables have no groups."""
-
-    def close(self) -> None:
-        """Do nothing: tables have no groups."""
+    def _is_empty(self, start: Offsets, end: Offsets) -> bool:
+        return is_empty(start, end)
 
     def _feed(self) -> ChangeFeed:
         return ChangeFeed(self._options.table)
-
-    def _register(self, spark: SparkSession) -> None:
-        spark.dataSource.register(DeltaDataSource)
-        make_thread_safe(spark, DeltaDataSource.name())
-
-    def _rows(self, records: DataFrame) -> DataFrame:
-        return source_rows(self._name, self._source, records)
 
 
 class RateSourceReader:
