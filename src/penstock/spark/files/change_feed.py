@@ -28,7 +28,13 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError, DataLossError, PenstockError
 from penstock.spark.files.delta_log import CHANGE_FEED, DeltaFile, DeltaLog, DeltaVersion
 from penstock.spark.files.feed_options import CHANGE_TYPE, FeedOptions
-from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors, storage_path
+from penstock.spark.files.object_storage import (
+    ObjectPath,
+    StoragePath,
+    object_storage_errors,
+    open_input,
+    storage_path,
+)
 from penstock.spark.files.source import json_objects
 from penstock.spark.local_sources import LocalSource
 from penstock.spark.plain_errors import plain_errors
@@ -327,8 +333,6 @@ def count_changes(table: StoragePath, files: Sequence[ChangeFile], known: dict[s
 
 @contextmanager
 def _opened(table: StoragePath, file: ChangeFile) -> Iterator[pa.NativeFile]:
-    import pyarrow as pa
-
     rest = file.path.removeprefix(f"{table}/")
     path: StoragePath = Path(file.path)
     if isinstance(table, ObjectPath):
@@ -336,7 +340,7 @@ def _opened(table: StoragePath, file: ChangeFile) -> Iterator[pa.NativeFile]:
         path = table / rest if rest != file.path else storage_path(file.path, table.endpoint, table.region)
     with object_storage_errors(path):
         try:
-            source = path.open_input() if isinstance(path, ObjectPath) else pa.OSFile(str(path), mode="r")
+            source = open_input(path)
         except FileNotFoundError:
             raise DataLossError(
                 f"the file {file.path!r} of version {file.version} of the Delta table {str(table)!r} no longer exists",

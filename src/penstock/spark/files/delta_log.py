@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError, DataLossError, StorageError
-from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors, open_input
 
 __all__ = ["CHANGE_FEED", "DeltaFile", "DeltaLog", "DeltaVersion", "lines"]
 
@@ -296,7 +296,7 @@ class DeltaLog:
             with (
                 object_storage_errors(path),
                 self._removed_meanwhile(version),
-                path.open_input() if isinstance(path, ObjectPath) else pa.OSFile(str(path), mode="r") as source,
+                open_input(path) as source,
             ):
                 try:
                     file = pq.ParquetFile(source)

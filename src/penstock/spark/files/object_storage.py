@@ -40,6 +40,7 @@ __all__ = [
     "is_object_url",
     "object_storage_error",
     "object_storage_errors",
+    "open_input",
     "spark_path",
     "storage_path",
 ]
@@ -301,6 +302,19 @@ StoragePath = Path | ObjectPath
 AnyPath = TypeVar("AnyPath", bound=StoragePath)
 """One kind of path."""
 _BLOCK_BYTES = 8 << 20
+
+
+def open_input(path: StoragePath) -> pa.NativeFile:
+    """Open a file or an object to read.
+
+    Raises:
+        OSError: it does not exist or cannot be read; of an object inside :func:`object_storage_errors`.
+    """
+    if isinstance(path, ObjectPath):
+        return path.open_input()
+    import pyarrow as pa
+
+    return pa.OSFile(str(path), mode="r")
 
 
 def spark_path(path: StoragePath) -> str:
