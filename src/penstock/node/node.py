@@ -322,8 +322,10 @@ class Node:
             await self._await_topics(master)
             stored += [directory.tube_master, broker.storage.meta.path]
         mqtt = await self._mqtt(server, directory, master, broker)
-        self._measure_commits(master, broker)
-        self._backups = self._backup(directory, master, broker)
+        queues = self._commit_queues(master, broker)
+        for part, queue in queues.items():
+            add_metrics(self.metrics, "commit", partial(dict, duration_seconds=queue.durations), labels={"part": part})
+        self._backups = self._backup(directory, master, broker, list(queues.values()))
         # Closed first: it reads the other parts.
         self._parts.push_async_callback(self._backups.close)
         directory.keep(stored)
@@ -682,8 +684,8 @@ class Node:
             self._parts.push_async_callback(bridge.close)
             add_metrics(self.metrics, "bridge", partial(counters_of, bridge.stats), labels={"bridge": entry.name})
 
-    def _measure_commits(self, master: TubeMaster | None, broker: TubeBroker | None) -> None:
-        """Export the durations of commits."""
+    def _commit_queues(self, master: TubeMaster | None, broker: TubeBroker | None) -> dict[str, CommitQueue[Any]]:
+        """Return the queues of all commits, by the part of the node."""
         assert self._store is not None
         assert self._persistence is not None
         queues: dict[str, CommitQueue[Any]] = {"statestore": self._store.queue, "mqtt": self._persistence.queue}
@@ -691,26 +693,30 @@ class Node:
             queues["master"] = master.queue
         if broker is not None:
             queues["tube"] = broker.commits.queue
-        for part, queue in queues.items():
-            add_metrics(self.metrics, "commit", partial(dict, duration_seconds=queue.durations), labels={"part": part})
+        return queues
 
-    def _backup(self, directory: DataDirectory, master: TubeMaster | None, broker: TubeBroker | None) -> Backups:
+    def _backup(
+        self,
+        directory: DataDirectory,
+        master: TubeMaster | None,
+        broker: TubeBroker | None,
+        queues: Sequence[CommitQueue[Any]],
+    ) -> Backups:
         """The backups, after all parts have started."""
         assert self._store is not None
         assert self._persistence is not None
-        parts: dict[str, tuple[LoggedEnvironment, CommitQueue[Any]]] = {
-            "statestore": (self._store.environment, self._store.queue),
-            "mqtt": (self._persistence.environment, self._persistence.queue),
+        environments: dict[str, LoggedEnvironment] = {
+            "statestore": self._store.environment,
+            "mqtt": self._persistence.environment,
         }
         brokers: dict[str, BrokerStorage] = {}
         if master is not None and broker is not None:
             storage = broker.storage
             name = storage.directory.relative_to(directory.path).as_posix()
             brokers[name] = storage
-            parts["tube/master"] = (master.environment, master.queue)
-            parts[f"{name}/meta"] = (storage.meta.environment, broker.commits.queue)
-        environments = {part: environment for part, (environment, _) in parts.items()}
-        source = BackupSource(directory.path, environments, brokers, [queue for _, queue in parts.values()])
+            environments["tube/master"] = master.environment
+            environments[f"{name}/meta"] = storage.meta.environment
+        source = BackupSource(directory.path, environments, brokers, queues)
         return Backups(source, self.problems)
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
