@@ -75,9 +75,11 @@ class TubeClusterSection(Section):
         """Read the password and the certificates. Raises ConfigError: a file cannot be used."""
         if self.tls is not None:
             check_client_files(self.tls.options, f"rules: topic {self.topic!r} of TubeMQ")
-        self.login()
+        self._password()
 
     def login(self) -> TubeLogin:
         """Return user, password and TLS context. Raises ConfigError: a file cannot be used."""
-        password = None if self.password_file is None else read_password(self.password_file)
-        return TubeLogin(self.user, password, None if self.tls is None else self.tls.options.context())
+        return TubeLogin(self.user, self._password(), None if self.tls is None else self.tls.options.context())
+
+    def _password(self) -> str | None:
+        return None if self.password_file is None else read_password(self.password_file)
