@@ -19,6 +19,7 @@ from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.isolation import isolation, isolation_remote
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
+from benchmarks.observed import observed
 from benchmarks.processes import processes
 from benchmarks.scale import memory, scale
 from benchmarks.spark import spark_source
@@ -89,6 +90,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "isolation": isolation,
     "isolation-remote": isolation_remote,
     "turns": turns,
+    "observed": observed,
     "processes": processes,
     "scale": scale,
     "memory": memory,
@@ -111,5 +113,5 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "spark-start": spark_start,
     "keys": keys,
 }
-IN_MEMORY = frozenset({"isolation", "isolation-remote"})
+IN_MEMORY = frozenset({"isolation", "isolation-remote", "observed"})
 """Cases whose servers store nothing, whatever the user's durability."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import fields
 from typing import Annotated
 
 import typer
@@ -9,11 +11,29 @@ import typer
 from penstock.cli.node_api import NodeOptions, connects_to_node
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import print_table
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
+from penstock.runtime.observability.logs import LogLevel
 
 __all__ = ["app"]
 
 app = Commands("Show and change the log levels of a running node.")
+
+
+def complete_part(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: the parts of the node's log whose names begin with ``incomplete``."""
+    given = {field.name: ctx.params[field.name] for field in fields(NodeOptions) if ctx.params.get(field.name)}
+    # Completion parses the line without environment variables and defaults.
+    address = given.get("http") or os.environ.get("PENSTOCK_HTTP") or ctx.lookup_default("http")
+    try:
+        levels = NodeOptions(**{**given, "http": address}).connect().get("log-levels")["levels"]
+    except PenstockError:  # no node to ask
+        return []
+    return sorted(part for part in levels if part.startswith(incomplete))
+
+
+def complete_level(incomplete: str) -> list[str]:
+    """Shell completion: the levels."""
+    return [level for level in (*LogLevel, "inherit") if level.startswith(incomplete)]
 
 
 @app.add(
@@ -28,13 +48,17 @@ def level(
     part: Annotated[
         str | None,
         typer.Argument(
-            help="Part of the log, as in its lines; all: the parts without a level of their own.", metavar="[PART]"
+            help="Part of the log, as in its lines; all: the parts without a level of their own.",
+            metavar="[PART]",
+            autocompletion=complete_part,
         ),
     ] = None,
     value: Annotated[
         str | None,
         typer.Argument(
-            metavar="[LEVEL]", help="debug, info, warning or error; inherit: the level of the part above it."
+            metavar="[LEVEL]",
+            help="debug, info, warning or error; inherit: the level of the part above it.",
+            autocompletion=complete_level,
         ),
     ] = None,
     as_json: Json = False,

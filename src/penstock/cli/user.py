@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.options import Commands, Json, local_data_dir
 from penstock.cli.output import escape, note, print_table
-from penstock.errors import ConfigError, RefusedError
+from penstock.errors import ConfigError, PenstockError, RefusedError
 
 if TYPE_CHECKING:
     from penstock.security.passwords import Credential
@@ -23,13 +23,27 @@ app = Commands("""Manage the users in a password file, for MQTT, TubeMQ and HTTP
     The password is read from the terminal, or from one line of standard input. It is never an argument, because every
     user of the machine can see arguments. A running node reads the file again on SIGHUP.""")
 
-File = Annotated[Path, typer.Argument(help="Password file; created if it does not exist.", metavar="FILE")]
-User = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER")]
 MOST_READ = 4096
 
 
+def complete_user(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: the users of FILE whose names begin with ``incomplete``."""
+    from penstock.security.passwords import read_passwords
+
+    try:
+        users = read_passwords(Path(ctx.params["file"]))
+    except (PenstockError, KeyError):  # no file to read
+        return []
+    return sorted(name for name in users if name.startswith(incomplete))
+
+
+File = Annotated[Path, typer.Argument(help="Password file; created if it does not exist.", metavar="FILE")]
+NewUser = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER")]
+User = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER", autocompletion=complete_user)]
+
+
 @app.add("penstock user create passwords alice")
-def create(file: File, user: User) -> None:
+def create(file: File, user: NewUser) -> None:
     """Add USER to FILE.
 
     Exit status 1 if the user exists.

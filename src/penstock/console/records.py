@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock.console.pages import DEFAULT_LIMIT, decode_cursor, encode_cursor
-from penstock.console.record_filter import MAX_JSON_BYTES, NO_FILTER, RecordFilter, parsed_json
 from penstock.console.snapshots import Header, RecordPage, RecordSnapshot
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.tube.broker.broker import TubeBroker
@@ -32,6 +31,7 @@ from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, PARTITIONS_PER_STORE, partition_ids
 from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.record import Record
+from penstock.tube.record_filter import MAX_JSON_BYTES, NO_FILTER, RecordFilter, parsed_json
 
 __all__ = ["RecordQuery", "RecordViews"]
 

@@ -37,7 +37,6 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.console.console import HISTORY, Console
 from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, Page, PageQuery
-from penstock.console.record_filter import RecordFilter
 from penstock.console.records import RecordQuery
 from penstock.console.snapshots import Key, RecordPage, as_json
 from penstock.console.statestore import pattern_of
@@ -56,6 +55,7 @@ from penstock.runtime.observability.logs import LogLevel
 from penstock.security.policy import Permissions
 from penstock.statestore.hlc import Hlc, parse
 from penstock.tube.admin.request import Caller, Role
+from penstock.tube.record_filter import RecordFilter
 
 __all__ = ["API", "api_routes"]
 

@@ -17,6 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.errors import ConfigError, StorageError
+from penstock.runtime.io.files import DirectFiles
 
 if TYPE_CHECKING:
     from pyrage import ssh, x25519
@@ -127,10 +128,16 @@ def create_identity(path: Path) -> str:
     public = str(identity.to_public())
     created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(f"# created: {created}\n# public key: {public}\n{identity}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(f"# created: {created}\n# public key: {public}\n{identity}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            DirectFiles().sync_dir(path.parent)
+        except OSError:
+            path.unlink()  # a part of a key cannot be used
+            raise
     except OSError as error:
         raise StorageError(
             f"{path} cannot be created: {error.strerror}",

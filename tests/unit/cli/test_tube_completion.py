@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from penstock.cli.node_api import NodeApi
 from penstock.errors import UnavailableError
+from penstock.security.passwords import edit_passwords, make_credential
 from penstock.tube.client import web as tube_web
+from tests.ports import free_port
 from tests.unit.cli.conftest import BROKER, Command, Web
 
 
@@ -60,3 +65,28 @@ def test_no_completions_are_offered_if_the_master_is_unreachable(
 
     monkeypatch.setattr(tube_web, "call", away)
     assert offered(penstock, monkeypatch, "penstock tube consume w") == []
+
+
+def test_users_and_parts_of_the_log_are_offered(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    users = tmp_path / "passwords"
+    edit_passwords(
+        users, lambda _: {name: make_credential(name, b"secret of it") for name in ("alice", "albert", "bob")}
+    )
+    assert offered(penstock, monkeypatch, f"penstock user update {users} al") == ["albert", "alice"]
+    assert offered(penstock, monkeypatch, f"penstock user delete {tmp_path}/none al") == []
+    asked = []
+
+    def get(api: NodeApi, path: str, *_: object) -> dict[str, object]:
+        asked.append((api.address, path))
+        return {"levels": {"all": "info", "mqtt": "info", "mqtt.bridge": "debug", "tube": "info"}}
+
+    monkeypatch.setattr(NodeApi, "get", get)
+    assert offered(penstock, monkeypatch, "penstock log level --http edge:8080 mq") == ["mqtt", "mqtt.bridge"]
+    assert asked == [("http://edge:8080", "log-levels")]
+    assert offered(penstock, monkeypatch, "penstock log level mqtt inf") == ["info"]
+
+
+def test_no_parts_of_the_log_are_offered_without_a_node(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered(penstock, monkeypatch, f"penstock log level --http 127.0.0.1:{free_port()} mq") == []

@@ -356,3 +356,25 @@ def test_apaches_brokers_are_read_as_a_group(penstock: Command, monkeypatch: pyt
 def test_incompatible_options_are_refused(penstock: Command, args: list[str], words: str) -> None:
     done = penstock("tube", "consume", "water", *args)
     assert (done.status, words in done.err) == (2, True), done.err
+
+
+@pytest.mark.usefixtures("_reader")
+def test_search_prints_the_places_of_the_records_that_pass(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [b'{"machine": "press", "celsius": 93.5}', b"nope", b'{"machine": "pump", "celsius": 21}']
+    monkeypatch.setattr(Reader, "data", {0: [(0, 10, values[0]), (56, 30, values[1])], 1: [(28, 20, values[2])]})
+    search = "tube", "topic", "search", "water"
+    done = penstock(*search, "--path", "celsius > 90")
+    assert done == (0, '1:0@0  k  {"machine": "press", "celsius": 93.5}\n', "1 of 3 records\n")
+    assert penstock(*search, "--text", "P", "--count", "2") == (
+        0,
+        f"1:0@0  k  {values[0].decode()}\n1:1@28  k  {values[2].decode()}\n",
+        "2 of 2 records\n",
+    )
+    assert penstock(*search, "--key", "k", "--attribute", "h=1", "--text", "nope").out == "1:0@56  k  nope\n"
+    assert penstock(*search, "--key", "x*").err == "0 of 3 records\n"
+    row = json.loads(penstock(*search, "--text", "nope", "--json").out)
+    assert (row["partition"], row["offset"], row["value"]) == (0, 56, "nope")
+    wrong = penstock(*search, "--path", "celsius is 90")
+    assert (wrong.status, wrong.out) == (2, "")
+    assert "'celsius is 90' is not a path in JSON with a comparison" in wrong.err
+    assert "no filter is set" in penstock(*search).err

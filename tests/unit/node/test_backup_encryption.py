@@ -339,6 +339,18 @@ def test_missing_files_of_keys_are_named(tmp_path: Path) -> None:
         create_identity(secret)
 
 
+def test_a_key_that_could_not_be_stored_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="key cannot be created: No space left"):
+            create_identity(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
+    create_identity(tmp_path / "key")
+
+
 def test_the_commands_back_up_check_and_restore(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, backups, secret = data_directory(tmp_path / "data"), tmp_path / "backups", tmp_path / "backup.key"
 

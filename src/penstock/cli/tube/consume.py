@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.tube.reader import PartitionInfo, RangeReader
     from penstock.tube.record import Record
 
-__all__ = ["consume", "newest_records"]
+__all__ = ["ConsumeRequest", "consume", "newest_records", "stored_records"]
 
 IDLE_S = 2.0
 """Seconds without a record after which a group without --follow ends."""
@@ -141,7 +141,7 @@ def consume(
         raise ConfigError(f"{option} is set without --raw", option=option, do=f"add --raw, or omit {option}")
     show = _Printer(raw=raw, as_json=as_json, form=form, separator=key_separator)
     with contextlib.suppress(KeyboardInterrupt):
-        if group is None and not follow and _show_held(request, show):
+        if group is None and not follow and _show_stored(request, show):
             return
         from penstock.tube.reader import TopicUnavailableError
 
@@ -168,7 +168,7 @@ def newest_records(masters: str, topic: str, client: ClientOptions, count: int) 
         RefusedError: the topic does not exist, or the brokers serve consumer groups only.
     """
     request = ConsumeRequest(masters, topic, parse_offset(f"-{count}", "--records"), None, (), (), None, client)
-    for row in _held(request, {}):
+    for row in stored_records(request, {}):
         yield f"{row['broker_id']}:{row['partition']}@{row['offset']}", row["_record"]
 
 
@@ -213,7 +213,7 @@ def _check(request: ConsumeRequest, group: str | None, *, follow: bool) -> None:
         )
 
 
-def _show_held(request: ConsumeRequest, show: _Printer) -> bool:
+def _show_stored(request: ConsumeRequest, show: _Printer) -> bool:
     """Print the currently stored records; returns False if the brokers serve consumer groups only.
 
     Raises:
@@ -223,7 +223,7 @@ def _show_held(request: ConsumeRequest, show: _Printer) -> bool:
 
     unavailable: dict[int, UnavailableError] = {}
     # From latest, without --follow: there are no records after the end.
-    rows = _held(request, unavailable) if request.start.word != "latest" else iter(())
+    rows = stored_records(request, unavailable) if request.start.word != "latest" else iter(())
     chosen = (row for row in rows if not request.types or row["msg_type"] in request.types)
     shown = 0
     try:
@@ -285,7 +285,7 @@ def _forget(group: str, tube: TubeConnectionOptions) -> None:
             tube.call_broker(broker.web, "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})
 
 
-def _held(request: ConsumeRequest, unavailable: dict[int, UnavailableError]) -> Iterator[dict[str, Any]]:
+def stored_records(request: ConsumeRequest, unavailable: dict[int, UnavailableError]) -> Iterator[dict[str, Any]]:
     """Yield the currently stored records, merged over the partitions by time of arrival.
 
     A broker that does not respond is reported, added to ``unavailable`` and skipped, unless it is the only one.

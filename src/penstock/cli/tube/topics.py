@@ -13,6 +13,7 @@ from penstock.cli.options import Commands, Json, Yes, confirmed, duration_option
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube.access import Topic, TubeConnectionOptions, check_topic, connects, no_topic
 from penstock.cli.tube.offset_spec import ENTRY
+from penstock.cli.tube.search import search
 from penstock.errors import ConfigError, RefusedError
 
 __all__ = ["app"]
@@ -37,7 +38,11 @@ MaxMessageSize = Annotated[
     int | None, size_option(text="Size of the largest record: 1MiB (the default of a new topic) to 20MiB.")
 ]
 
-app = Commands("List, describe, create, change and delete topics.")
+app = Commands("List, describe, search, create, change and delete topics.")
+app.add(
+    "penstock tube topic search telemetry --path 'temperature>80' --from 1h",
+    "penstock tube topic search telemetry --key 'plant/a/*' --count 10 --json",
+)(search)
 
 
 @app.add("penstock tube topic list", "penstock tube topic list --broker-id 2 --json", name="list")

@@ -1,4 +1,4 @@
-"""Filters of the message browser: by key, attribute or header, a path in a JSON value, and text.
+"""Filters of stored records: by key, attribute or header, a path in a JSON value, and text.
 
 A filter is four texts, each optional; a record passes if it passes all of them.
 
@@ -143,7 +143,7 @@ def _condition(text: str) -> _Condition:
             word = found["value"] or ""
             return _Condition(tuple(path), found["operator"] or "", _value(word), _word(word))
     raise LocalProtocolError(
-        f"json={text[:80]!r} is not a path with a comparison",
+        f"{text[:80]!r} is not a path in JSON with a comparison",
         do='write for example temperature.value > 21.5, items[0].id = "a", or error',
     )
 

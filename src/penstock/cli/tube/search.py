@@ -1,0 +1,125 @@
+"""`penstock tube topic search`: print the stored records of a topic that pass a filter."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import Json
+from penstock.cli.output import note, print_json, shown, shown_payload
+from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects
+from penstock.cli.tube.consume import ConsumeRequest, stored_records
+from penstock.cli.tube.offset_spec import OFFSETS, parse_offset, parse_part
+from penstock.errors import ConfigError, LocalProtocolError, RefusedError
+
+if TYPE_CHECKING:
+    from penstock.errors import UnavailableError
+    from penstock.tube.record import Record
+
+__all__ = ["search"]
+
+
+@connects
+def search(
+    topic: Topic,
+    tube: TubeConnectionOptions,
+    key: Annotated[str, typer.Option(help="The key is this text, or begins with it: 'pump/*'.", metavar="TEXT")] = "",
+    attribute: Annotated[
+        str,
+        typer.Option(
+            help="A header or one of topic, id, msg_type and content_type has this value: 'unit=bar', 'unit=b*' for a "
+            "prefix, 'unit' for any.",
+            metavar="NAME[=VALUE]",
+        ),
+    ] = "",
+    path: Annotated[
+        str,
+        typer.Option(
+            help="The value is JSON (up to 256 KiB) with this path, compared by = != < <= > >= or ~ (contains): "
+            "'temp.c > 21', 'items[0].name = pump', 'error'.",
+            metavar="CONDITION",
+        ),
+    ] = "",
+    text: Annotated[
+        str,
+        typer.Option(help="Key, a header or the value contains this text, in any case.", metavar="TEXT"),
+    ] = "",
+    start: Annotated[
+        str,
+        typer.Option("--from", help=f"First offset: {OFFSETS}. -N: the last N of each partition.", metavar="OFFSET"),
+    ] = "earliest",
+    until: Annotated[
+        str | None, typer.Option(help="Stop before this offset, written like --from.", metavar="OFFSET")
+    ] = None,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this partition, of each broker or of one; repeatable.", metavar="[BROKER:]N"),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", help="Exit after N records were found.", min=1, metavar="N")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the stored records of TOPIC that pass all given filters, by time of arrival.
+
+    A line has the place of the record (BROKER:PARTITION@OFFSET), its key and its value. The records are read from the
+    brokers and compared here; --from and --until limit how many. If a broker does not respond, the records of the
+    others are searched and the exit status is 1.
+    """
+    from penstock.tube.reader import NO_RANGES
+    from penstock.tube.record_filter import RecordFilter
+
+    if not (key or attribute or path or text):
+        raise ConfigError(
+            "no filter is set",
+            option="--text",
+            do="set --key, --attribute, --path or --text; penstock tube consume prints all records",
+        )
+    try:
+        wanted = RecordFilter(key=key, attribute=attribute, json=path, text=text)
+    except LocalProtocolError as error:
+        raise ConfigError(error.what, option="--path", do=error.do) from None
+    request = ConsumeRequest(
+        tube.tube_master,
+        topic,
+        parse_offset(start, "--from"),
+        None if until is None else parse_offset(until, "--until"),
+        tuple(parse_part(part) for part in partition or ()),
+        (),
+        None,
+        tube.client(),
+    )
+    unavailable: dict[int, UnavailableError] = {}
+    found = compared = 0
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            for row in stored_records(request, unavailable):
+                record: Record = row.pop("_record")
+                compared += 1
+                if not wanted.passes(record):
+                    continue
+                found += 1
+                if as_json:
+                    print_json(row)
+                else:
+                    place = f"{row['broker_id']}:{row['partition']}@{row['offset']}"
+                    shown_key = "-" if record.key is None else shown(record.key)
+                    sys.stdout.write(f"{place}  {shown_key}  {shown_payload(record.value, record.content_type)}\n")
+                    sys.stdout.flush()
+                if found == count:
+                    break
+    except RefusedError as error:
+        if error.code != NO_RANGES:
+            raise
+        raise RefusedError(
+            f"the brokers of {topic!r} cannot be searched",
+            peer=tube.tube_master,
+            why=error.why or "they serve consumer groups only",
+            do=f"read the records as a group: penstock tube consume {topic} --json",
+        ) from error
+    note(f"{found:,} of {compared:,} records")
+    if unavailable:
+        raise typer.Exit(1)
