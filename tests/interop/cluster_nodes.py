@@ -17,7 +17,8 @@ from typing import Any
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.node.cluster import ClusterMember, _read_reports, read_cluster
+from penstock.console.snapshots import ClusterMember
+from penstock.node.cluster import _read_reports, read_cluster
 from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports

@@ -7,18 +7,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import Commands, Json, duration_option
-from penstock.cli.output import Cell, escape, note, print_json, print_table
+from penstock.cli.output import Cell, escape, note, print_json, print_reason, print_table
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.cluster.client import EtcdClient
-    from penstock.node.cluster import ClusterState
+    from penstock.console.snapshots import ClusterSnapshot
     from penstock.node.config.cluster import ClusterSection
 
 __all__ = ["app"]
@@ -35,9 +36,9 @@ Config = Annotated[
         show_default="penstock.yaml",
     ),
 ]
-_COLUMNS = ["node", "role", "lag_commits", "lag_s", "mqtt", "http", "version", "problem"]
+_COLUMNS = ["node", "role", "lag_commits", "lag_s", "mqtt", "http", "version"]
 _LOOK_S = 0.02
-"""Maximum lag in commits of a standby to which the active node hands over."""
+"""Seconds between two reads of the active node."""
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def _connected(config: Path | None) -> Iterator[tuple[ClusterSection, EtcdClient
 
 @app.add("penstock cluster status", "penstock cluster status --config /etc/penstock/penstock.yaml --json")
 def status(config: Config = None, as_json: Json = False) -> None:
-    """List the members with their lag, and the size of the log in etcd.
+    """List the members with their lag, the size of the database of etcd, and what needs attention.
 
     It reads etcd, so no node need run. The exit status is 1 if no node is active. --json prints one object per member.
     """
@@ -71,7 +72,7 @@ def status(config: Config = None, as_json: Json = False) -> None:
         from penstock.node.cluster import read_cluster  # needs the extra
 
         state = read_cluster(section, client)
-    rows: list[dict[str, Cell]] = [dict(member._asdict()) for member in state.members]
+    rows: list[dict[str, Cell]] = [asdict(member) for member in state.members]
     if as_json:
         for row in rows:
             print_json(row)
@@ -81,18 +82,19 @@ def status(config: Config = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _print(state: ClusterState, rows: list[dict[str, Cell]]) -> None:
-    quota = f" of {state.quota_bytes >> 20} MiB" if state.quota_bytes else ""
+def _print(state: ClusterSnapshot, rows: list[dict[str, Cell]]) -> None:
+    used = max((member.used_bytes or 0 for member in state.etcd), default=0)
+    quota_bytes = max((member.quota_bytes or 0 for member in state.etcd), default=0)
+    quota = f" of {quota_bytes >> 20} MiB" if quota_bytes else ""
     commits = ", ".join(f"{name} {count}" for name, count in state.commits.items()) or "none"
     sys.stdout.write(
         f"cluster {escape(state.name)}: "
         + ("no node is active" if state.active is None else f"{escape(state.active)} is active")
-        + f"\netcd: {state.database_bytes / (1 << 20):.1f} MiB{quota}, last commits: {commits}\n"
+        + f"\netcd: {used / (1 << 20):.1f} MiB{quota}, last commits: {commits}\n"
     )
-    for text in state.unavailable:
-        sys.stdout.write(f"etcd: {escape(text)}\n")
-    shown = [column for column in _COLUMNS if column != "problem" or any(row["problem"] for row in rows)]
-    print_table(rows, shown, as_json=False)
+    print_table(rows, _COLUMNS, as_json=False)
+    for reason in state.reasons:
+        print_reason(reason)
 
 
 @app.add("penstock cluster handover", "penstock cluster handover --config penstock.yaml --timeout 30s")
@@ -106,13 +108,12 @@ def handover(
     date.
     """
     with _connected(config) as (section, client):
-        from penstock.node.cluster import MOST_LAG, ActiveNode, read_cluster, request_handover  # needs the extra
+        from penstock.node.cluster import ActiveNode, read_cluster, request_handover  # needs the extra
 
         state = read_cluster(section, client)
         if state.active is None:
             raise UnavailableError("cluster: no node is active", applied=False, do="see penstock cluster status")
-        ready = [m for m in state.members if m.role == "standby" and m.lag_commits is not None]
-        if not any(member.lag_commits is not None and member.lag_commits <= MOST_LAG for member in ready):
+        if not any(member.ready for member in state.members if member.role == "standby"):
             raise RefusedError(
                 "cluster: no standby is up to date, so nothing was changed",
                 do="start a standby and wait until its lag is small: penstock cluster status",

@@ -24,6 +24,8 @@ from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from penstock.console.snapshots import Reason
+
 __all__ = [
     "LiveTable",
     "bytes_fields",
@@ -35,6 +37,7 @@ __all__ = [
     "print_error",
     "print_json",
     "print_raw",
+    "print_reason",
     "print_table",
     "set_json_errors",
     "shown",
@@ -69,6 +72,18 @@ def fold(first: str, text: str) -> str:
 def use_colour(stream: TextIO) -> bool:
     """True if ``stream`` is a terminal and colour is not disabled (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def print_reason(reason: Reason) -> None:
+    """Print a problem or a warning of a node with its cause and the next action."""
+    red, yellow, plain = ("\x1b[31m", "\x1b[33m", "\x1b[0m") if use_colour(sys.stdout) else ("",) * 3
+    colour = red if reason.severity == "problem" else yellow
+    out = sys.stdout.write
+    out("\n" + fold(f"{colour}{reason.severity}{plain} ", f"{reason.part}: {escape(reason.what)}") + "\n")
+    if reason.why:
+        out(fold("  why: ", escape(reason.why)) + "\n")
+    if reason.hint:
+        out(fold("  do:  ", escape(reason.hint)) + "\n")
 
 
 def escape(text: str) -> str:

@@ -13,8 +13,8 @@ from penstock.cli.options import Commands, Json, Watch, repeat
 from penstock.cli.output import (
     Cell,
     escape,
-    fold,
     print_json,
+    print_reason,
     print_table,
     shown_bytes,
     shown_duration,
@@ -23,7 +23,7 @@ from penstock.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from penstock.console.snapshots import Hop, Overview, Reason
+    from penstock.console.snapshots import Hop, Overview
 
 __all__ = ["app"]
 
@@ -74,7 +74,7 @@ def _print(found: Overview, address: str) -> None:
     up = shown_duration(node.uptime_s)
     out(f"{bold}penstock {node.version}{plain}  {colour}{state}{plain}  {address}\n")
     for reason in health.reasons:
-        _print_reason(reason, red if reason.severity == "problem" else yellow, plain)
+        print_reason(reason)
     commits = ", ".join(f"{part} {seconds * 1000:.0f} ms" for part, seconds in load.commit_s.items())
     out(
         f"\n  process pid {node.pid}, up {up}, core {node.core}\n"
@@ -100,15 +100,6 @@ def _print(found: Overview, address: str) -> None:
     for line in _advice(found.hops):
         out(f"\n{yellow}{line}{plain}\n")
     sys.stdout.flush()
-
-
-def _print_reason(reason: Reason, colour: str, plain: str) -> None:
-    out = sys.stdout.write
-    out("\n" + fold(f"{colour}{reason.severity}{plain} ", f"{reason.part}: {escape(reason.what)}") + "\n")
-    if reason.why:
-        out(fold("  why: ", escape(reason.why)) + "\n")
-    if reason.hint:
-        out(fold("  do:  ", escape(reason.hint)) + "\n")
 
 
 def _hop_row(hop: Hop) -> dict[str, Cell]:

@@ -13,12 +13,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from penstock.console.cluster import ClusterViews
 from penstock.console.events import EventRing
 from penstock.console.mqtt import MqttViews
 from penstock.console.pages import Pages
 from penstock.console.pipelines import PipelineViews
 from penstock.console.rates import Rates
-from penstock.console.snapshots import Health, Hop, ListenerSnapshot, Load, NodeSnapshot, Overview, Rule
+from penstock.console.snapshots import (
+    ClusterSnapshot,
+    Health,
+    Hop,
+    ListenerSnapshot,
+    Load,
+    NodeSnapshot,
+    Overview,
+    Rule,
+)
 from penstock.console.statestore import StateStoreViews
 from penstock.console.tube import TubeViews
 from penstock.mqtt.server import MqttServer
@@ -101,6 +111,8 @@ class Console:
         self.statestore: StateStoreViews | None = None
         self.pipelines: PipelineViews | None = None
         self.tube: TubeViews | None = None
+        self.cluster: ClusterViews | None = None
+        """The cluster of the node; None: the node is not in one."""
         self._disk = disk
         self._stalls = stalls
         self._managed = managed
@@ -146,6 +158,10 @@ class Console:
         self._broker = broker
         self._commits["tube"] = lambda: broker.commits.queue.longest_s
         self.tube = TubeViews(master, broker, self.pages, rate=self._topics.rate)
+
+    def show_cluster(self, read: Callable[[], ClusterSnapshot]) -> None:
+        """Add the view of the cluster, see :class:`ClusterViews`; before the node starts."""
+        self.cluster = ClusterViews(read)
 
     async def refresh_metrics(self) -> None:
         """Compute the metrics that are not counted all the time: the lags of groups."""

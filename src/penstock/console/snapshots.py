@@ -12,6 +12,9 @@ from enum import StrEnum
 __all__ = [
     "ClientDetail",
     "ClientSnapshot",
+    "ClusterMember",
+    "ClusterSnapshot",
+    "EtcdSnapshot",
     "Event",
     "GroupDetail",
     "GroupPartition",
@@ -568,6 +571,62 @@ class Rule:
     dropped: int
     waiting: int
     waiting_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMember:
+    """A node of a cluster. ``role``: ``active``, ``standby``, or ``blocked``: a standby that cannot become active.
+
+    ``ready``: it is active, or follows so closely that the active node would hand over to it. ``mqtt``, ``http``: its
+    addresses for clients. ``lag_commits``, ``lag_s`` None: not known, as of a node that does not follow. ``problem``:
+    the reason why it is blocked.
+    """
+
+    node: str
+    role: str
+    ready: bool
+    version: str
+    mqtt: str
+    http: str
+    lag_commits: int | None
+    lag_s: float | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSnapshot:
+    """A member of etcd at ``endpoint``; ``leads``: it is the leader of etcd. ``alarms``: errors that it reports.
+
+    ``used_bytes``: size of its database; ``quota_bytes`` None: not known, as before etcd 3.6. ``problem``, ``hint``:
+    why it did not answer; then nothing else is known.
+    """
+
+    endpoint: str
+    version: str | None = None
+    leads: bool | None = None
+    used_bytes: int | None = None
+    quota_bytes: int | None = None
+    alarms: tuple[str, ...] = ()
+    problem: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """A cluster. ``active``: name of the active node, with its ``term``; ``commits``: last commit of each log.
+
+    ``commit_wait_s``: time for which the oldest commit has been waiting for etcd; only the active node knows it.
+    ``reasons``: what needs attention.
+    """
+
+    name: str
+    active: str | None
+    term: int
+    members: tuple[ClusterMember, ...]
+    commits: Mapping[str, int]
+    etcd: tuple[EtcdSnapshot, ...]
+    commit_wait_s: float | None = None
+    reasons: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

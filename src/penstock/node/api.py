@@ -189,6 +189,15 @@ class _Api:
     async def health(self, _request: Request, _caller: Caller) -> object:
         return self._console.health()
 
+    async def cluster(self, _request: Request, _caller: Caller) -> object:
+        hint = "add the section `cluster` to its configuration"
+        views = _known(self._console.cluster, "this node is not in a cluster", hint)
+        try:
+            return await views.snapshot()
+        except (UnavailableError, RefusedError) as error:
+            # Also a refusal of etcd: the caller's credentials are not the cause.
+            raise _Failure(503, "etcd_unavailable", error.what, error.hint, error.why) from None
+
     async def history(self, request: Request, _caller: Caller) -> object:
         times, series = self._console.rates.history(HISTORY, _number(request, "since", 0) / 1000)
         return {"at": [round(at * 1000) for at in times], "series": series}
@@ -543,6 +552,7 @@ def api_routes(
         route("/overview", api.overview),
         route("/health", api.health),
         route("/history", api.history),
+        route("/cluster", api.cluster, Role.VIEWER),
         route("/rules", api.rules),
         route("/topics", api.topics),
         route("/topics/{name}", api.topic),
@@ -767,9 +777,9 @@ def _there(view: Any) -> Any:
     return view
 
 
-def _known(found: Any, what: str) -> Any:
+def _known(found: Any, what: str, hint: str | None = None) -> Any:
     if found is None:
-        raise _Failure(404, "not_found", what)
+        raise _Failure(404, "not_found", what, hint)
     return found
 
 

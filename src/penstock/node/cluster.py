@@ -35,21 +35,24 @@ from typing import Any, Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import penstock
-from penstock.cluster.client import EtcdClient, EtcdUnavailableError
+from penstock.cluster.client import EtcdClient, EtcdStatus, EtcdUnavailableError
 from penstock.cluster.leadership import Leadership, why_not_eligible
 from penstock.cluster.log import EtcdLogs, FencedError, LogKeys, clock_key, is_full, leader_key, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
 from penstock.cluster.watch import KeyWatch
+from penstock.console.cluster import cluster_reasons
+from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
+from penstock.node.api import API
 from penstock.node.client_warnings import TubeDenials
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.listeners import ListenerSection
@@ -83,9 +86,7 @@ from penstock.tube.master.standby import StandbyMaster
 __all__ = [
     "LOGS",
     "ActiveNode",
-    "ClusterMember",
     "ClusterMembership",
-    "ClusterState",
     "read_cluster",
     "request_handover",
     "restart_process",
@@ -279,6 +280,8 @@ class ClusterMembership:
                     identify=security.http_access(self._token(), config.http),
                     open_metrics=security.open_metrics,
                 ),
+                Route("/", self._to_active_console),
+                Route(f"{API}/{{path:path}}", self._refuse_console, methods=["GET", "POST", "PUT", "DELETE"]),
                 Route("/webapi.htm", self._to_active_master, methods=["GET", "POST"]),
             ]
             http = security.http_server("http", Starlette(routes=routes))
@@ -406,10 +409,29 @@ class ClusterMembership:
         if active is None or active.node == self.node:
             text = "no node of the cluster is active at present"
             return JSONResponse({"result": False, "errCode": 503, "errMsg": text}, status_code=503)
-        scheme = "http" if self._config.http.tls is None else "https"
-        url = f"{scheme}://{active.http}/webapi.htm" + (f"?{request.url.query}" if request.url.query else "")
+        url = self._url_of(active) + "webapi.htm" + (f"?{request.url.query}" if request.url.query else "")
         # Apache's master sends 302, with which clients repeat a POST as a GET without its parameters.
         return RedirectResponse(url, status_code=302 if request.method == "GET" else 307)
+
+    def _url_of(self, active: ActiveNode) -> str:
+        """URL of the active node, which has the same listeners as this one."""
+        return f"{'http' if self._config.http.tls is None else 'https'}://{active.http}/"
+
+    async def _to_active_console(self, _: Request) -> Response:
+        """Redirect a browser to the console of the active node; it keeps the part of the URL after #."""
+        active = self.active
+        if active is None or active.node == self.node:
+            text = "\n".join([*self.problems(), "see the log of this node, and: penstock cluster status"])
+            return PlainTextResponse(f"{text}\n", status_code=503)
+        return RedirectResponse(self._url_of(active), status_code=307, headers={"Cache-Control": "no-store"})
+
+    async def _refuse_console(self, _: Request) -> Response:
+        """Refuse a request to the console API: a standby has nothing to show, and changes nothing."""
+        active = self.active
+        elected = active is not None and active.node != self.node
+        hint = f"use the active node: {self._url_of(active)}" if active and elected else "see: penstock cluster status"
+        error = {"code": "standby", "what": "this node is a standby", "why": "; ".join(self.problems()), "hint": hint}
+        return JSONResponse({"error": error}, status_code=503, headers={"Cache-Control": "no-store"})
 
     @property
     def directory(self) -> DataDirectory:
@@ -778,6 +800,10 @@ class ClusterMembership:
         since = min((each for each in waiting if each is not None), default=None)
         return 0.0 if since is None else max(0, wall_clock_ms() - since) / 1000
 
+    def snapshot(self) -> ClusterSnapshot:
+        """Read the state of the cluster from etcd, of an active node; blocks. Raises UnavailableError, RefusedError."""
+        return read_cluster(self._section, self._client, self._wait_s())
+
     def metric_values(self) -> Mapping[str, int | float]:
         """Values of the metrics of a node in any role."""
         active = self.role == "active"
@@ -965,69 +991,60 @@ def restart_process(reason: str) -> None:
         os._exit(1)
 
 
-class ClusterMember(NamedTuple):
-    """A member of the cluster. ``lag_commits`` and ``lag_s`` None: unknown, as for a node that does not follow."""
-
-    node: str
-    role: str
-    version: str
-    mqtt: str
-    http: str
-    lag_commits: int | None
-    lag_s: float | None
-    problem: str | None
-
-
-class ClusterState(NamedTuple):
-    """State of a cluster. ``active``: name of the active node, with its ``term``; ``commits``: number of the last
-    commit of each log; ``database_bytes`` and ``quota_bytes`` (0: unknown) of etcd, the greatest of its members."""
-
-    name: str
-    active: str | None
-    term: int
-    members: list[ClusterMember]
-    commits: Mapping[str, int]
-    database_bytes: int
-    quota_bytes: int
-    unavailable: list[str]
-    """Endpoints of etcd that did not answer, with the reason."""
-
-
-def read_cluster(section: ClusterSection, client: EtcdClient) -> ClusterState:
-    """Read the state of a cluster from etcd. Raises UnavailableError, RefusedError."""
+def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: float | None = None) -> ClusterSnapshot:
+    """Read the state of a cluster from etcd; blocks. Raises UnavailableError, RefusedError."""
     prefix = section.prefix
     active = ActiveNode.read(client, prefix)
     heads = {name: read_head(client, LogKeys(prefix, name)) for name in LOGS}
     commits = {name: head.sequence for name, head in heads.items() if head is not None}
     clock = client.call("KV/Range", pb.RangeRequest(key=clock_key(prefix)), pb.RangeResponse).kvs
     now_ms = int(_decoded(clock[0].value).get("time_ms", 0)) if clock else 0
-    members = []
-    for report in _read_reports(client, prefix):
-        node = str(report.get("node", "?"))
-        leads = active is not None and active.node == node
-        applied, problem = report.get("applied") or {}, report.get("problem")
-        lag: int | None = 0 if leads else None
-        lag_s: float | None = 0.0 if leads else None
-        if not leads and applied:
-            lag = sum(max(0, sequence - int(applied.get(name, 0))) for name, sequence in commits.items())
-            lag_s = max(0, now_ms - int(report.get("seen_ms", 0))) / 1000 if lag else 0.0
-        role = "active" if leads else "standby" if problem is None else "blocked"
-        text = None if problem is None or leads else str(problem)
-        members.append(
-            ClusterMember(
-                node, role, str(report.get("version", "?")), str(report.get("mqtt", "")), str(report.get("http", "")),
-                lag, lag_s, text,
-            )
-        )  # fmt: skip
-    used = quota = 0
-    unavailable = []
-    for status in client.statuses():
-        if isinstance(status, PenstockError):
-            unavailable.append(_line(status))
-        else:
-            used, quota = max(used, status.used_bytes), max(quota, status.quota_bytes)
-    name, term = (None, 0) if active is None else (active.node, active.term)
-    return ClusterState(section.name, name, term, members, commits, used, quota, unavailable)
+    state = ClusterSnapshot(
+        name=section.name,
+        active=None if active is None else active.node,
+        term=0 if active is None else active.term,
+        members=tuple(_member(report, active, commits, now_ms) for report in _read_reports(client, prefix)),
+        commits=commits,
+        etcd=tuple(
+            _etcd_snapshot(endpoint, status)
+            for endpoint, status in zip(client.endpoints, client.statuses(), strict=True)
+        ),
+        commit_wait_s=commit_wait_s,
+    )
+    return replace(state, reasons=cluster_reasons(state))
+
+
+def _member(
+    report: Mapping[str, Any], active: ActiveNode | None, commits: Mapping[str, int], now_ms: int
+) -> ClusterMember:
+    """Return the member that sent a report. ``now_ms``: time of the cluster's clock."""
+    node = str(report.get("node", "?"))
+    leads = active is not None and active.node == node
+    applied, problem = report.get("applied") or {}, report.get("problem")
+    lag: int | None = 0 if leads else None
+    lag_s: float | None = 0.0 if leads else None
+    if not leads and applied:
+        lag = sum(max(0, sequence - int(applied.get(name, 0))) for name, sequence in commits.items())
+        lag_s = max(0, now_ms - int(report.get("seen_ms", 0))) / 1000 if lag else 0.0
+    return ClusterMember(
+        node=node,
+        role="active" if leads else "standby" if problem is None else "blocked",
+        ready=leads or (problem is None and lag is not None and lag <= MOST_LAG),
+        version=str(report.get("version", "?")),
+        mqtt=str(report.get("mqtt", "")),
+        http=str(report.get("http", "")),
+        lag_commits=lag,
+        lag_s=lag_s,
+        problem=None if problem is None or leads else str(problem),
+    )
+
+
+def _etcd_snapshot(endpoint: str, status: EtcdStatus | PenstockError) -> EtcdSnapshot:
+    if isinstance(status, PenstockError):
+        return EtcdSnapshot(endpoint, problem=status.why or status.what, hint=status.do)
+    return EtcdSnapshot(
+        endpoint, status.version, status.leads, status.used_bytes, status.quota_bytes or None, status.errors
+    )
 
 
 def _read_reports(client: EtcdClient, prefix: str) -> list[dict[str, Any]]:

@@ -173,6 +173,7 @@ class Node:
         self._tube_broker: TubeBroker | None = None
         self._token = ""
         if membership is not None:
+            self.console.show_cluster(membership.snapshot)
             self.security.tube_denials = membership.tube_denials
             membership.tube_certificates.use(self.security.tube_certificates.used)
             self.security.tube_certificates = membership.tube_certificates
@@ -282,7 +283,7 @@ class Node:
         self._warnings.append(("audit", lambda: trail.failure))
         webapi = _no_tube if master is None else master.webapi
         administer = audited(webapi, "master", trail, token, master_admin.is_protected)
-        web = WebConsole()
+        web = WebConsole(cluster=self.console.cluster is not None)
         commands = PipelineCommands(config.pipelines)
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,

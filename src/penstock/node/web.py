@@ -39,18 +39,18 @@ class _File(NamedTuple):
 
 
 class WebConsole:
-    """The files in ``folder``, which are read once."""
+    """The files in ``folder``, which are read once. ``cluster``: the page has a view of the node's cluster."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self, folder: Path = FOLDER, *, cluster: bool = False) -> None:
         self.available = all((folder / "vendor" / name).is_file() for name in _NEEDED)
         """False in a checkout whose libraries were not downloaded (``make setup``)."""
         self._files: dict[str, _File] = {}
         self._page = ""
         self._headers: dict[str, str] = {}
         if self.available:
-            self._read(folder)
+            self._read(folder, "yes" if cluster else "")
 
-    def _read(self, folder: Path) -> None:
+    def _read(self, folder: Path, cluster: str) -> None:
         digest = blake2b(digest_size=8)
         for path in sorted(folder.rglob("*")):
             if path.suffix in _TYPES:
@@ -58,7 +58,7 @@ class WebConsole:
                 self._files[name] = _File(data, _TYPES[path.suffix])
                 digest.update(name.encode() + b"\0" + data)
         page = (folder / "index.html").read_text(encoding="utf-8")
-        self._page = page.replace("{assets}", f"assets/{digest.hexdigest()}")
+        self._page = page.replace("{assets}", f"assets/{digest.hexdigest()}").replace("{cluster}", cluster)
         found = _IMPORT_MAP.search(self._page)
         assert found is not None, "the page has an import map"
         map_hash = base64.b64encode(sha256(found[1].encode()).digest()).decode()

@@ -193,6 +193,15 @@ export function Failure({ error }) {
     ${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>${error.hint}</p>`}</div>`;
 }
 
+/** A problem or a warning of the node, or of a part of it, with cause and action. */
+export function Reason({ reason, children }) {
+  return html`<div class=${`reason ${reason.severity}`} role=${reason.severity === "problem" ? "alert" : "note"}>
+    <strong>${reason.severity === "problem" ? "Problem" : "Warning"}, ${reason.part}:</strong> ${reason.what}
+    ${reason.why && html`<p><em>Why:</em> ${reason.why}</p>`}
+    ${reason.hint && html`<p><em>What to do:</em> ${reason.hint}</p>`}
+    ${children}</div>`;
+}
+
 function Login({ error, login }) {
   const send = (event) => {
     event.preventDefault();

@@ -2,6 +2,7 @@
 import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, request, Session, useRoute } from "./lib.js";
+import { Cluster, inCluster } from "./cluster.js";
 import { Keys } from "./keys.js";
 import { DeadLetters } from "./letters.js";
 import { Messages } from "./messages.js";
@@ -21,7 +22,9 @@ const PAGES = [
   ["keys", "Keys", "k", Keys],
   ["pipelines", "Pipelines", "p", Pipelines],
   ["events", "Events", "e", Events],
+  ["cluster", "Cluster", "n", Cluster],
 ];
+const TABS = PAGES.filter(([page]) => page !== "cluster" || inCluster);
 // Pages that are reached from another one, whose tab is marked.
 const INNER = {
   records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], subscriptions: ["clients", Subscriptions],
@@ -54,7 +57,7 @@ function App() {
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>
     <header class="container-fluid"><nav aria-label="Main">
       <ul><li><strong>penstock</strong></li></ul>
-      <ul class="tabs">${PAGES.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === tab ? "page" : undefined}>${title}</a></li>`)}</ul>
+      <ul class="tabs">${TABS.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === tab ? "page" : undefined}>${title}</a></li>`)}</ul>
       <ul><li><button class="plain" onClick=${() => showHelp(true)} aria-label="Keyboard shortcuts">?</button></li>
         ${who !== null && html`<li class="dim">${who.user || "token"}, ${who.role}</li>`}
         ${credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
@@ -71,7 +74,7 @@ function Help({ close }) {
   useEffect(() => dialog.current.showModal(), []);
   return html`<dialog ref=${dialog} onClose=${close} aria-labelledby="help-title"><article>
     <h2 id="help-title">Keyboard shortcuts</h2>
-    <dl class="facts">${[["/", "filter"], ...PAGES.map(([, title, key]) => [`g ${key}`, title]), ["j, k", "next and previous row"], ["Enter", "open the row"], ["?", "this help"]]
+    <dl class="facts">${[["/", "filter"], ...TABS.map(([, title, key]) => [`g ${key}`, title]), ["j, k", "next and previous row"], ["Enter", "open the row"], ["?", "this help"]]
       .map(([keys, text]) => html`<div><dt><kbd>${keys}</kbd></dt><dd>${text}</dd></div>`)}</dl>
     <form method="dialog"><button>Close</button></form>
   </article></dialog>`;
@@ -85,7 +88,7 @@ function useShortcuts(toggleHelp) {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
       const after = performance.now() - prefix < 1500;
       prefix = 0;
-      const page = after && PAGES.find(([, , key]) => key === event.key);
+      const page = after && TABS.find(([, , key]) => key === event.key);
       if (page) location.hash = link(page[0]);
       else if (event.key === "g") prefix = performance.now();
       else if (event.key === "/") document.querySelector("main input")?.focus();

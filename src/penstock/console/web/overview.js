@@ -1,6 +1,6 @@
 // The first page: health with actions, the hops of the data, load, listeners, rates of the last minutes.
 import { useEffect, useRef } from "preact/hooks";
-import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, usePoll } from "./lib.js";
+import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, Reason, usePoll } from "./lib.js";
 import { Facts, Plain } from "./table.js";
 
 const PAGES = { publishers: "clients", subscribers: "clients", log: "topics", groups: "groups", statestore: "keys" };
@@ -48,11 +48,8 @@ function Health({ health, now }) {
   const state = health.ready ? "Ready" : health.state === "ready" ? "Not ready" : health.state;
   return html`<section aria-label="Health" class="health">
     <h1><span class=${`dot ${health.ready ? (health.reasons.length ? "warning" : "good") : "problem"}`} aria-hidden="true"></span> ${state}</h1>
-    ${health.reasons.map((reason) => html`<div class=${`reason ${reason.severity}`} role=${reason.severity === "problem" ? "alert" : "note"}>
-      <strong>${reason.severity === "problem" ? "Problem" : "Warning"}, ${reason.part}:</strong> ${reason.what}
-      ${reason.why && html`<p><em>Why:</em> ${reason.why}</p>`}
-      ${reason.hint && html`<p><em>What to do:</em> ${reason.hint}</p>`}
-      <small>since ${clock(reason.since_at)} UTC (${age((now - reason.since_at) / 1000)})</small></div>`)}
+    ${health.reasons.map((reason) => html`<${Reason} reason=${reason}>
+      <small>since ${clock(reason.since_at)} UTC (${age((now - reason.since_at) / 1000)})</small><//>`)}
     ${health.reasons.length === 0 && health.ready && html`<p>All parts work.</p>`}
   </section>`;
 }

@@ -1,0 +1,104 @@
+"""The cluster of the node: its snapshot, which is read from etcd, and what needs attention in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot, Reason, Severity
+
+__all__ = ["ClusterViews", "cluster_reasons"]
+
+REFRESH_S: Final = 1.0
+"""Seconds for which a snapshot is shown to all requests: etcd is read once, whatever their number."""
+LAG_S: Final = 10.0
+"""Lag of a standby that needs attention; as in the alert rules."""
+COMMIT_WAIT_S: Final = 1.0
+"""Wait of a commit that needs attention; as in the health of the node."""
+QUOTA_SHARE: Final = 0.8
+"""Part of etcd's quota that needs attention if it is used."""
+
+
+class ClusterViews:
+    """The snapshot of a cluster. ``read`` reads it from etcd; it blocks, and raises UnavailableError or RefusedError."""
+
+    def __init__(self, read: Callable[[], ClusterSnapshot]) -> None:
+        self._read = read
+        self._reading = asyncio.Lock()
+        self._found: ClusterSnapshot | None = None
+        self._read_at = 0.0
+
+    async def snapshot(self) -> ClusterSnapshot:
+        """Return the snapshot, at most :data:`REFRESH_S` old. Raises UnavailableError, RefusedError."""
+        async with self._reading:
+            if self._found is None or time.monotonic() - self._read_at >= REFRESH_S:
+                self._found = await asyncio.to_thread(self._read)
+                self._read_at = time.monotonic()
+            return self._found
+
+
+def cluster_reasons(state: ClusterSnapshot) -> tuple[Reason, ...]:
+    """Return what needs attention in a cluster, with the next action."""
+    return tuple(Reason(severity, "cluster", *texts) for severity, *texts in (*_of_nodes(state), *_of_etcd(state)))
+
+
+def _of_nodes(state: ClusterSnapshot) -> Iterator[tuple[Severity, str, str, str | None, str]]:
+    if state.active is None:
+        yield (
+            Severity.PROBLEM, "no_active", "no node is active", "no node was elected, so clients are refused",
+            "start a node; if one runs, its log and /readyz have the reason",
+        )  # fmt: skip
+    if state.commit_wait_s is not None and state.commit_wait_s >= COMMIT_WAIT_S:
+        yield (
+            Severity.PROBLEM, "commit_wait", f"commits have been waiting for etcd for {state.commit_wait_s:.0f} s",
+            "no majority of the etcd members answers, or etcd is full",
+            "check the etcd members; the node continues automatically",
+        )  # fmt: skip
+    for member in state.members:
+        if member.role == "blocked":
+            yield (
+                Severity.WARNING, "blocked", f"{member.node} cannot become active", member.problem,
+                "remove the cause; if the node lacks commits, replace its data by a copy of the active node's",
+            )  # fmt: skip
+        elif member.lag_s is not None and member.lag_s > LAG_S:
+            yield (
+                Severity.WARNING, "lag", f"{member.node} is {member.lag_s:.0f} s behind ({member.lag_commits} commits)",
+                "it applies commits more slowly than the active node makes them, or does not reach etcd",
+                "check the processor and the disk of this node, and its connection to etcd",
+            )  # fmt: skip
+    if state.active is not None and not any(each.ready for each in state.members if each.role == "standby"):
+        yield (
+            Severity.WARNING, "no_standby", "no standby can take over",
+            "none runs, or those that run are blocked or lag: if the active node fails, nothing is served",
+            "start another node of the cluster, or wait until its lag is small",
+        )  # fmt: skip
+
+
+def _of_etcd(state: ClusterSnapshot) -> Iterator[tuple[Severity, str, str, str | None, str]]:
+    for member in state.etcd:
+        if member.problem is not None:
+            yield (
+                Severity.WARNING, "etcd_unavailable", f"etcd {member.endpoint} does not answer", member.problem,
+                member.hint or "start this member: without a majority of them nothing is acknowledged",
+            )  # fmt: skip
+        for alarm in member.alarms:
+            full = "NOSPACE" in alarm
+            yield (
+                Severity.PROBLEM if full else Severity.WARNING, "etcd_alarm", f"etcd {member.endpoint}: {alarm}",
+                "the database has reached its quota: what needs a commit is refused" if full else None,
+                "run etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm" if full
+                else "see the log of this member",
+            )  # fmt: skip
+        if _is_almost_full(member):
+            yield (
+                Severity.WARNING, "etcd_quota",
+                f"etcd {member.endpoint} uses {member.used_bytes} of {member.quota_bytes} bytes",
+                "at its quota etcd refuses commits and takeovers",
+                "check that nothing else writes to this etcd, or start it with a larger --quota-backend-bytes",
+            )  # fmt: skip
+
+
+def _is_almost_full(member: EtcdSnapshot) -> bool:
+    return bool(member.used_bytes and member.quota_bytes and member.used_bytes >= QUOTA_SHARE * member.quota_bytes)
