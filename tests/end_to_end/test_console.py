@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot, Reason, Severity
 from penstock.errors import StorageError
 from penstock.mqtt.client import MqttClient
 from penstock.node.node import Node, ReadyNode
@@ -371,6 +372,75 @@ async def test_offsets_are_reset_after_a_preview(node: Node) -> None:
         await page.get_by_label("Local time").fill("2020-01-01T00:00:00")
         await page.get_by_role("button", name="Preview").click()
         await expect(page.get_by_role("alert")).to_contain_text("32 records are read again")
+
+
+CLUSTER = ClusterSnapshot(
+    name="plant",
+    active="one",
+    term=7,
+    members=(
+        ClusterMember("one", "active", True, "0.1.0", "10.0.0.1:1883", "10.0.0.1:8080", 0, 0.0, None),
+        ClusterMember("two", "standby", True, "0.1.0", "10.0.0.2:1883", "10.0.0.2:8080", 3, 0.2, None),
+        ClusterMember("three", "blocked", False, "0.1.0", "10.0.0.3:1883", "10.0.0.3:8080", None, None, "no log"),
+    ),
+    commits={"statestore": 1250, "mqtt": 98},
+    etcd=(
+        EtcdSnapshot("10.0.0.1:2379", "3.6.1", True, 3 << 20, 2 << 30),
+        EtcdSnapshot("10.0.0.2:2379", "3.5.9", False, 3 << 20, None, ("memberID:1 alarm:NOSPACE",)),
+        EtcdSnapshot("10.0.0.3:2379", problem="connection refused"),
+    ),
+    commit_wait_s=1.5,
+    reasons=(Reason(Severity.WARNING, "cluster", "blocked", "three cannot become active", "no log", "copy the data"),),
+)  # fmt: skip
+
+
+async def test_the_cluster_is_a_page_only_of_a_node_in_one(node: Node, tmp_path: Path) -> None:
+    from playwright.async_api import expect
+
+    node.console.show_cluster(lambda: CLUSTER)
+    ready = await node.start()
+    async with browsing(ready) as browser:
+        page = browser.page
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("cluster")
+        await browser.sign_in()
+        await expect(page.get_by_role("heading", name="Cluster plant")).to_be_visible()
+        browser.allowed = ()
+        await expect(page).to_have_title("Cluster · penstock")
+        await expect(page.get_by_role("note")).to_contain_text("three cannot become active")
+        await expect(page.get_by_role("note")).to_contain_text("What to do: copy the data")
+        facts = page.locator("dl.facts")
+        await expect(facts).to_contain_text("Standbys that can take over1")
+        await expect(facts).to_contain_text("Commits wait for etcd2 s")
+        rows = page.get_by_role("region", name="Members").locator("tbody tr")
+        assert [" ".join(text.split()) for text in await rows.all_inner_texts()] == [
+            "one active yes 0 \u2013 10.0.0.1:1883 10.0.0.1:8080 0.1.0",
+            "two standby yes 3 200 ms 10.0.0.2:1883 10.0.0.2:8080 0.1.0",
+            "three blocked no \u2013 \u2013 10.0.0.3:1883 10.0.0.3:8080 0.1.0",
+        ]
+        etcd = page.get_by_role("region", name="etcd").locator("tbody tr")
+        assert [" ".join(text.split()) for text in await etcd.all_inner_texts()] == [
+            "10.0.0.1:2379 leader 3.0 MiB 2.0 GiB none 3.6.1",
+            "10.0.0.2:2379 follower 3.0 MiB \u2013 memberID:1 alarm:NOSPACE 3.5.9",
+            "10.0.0.3:2379 no answer \u2013 \u2013 \u2013 \u2013",
+        ]
+        await browser.look("light-cluster")
+        await page.emulate_media(color_scheme="dark")
+        await browser.look("dark-cluster")
+        await page.set_viewport_size({"width": 400, "height": 900})
+        await browser.look("narrow-cluster")
+        await page.keyboard.press("g")
+        await page.keyboard.press("t")
+        await expect(page.get_by_role("heading", name="TubeMQ topics")).to_be_visible()
+        await page.keyboard.press("g")
+        await page.keyboard.press("n")
+        await expect(page.get_by_role("heading", name="Cluster plant")).to_be_visible()
+        await expect(page.get_by_role("link", name="Cluster", exact=True)).to_have_attribute("aria-current", "page")
+        async for alone in console_node(tmp_path / "alone"):
+            browser.ready = await alone.start()
+            await browser.open("cluster")
+            await expect(page.get_by_text("This node is not in a cluster")).to_be_visible()
+            await expect(page.get_by_role("link", name="Cluster", exact=True)).to_have_count(0)
 
 
 async def test_it_works_below_a_path_of_a_proxy(node: Node) -> None:

@@ -22,7 +22,7 @@ QUOTA_SHARE: Final = 0.8
 
 
 class ClusterViews:
-    """The snapshot of a cluster. ``read`` reads it from etcd; it blocks, and raises UnavailableError or RefusedError."""
+    """The snapshot of a cluster. ``read`` reads it from etcd, blocking; it raises UnavailableError or RefusedError."""
 
     def __init__(self, read: Callable[[], ClusterSnapshot]) -> None:
         self._read = read
