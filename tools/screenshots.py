@@ -47,6 +47,9 @@ IMAGES = {
     "console-records.png": Screenshot(
         f"{_CONSOLE}_records.py::test_records_are_filtered_paged_opened_and_exported[light]", "light-records-filtered"
     ),
+    "console-cluster.png": Screenshot(
+        f"{_CONSOLE}.py::test_the_cluster_is_a_page_only_of_a_node_in_one", "light-cluster"
+    ),
     "console-dead-letters.png": Screenshot(
         f"{_CONSOLE}_dead_letters.py::test_letters_are_corrected_redriven_and_discarded[light]", "light-dead-letters"
     ),

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot, Reason, Severity
+from penstock.console.cluster import cluster_reasons
+from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot
 from penstock.errors import StorageError
 from penstock.mqtt.client import MqttClient
 from penstock.node.node import Node, ReadyNode
@@ -381,7 +383,7 @@ CLUSTER = ClusterSnapshot(
     members=(
         ClusterMember("one", "active", True, "0.1.0", "10.0.0.1:1883", "10.0.0.1:8080", 0, 0.0, None),
         ClusterMember("two", "standby", True, "0.1.0", "10.0.0.2:1883", "10.0.0.2:8080", 3, 0.2, None),
-        ClusterMember("three", "blocked", False, "0.1.0", "10.0.0.3:1883", "10.0.0.3:8080", None, None, "no log"),
+        ClusterMember("three", "blocked", False, "0.1.0", "10.0.0.3:1883", "10.0.0.3:8080", None, None, "mqtt: etcd has another log"),
     ),
     commits={"statestore": 1250, "mqtt": 98},
     etcd=(
@@ -389,15 +391,14 @@ CLUSTER = ClusterSnapshot(
         EtcdSnapshot("10.0.0.2:2379", "3.5.9", False, 3 << 20, None, ("memberID:1 alarm:NOSPACE",)),
         EtcdSnapshot("10.0.0.3:2379", problem="connection refused"),
     ),
-    commit_wait_s=1.5,
-    reasons=(Reason(Severity.WARNING, "cluster", "blocked", "three cannot become active", "no log", "copy the data"),),
+    commit_wait_s=0.05,
 )  # fmt: skip
 
 
 async def test_the_cluster_is_a_page_only_of_a_node_in_one(node: Node, tmp_path: Path) -> None:
     from playwright.async_api import expect
 
-    node.console.show_cluster(lambda: CLUSTER)
+    node.console.show_cluster(lambda: replace(CLUSTER, reasons=cluster_reasons(CLUSTER)))
     ready = await node.start()
     async with browsing(ready) as browser:
         page = browser.page
@@ -407,11 +408,14 @@ async def test_the_cluster_is_a_page_only_of_a_node_in_one(node: Node, tmp_path:
         await expect(page.get_by_role("heading", name="Cluster plant")).to_be_visible()
         browser.allowed = ()
         await expect(page).to_have_title("Cluster · penstock")
-        await expect(page.get_by_role("note")).to_contain_text("three cannot become active")
-        await expect(page.get_by_role("note")).to_contain_text("What to do: copy the data")
+        await expect(page.get_by_role("note")).to_have_count(2)
+        blocked = page.get_by_role("note").first
+        await expect(blocked).to_contain_text("Warning, cluster: three cannot become active")
+        await expect(blocked).to_contain_text("Why: mqtt: etcd has another log")
+        await expect(page.get_by_role("alert")).to_contain_text("What to do: run etcdctl compact")
         facts = page.locator("dl.facts")
         await expect(facts).to_contain_text("Standbys that can take over1")
-        await expect(facts).to_contain_text("Commits wait for etcd2 s")
+        await expect(facts).to_contain_text("Commits wait for etcd50 ms")
         rows = page.get_by_role("region", name="Members").locator("tbody tr")
         assert [" ".join(text.split()) for text in await rows.all_inner_texts()] == [
             "one active yes 0 \u2013 10.0.0.1:1883 10.0.0.1:8080 0.1.0",

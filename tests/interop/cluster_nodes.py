@@ -116,6 +116,15 @@ class NodeProcess:
         found = [line.partition(" ") for line in lines if line.startswith("penstock_cluster_")]
         return {name.removeprefix("penstock_cluster_"): float(value) for name, _, value in found}
 
+    def cluster(self) -> dict[str, Any]:
+        """The cluster as the console API shows it."""
+        token = (self.data_dir / "tube" / "admin-token").read_text().strip()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http}/api/v1/cluster", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            return dict(json.load(answer))
+
     async def until(self, holds: Callable[[dict[str, Any]], bool]) -> None:
         """Wait until ``/readyz`` is as wanted."""
         try:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import pytest_asyncio
@@ -242,6 +243,16 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(pair: tuple[No
     assert {name: row["role"] for name, row in members.items()} == {active.name: "active", standby.name: "standby"}
     assert members[active.name]["lag_commits"] == 0
     assert members[standby.name]["mqtt"] == f"127.0.0.1:{standby.mqtt}"
+    assert members[standby.name]["ready"] is True
+    found = await asyncio.to_thread(active.cluster)
+    assert {row["node"]: row["role"] for row in found["members"]} == {
+        name: row["role"] for name, row in members.items()
+    }
+    assert (found["active"], found["commit_wait_s"], found["reasons"]) == (active.name, 0, [])
+    assert all(member["used_bytes"] > 0 and member["problem"] is None for member in found["etcd"])
+    assert sum(member["leads"] for member in found["etcd"]) == 1
+    with pytest.raises(HTTPError, match="503"):
+        await asyncio.to_thread(standby.cluster)
     await until_metrics(standby, {"active": 0, "blocked": 0, "term": 0, "lag_commits": 0, "lag_seconds": 0})
     await until_metrics(active, {"active": 1, "ready_standbys": 1, "lag_commits": 0, "commit_wait_seconds": 0})
     shown = await asyncio.to_thread(active.metrics)

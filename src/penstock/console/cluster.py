@@ -41,63 +41,67 @@ class ClusterViews:
 
 def cluster_reasons(state: ClusterSnapshot) -> tuple[Reason, ...]:
     """Return what needs attention in a cluster, with the next action."""
-    return tuple(Reason(severity, "cluster", *texts) for severity, *texts in (*_of_nodes(state), *_of_etcd(state)))
+    return (*_of_nodes(state), *_of_etcd(state))
 
 
-def _of_nodes(state: ClusterSnapshot) -> Iterator[tuple[Severity, str, str, str | None, str]]:
+def _reason(severity: Severity, code: str, what: str, why: str | None, hint: str) -> Reason:
+    return Reason(severity, "cluster", code, what, why, hint)
+
+
+def _of_nodes(state: ClusterSnapshot) -> Iterator[Reason]:
     if state.active is None:
-        yield (
+        yield _reason(
             Severity.PROBLEM, "no_active", "no node is active", "no node was elected, so clients are refused",
             "start a node; if one runs, its log and /readyz have the reason",
         )  # fmt: skip
     if state.commit_wait_s is not None and state.commit_wait_s >= COMMIT_WAIT_S:
-        yield (
+        yield _reason(
             Severity.PROBLEM, "commit_wait", f"commits have been waiting for etcd for {state.commit_wait_s:.0f} s",
             "no majority of the etcd members answers, or etcd is full",
             "check the etcd members; the node continues automatically",
         )  # fmt: skip
     for member in state.members:
         if member.role == "blocked":
-            yield (
+            yield _reason(
                 Severity.WARNING, "blocked", f"{member.node} cannot become active", member.problem,
                 "remove the cause; if the node lacks commits, replace its data by a copy of the active node's",
             )  # fmt: skip
         elif member.lag_s is not None and member.lag_s > LAG_S:
-            yield (
+            yield _reason(
                 Severity.WARNING, "lag", f"{member.node} is {member.lag_s:.0f} s behind ({member.lag_commits} commits)",
                 "it applies commits more slowly than the active node makes them, or does not reach etcd",
                 "check the processor and the disk of this node, and its connection to etcd",
             )  # fmt: skip
     if state.active is not None and not any(each.ready for each in state.members if each.role == "standby"):
-        yield (
+        yield _reason(
             Severity.WARNING, "no_standby", "no standby can take over",
             "none runs, or those that run are blocked or lag: if the active node fails, nothing is served",
             "start another node of the cluster, or wait until its lag is small",
         )  # fmt: skip
 
 
-def _of_etcd(state: ClusterSnapshot) -> Iterator[tuple[Severity, str, str, str | None, str]]:
+def _of_etcd(state: ClusterSnapshot) -> Iterator[Reason]:
     for member in state.etcd:
         if member.problem is not None:
-            yield (
+            yield _reason(
                 Severity.WARNING, "etcd_unavailable", f"etcd {member.endpoint} does not answer", member.problem,
                 member.hint or "start this member: without a majority of them nothing is acknowledged",
             )  # fmt: skip
-        for alarm in member.alarms:
-            full = "NOSPACE" in alarm
-            yield (
-                Severity.PROBLEM if full else Severity.WARNING, "etcd_alarm", f"etcd {member.endpoint}: {alarm}",
-                "the database has reached its quota: what needs a commit is refused" if full else None,
-                "run etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm" if full
-                else "see the log of this member",
-            )  # fmt: skip
         if _is_almost_full(member):
-            yield (
+            yield _reason(
                 Severity.WARNING, "etcd_quota",
                 f"etcd {member.endpoint} uses {member.used_bytes} of {member.quota_bytes} bytes",
                 "at its quota etcd refuses commits and takeovers",
                 "check that nothing else writes to this etcd, or start it with a larger --quota-backend-bytes",
             )  # fmt: skip
+    for alarm in dict.fromkeys(alarm for member in state.etcd for alarm in member.alarms):  # each reports those of all
+        full = "NOSPACE" in alarm
+        yield _reason(
+            Severity.PROBLEM if full else Severity.WARNING, "etcd_alarm", f"etcd reports {alarm.strip()!r}",
+            "a database has reached its quota: what needs a commit is refused" if full else None,
+            "run etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm" if full
+            else "see the logs of the members of etcd",
+        )  # fmt: skip
 
 
 def _is_almost_full(member: EtcdSnapshot) -> bool:

@@ -103,7 +103,7 @@ def test_members_have_role_readiness_and_lag() -> None:
         EtcdSnapshot("127.0.0.1:1", "3.6.1", True, 4096, None, ("alarm:CORRUPT",)),
         EtcdSnapshot("127.0.0.1:2", problem="connection refused", hint="check that it runs"),
     )
-    assert [each.code for each in found.reasons] == ["blocked", "lag", "etcd_alarm", "etcd_unavailable"]
+    assert [each.code for each in found.reasons] == ["blocked", "lag", "etcd_unavailable", "etcd_alarm"]
 
 
 async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path) -> None:

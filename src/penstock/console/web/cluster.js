@@ -43,6 +43,6 @@ function Members() {
       { title: "Version", cell: (row) => row.version ?? "–" },
     ]} />
     <h2>Maintenance</h2>
-    <p>Before maintenance of ${data.active ?? "the active node"}, hand over to a standby in a terminal: <code>penstock cluster handover</code>. Clients connect again, and this page moves to the new active node.
+    <p>Before maintenance of ${data.active ?? "the active node"}, hand over to a standby in a terminal: <code>penstock cluster handover</code>. Clients connect again. Then load this page again: it is redirected to the new active node.
       The state of this node is on the <a href=${link("overview")}>overview</a>.</p>`;
 }
