@@ -383,7 +383,8 @@ CLUSTER = ClusterSnapshot(
     members=(
         ClusterMember("one", "active", True, "0.1.0", "10.0.0.1:1883", "10.0.0.1:8080", 0, 0.0, None),
         ClusterMember("two", "standby", True, "0.1.0", "10.0.0.2:1883", "10.0.0.2:8080", 3, 0.2, None),
-        ClusterMember("three", "blocked", False, "0.1.0", "10.0.0.3:1883", "10.0.0.3:8080", None, None, "mqtt: etcd has another log"),
+        ClusterMember("three", "blocked", False, "0.1.0", "10.0.0.3:1883", "10.0.0.3:8080", None, None,
+                      "mqtt: etcd has another log"),
     ),
     commits={"statestore": 1250, "mqtt": 98},
     etcd=(

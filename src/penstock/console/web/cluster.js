@@ -19,7 +19,7 @@ function Members() {
     ${data.reasons.map((reason) => html`<${Reason} reason=${reason} />`)}
     <${Facts} facts=${[
       ["Active node", data.active], ["Term", data.term], ["Standbys that can take over", number(ready)],
-      ["Commits wait for etcd", data.commit_wait_s ? html`<span class="warn">${age(data.commit_wait_s)}</span>` : data.commit_wait_s === 0 ? "no" : null],
+      ["Commits wait for etcd", data.commit_wait_s === 0 ? "no" : html`<span class=${data.commit_wait_s >= 1 ? "warn" : ""}>${age(data.commit_wait_s)}</span>`],
       ...Object.entries(data.commits).map(([log, commit]) => [`Last commit, ${log}`, number(commit)]),
     ]} />
     <h2>Members</h2>
