@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot, Reason, Severity
+from penstock.errors import RefusedError, UnavailableError
 
 __all__ = ["ClusterViews", "cluster_reasons"]
 
@@ -27,16 +28,21 @@ class ClusterViews:
     def __init__(self, read: Callable[[], ClusterSnapshot]) -> None:
         self._read = read
         self._reading = asyncio.Lock()
-        self._found: ClusterSnapshot | None = None
+        self._found: ClusterSnapshot | UnavailableError | RefusedError | None = None
         self._read_at = 0.0
 
     async def snapshot(self) -> ClusterSnapshot:
         """Return the snapshot, at most :data:`REFRESH_S` old. Raises UnavailableError, RefusedError."""
         async with self._reading:
             if self._found is None or time.monotonic() - self._read_at >= REFRESH_S:
-                self._found = await asyncio.to_thread(self._read)
+                try:
+                    self._found = await asyncio.to_thread(self._read)
+                except (UnavailableError, RefusedError) as error:  # else each of many waits for etcd in turn
+                    self._found = error
                 self._read_at = time.monotonic()
-            return self._found
+            if isinstance(self._found, ClusterSnapshot):
+                return self._found
+            raise self._found.with_traceback(None)
 
 
 def cluster_reasons(state: ClusterSnapshot) -> tuple[Reason, ...]:

@@ -106,7 +106,8 @@ def test_members_have_role_readiness_and_lag() -> None:
     assert [each.code for each in found.reasons] == ["blocked", "lag", "etcd_unavailable", "etcd_alarm"]
 
 
-async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path) -> None:
+async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.console.cluster.REFRESH_S", 0.0)
     security = Security(passwords=users(tmp_path, "viola", "nemo"), viewers=["viola"])
     node = Node(config(tmp_path / "data", security=security))
     answers: list[ClusterSnapshot | PenstockError] = [
