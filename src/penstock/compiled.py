@@ -92,8 +92,22 @@ _why_interpreted = "no form was chosen yet"
 
 def core_modules(package: Path) -> list[str]:
     """The files of the core below ``package``, by their relative paths."""
-    found = {path.relative_to(package).as_posix() for pattern in _PATTERNS for path in package.glob(pattern)}
+    found = {name for pattern in _PATTERNS for name in _matching(str(package), pattern)}
     return sorted(name for name in found.difference(_INTERPRETED) if not name.endswith("__init__.py"))
+
+
+def _matching(package: str, pattern: str) -> list[str]:
+    """Relative paths of the files that match one of the patterns: in a tenth of the time of :meth:`Path.glob`, because
+    each process calls it."""
+    folder, _, name = pattern.rpartition("/")
+    if name != "*.py":
+        return [pattern] if os.path.exists(f"{package}/{pattern}") else []  # noqa: PTH110 - see above
+    parent = folder.removesuffix("/*")
+    with os.scandir(f"{package}/{parent}") as entries:
+        if parent == folder:
+            return [f"{folder}/{each.name}" for each in entries if each.name.endswith(".py")]
+        folders = [f"{parent}/{each.name}" for each in entries if each.is_dir()]
+    return [file for each in folders for file in _matching(package, f"{each}/*.py")]
 
 
 def build_folder(package: Path) -> Path:
@@ -191,11 +205,10 @@ def cached_build(package: Path) -> tuple[dict[str, Path], str]:
 def _changed(package: Path, sources: dict[str, list[object]]) -> str:
     """The first source file that differs from the manifest; empty if none does."""
     for name, (size, mtime_ns, known) in sources.items():
-        path = package / name
         try:
-            found = path.stat()
+            found = os.stat(f"{package}/{name}")  # noqa: PTH116 - each process does so for each module
         except OSError:
             return name
-        if (found.st_size, found.st_mtime_ns) != (size, mtime_ns) and digest(path) != known:
+        if (found.st_size, found.st_mtime_ns) != (size, mtime_ns) and digest(package / name) != known:
             return name
     return ""

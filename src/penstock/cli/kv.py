@@ -12,12 +12,8 @@ import binascii
 import contextlib
 import json
 import os
-import secrets
-import shutil
 import signal
-import socket
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -490,6 +486,9 @@ async def _lock(
     holder: str | None,
     options: StateStoreOptions,
 ) -> int:
+    import secrets
+    import socket
+
     from penstock.statestore.client.locks import Lease
     from penstock.statestore.errors import LockHeldError
 
@@ -798,6 +797,9 @@ def _writable(path: Path) -> IO[str]:
 @contextlib.contextmanager
 def _readable(path: Path | None) -> Iterator[IO[bytes]]:
     """Return the input as a seekable file, since it is read twice; a pipe is copied to a temporary file."""
+    import shutil
+    import tempfile
+
     if path is None:
         if sys.stdin.isatty():
             raise ConfigError("kv import: no input", do="give a FILE, or JSON lines on standard input")

@@ -7,13 +7,14 @@ only, so it is fast, and commands without Spark work on a machine without it.
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
+from copy import copy
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -147,9 +148,32 @@ class LazyGroup(PlainParameters, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command; the parser uses the names for "did you mean"."""
+        if args and args[0] in COMMANDS:
+            command = _only(importlib.import_module(COMMANDS[args[0]].module).app, list(args[1:2]))
+            command.name = args[0]
+            return args[0], command, args[1:]
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
         self.commands = names
         return super().resolve_command(ctx, args)
+
+
+def _only(group: typer.Typer, called: list[str]) -> Any:
+    """Build the command, or the group of commands, that is ``called`` in ``group``; all if none has that name.
+
+    Typer builds all commands of a group, which for ``kv get`` takes longer than the rest of the parser.
+    """
+    if group.registered_callback is not None:  # otherwise a module of one command
+        for command in group.registered_commands:
+            if [command.name or typer.main.get_command_name(getattr(command.callback, "__name__", ""))] == called:
+                group = copy(group)
+                group.registered_commands, group.registered_groups = [command], []
+                return typer.main.get_command(group)
+        for inner in group.registered_groups:
+            if [inner.name] == called:
+                group = copy(group)
+                group.registered_commands, group.registered_groups = [], [inner]
+                break
+    return typer.main.get_command(group)
 
 
 app = typer.Typer(
@@ -199,10 +223,21 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Wrong usage is 2; an interrupt (130) and a closed pipe (1) print nothing.
     """
+    if args is not None:
+        return _run(args)
+    try:
+        return _run(None)
+    finally:
+        # The process ends: a last collection would visit all objects for nothing.
+        gc.freeze()
+
+
+def _run(args: Sequence[str] | None) -> int:
     command = typer.main.get_command(app)
     set_json_errors(enabled=_asks_for_json(sys.argv[1:] if args is None else args))
     try:
         status = command(args=list(args) if args is not None else None, prog_name="penstock", standalone_mode=False)
+        sys.stdout.flush()
     except UsageError as error:
         _print_usage_error(error)
         return 2
@@ -217,6 +252,9 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print_error(_import_problem(module, error))
         return 2
+    except BrokenPipeError:
+        _forget_output()
+        return 1
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
@@ -277,6 +315,8 @@ def _print_usage_error(error: Any) -> None:
     elif isinstance(getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
         if error.option_name == "--context":
             do = "put it before the command: penstock --context NAME COMMAND"
+        from difflib import get_close_matches
+
         known = get_close_matches(error.option_name, error.possibilities or (), cutoff=_SIMILAR)
         what = error.message + (f". Did you mean {', '.join(map(repr, known))}?" if known else "")
     elif isinstance(error, typer.BadParameter) and (details := getattr(error.__cause__, "errors", None)):

@@ -6,13 +6,13 @@ import inspect
 import math
 import os
 import re
-import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import Field, dataclass, fields
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, TypedDict, TypeVar, get_type_hints
 
@@ -84,38 +84,44 @@ _GIVEN: Final = ("COMMANDLINE", "ENVIRONMENT")
 def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command], Command]:
     """Return a decorator that gives a command an option for each field of ``kind``; the command gets an instance of
     ``kind`` as ``argument``."""
+    return lambda command: _WithOptions(command, kind, argument)
 
-    def decorate(command: Command) -> Command:
-        names = [field.name for field in fields(kind)]
 
-        def with_options(**given: Any) -> None:
-            own = {name: value for name, value in given.items() if name not in names}
-            own[argument] = kind(**{name: given[name] for name in names})
-            command(**own)
+class _WithOptions:
+    """A command with shared options; its signature, which typer reads, is made when the command is built."""
 
-        hints = get_type_hints(command, include_extras=True)
+    def __init__(self, command: Command, kind: type[_Dataclass], argument: str) -> None:
+        self._command = command
+        self._kind = kind
+        self._argument = argument
+        self.__name__ = command.__name__
+        self.__doc__ = command.__doc__
+        self.__module__ = command.__module__
+
+    def __call__(self, **given: Any) -> None:
+        options = {field.name: given.pop(field.name) for field in fields(self._kind)}
+        self._command(**given, **{self._argument: self._kind(**options)})
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        hints = get_type_hints(self._command, include_extras=True)
         own = [
             parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in inspect.signature(command).parameters.values()
-            if parameter.name != argument
+            for parameter in inspect.signature(self._command).parameters.values()
+            if parameter.name != self._argument
         ]
-        types = get_type_hints(kind, include_extras=True)
+        types = get_type_hints(self._kind, include_extras=True)
         shared = [
             inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=types[field.name],
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
             )
-            for field in fields(kind)
+            for field in fields(self._kind)
         ]
-        with_options.__name__ = command.__name__
-        with_options.__doc__ = command.__doc__
-        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
-        with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined] # read by inspect
-        return with_options
+        return inspect.Signature([*own, *shared])
 
-    return decorate
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override] # of an object, not of a class
+        return {parameter.name: parameter.annotation for parameter in self.__signature__.parameters.values()}
 
 
 class CommandGroup(PlainParameters, TyperGroup):
@@ -586,6 +592,8 @@ class StateStoreOptions(BrokerOptions):
         Raises:
             UnavailableError: the broker does not respond.
         """
+        import secrets
+
         from penstock.statestore.client.client import StateStoreClient
 
         client = StateStoreClient.connect(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -77,6 +79,31 @@ def test_a_command_with_valid_options_does_not_import_pydantic(arguments: tuple[
     loaded = loaded_after(f"from penstock.cli.main import main\nassert main({arguments!r}) == 1")
     assert "asyncio" in loaded  # it tried to connect
     assert "pydantic" not in loaded
+
+
+def test_only_the_called_command_of_a_group_is_built(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str | None] = []
+    build = typer.main.get_command_from_info
+
+    def counted(command_info: Any, **more: Any) -> Any:
+        built.append(command_info.name or command_info.callback.__name__)
+        return build(command_info, **more)
+
+    monkeypatch.setattr(typer.main, "get_command_from_info", counted)
+    status, out, _ = run(capsys, "kv", "get", "--help")
+    assert (status, built) == (0, ["get"])
+    assert "Usage: penstock kv get" in out
+    built.clear()
+    status, out, _ = run(capsys, "kv", "--help")
+    assert (status, {"get", "set", "watch", "import"} <= set(built)) == (0, True)
+    assert "  watch " in out
+    built.clear()
+    status, out, _ = run(capsys, "tube", "topic", "list", "--help")
+    assert (status, {"list", "create"} <= set(built), "consume" in built) == (0, True, False)
+    status, _, err = run(capsys, "kv", "gett")
+    assert (status, "get" in err.partition("Did you mean")[2]) == (2, True)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -245,6 +272,7 @@ def test_a_full_disk_behind_standard_output_is_explained() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "penstock.cli", "--version"],
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
