@@ -57,6 +57,12 @@ def test_unreadable_histories_are_refused(tmp_path: Path, line: str, problem: st
         check(path)
 
 
+def test_requests_without_an_answer_do_not_prevent_a_decision() -> None:
+    """If each of them may have taken effect, there are so many orders that it takes ten seconds."""
+    line = check(VECTORS / "statestore" / "ok-many-unanswered-writes.jsonl")
+    assert float(line.rpartition("seconds=")[2]) < 3
+
+
 @histories("mqtt", legal=True)
 def test_legal_histories_of_mqtt_are_accepted(path: Path) -> None:
     assert mqtt.check(path).startswith("ok ")
