@@ -123,9 +123,14 @@ RULES = [
     Rule("penstock.security", ("security", "runtime.config"), IO | SPARK),
     Rule("penstock.cluster", ("cluster", "runtime"), SPARK | {"asyncio", "socket", "uvloop"}),
     *(Rule(f"penstock.cluster.{module}", (), IMPURE) for module in ("commit", "lease", "retention")),
+    Rule("penstock.payloads", ("payloads",), SPARK | IO),
     Rule("penstock.console.snapshots", (), IMPURE),
-    Rule("penstock.console", ("console", "mqtt", "statestore", "tube", "runtime"), SPARK),
-    Rule("penstock.node", ("node", "cluster", "console", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),
+    Rule("penstock.console", ("console", "mqtt", "payloads", "statestore", "tube", "runtime"), SPARK),
+    Rule(
+        "penstock.node",
+        ("node", "cluster", "console", "mqtt", "payloads", "statestore", "tube", "runtime", "security"),
+        SPARK,
+    ),
     Rule(
         "penstock.spark",
         (
@@ -146,6 +151,7 @@ RULES = [
                 (),
                 # The tables of options, whose names the JSON Schema has.
                 (
+                    "payloads",
                     *("mqtt.url", "runtime.config", "runtime.io.network", "runtime.io.tls", "runtime.kafka"),
                     *("spark.files.feed_options", "spark.files.object_storage", "spark.mqtt.options"),
                     *("spark.option_parsing", "spark.tube.options"),
@@ -161,7 +167,7 @@ RULES = [
             ),
             ("rows", ("spec",), ("spark.files.feed_options", "spark.tube.options"), IO),
             ("catalyst", (), (), IO),
-            ("steps", ("catalyst", "spec", "rows", "state_dir"), ("spark", *SPARKPLUG), IO),
+            ("steps", ("catalyst", "spec", "rows", "state_dir"), ("payloads", "spark", *SPARKPLUG), IO),
             ("sources", ("catalyst", "spec", "rows", "state_dir"), ("spark",), IO),
             ("sinks", ("catalyst", "spec", "rows", "state_dir", "steps"), ("spark",), IO),
             (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from penstock.pipelines.spec.avro_schema import parse_avro_schema
+from penstock.payloads.avro import AvroMessages
+from penstock.payloads.avro_schema import parse_avro_schema
+from penstock.payloads.errors import CODES, PayloadError
+from penstock.payloads.protobuf import ProtobufMessages
 from penstock.pipelines.state_dir.births import BirthLog
-from penstock.pipelines.steps.avro import AvroMessages
-from penstock.pipelines.steps.payload_errors import CODES, PayloadError
 from penstock.pipelines.steps.payloads import decode_cbor, decode_cloudevent
-from penstock.pipelines.steps.protobuf import ProtobufMessages
 from penstock.pipelines.steps.sparkplug import SparkplugRecord, decode_message
 from tests.unit.pipelines.steps.test_avro import EVERYTHING
 from tests.unit.pipelines.steps.test_protobuf import SET

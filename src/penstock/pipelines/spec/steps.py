@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from penstock.pipelines.spec.avro_schema import parse_avro_schema
-from penstock.pipelines.spec.protobuf_schema import ProtobufSchema
+from penstock.payloads.avro_schema import parse_avro_schema
+from penstock.payloads.protobuf_schema import ProtobufSchema
 from penstock.pipelines.spec.values import (
     Column,
     Duration,

@@ -31,13 +31,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError, shortened
-from penstock.pipelines.rows import ALIVE, alive, data_columns, internal_columns, mark_dead, refuse_internal
-from penstock.pipelines.spec.steps import Parse
-from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
-from penstock.pipelines.steps.avro import AvroMessages
-from penstock.pipelines.steps.expectations import add_checks
-from penstock.pipelines.steps.expressions import literal, quoted
-from penstock.pipelines.steps.payload_errors import (
+from penstock.payloads.avro import AvroMessages
+from penstock.payloads.errors import (
     CODES,
     MISMATCH,
     NEW_FIELD,
@@ -48,8 +43,13 @@ from penstock.pipelines.steps.payload_errors import (
     UNKNOWN_ENUM,
     UNKNOWN_METRIC,
 )
+from penstock.payloads.protobuf import ProtobufMessages
+from penstock.pipelines.rows import ALIVE, alive, data_columns, internal_columns, mark_dead, refuse_internal
+from penstock.pipelines.spec.steps import Parse
+from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
+from penstock.pipelines.steps.expectations import add_checks
+from penstock.pipelines.steps.expressions import literal, quoted
 from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, Messages, PayloadDecoder
-from penstock.pipelines.steps.protobuf import ProtobufMessages
 from penstock.pipelines.steps.sparkplug import SparkplugDecoder
 from penstock.spark.files.object_storage import StoragePath
 

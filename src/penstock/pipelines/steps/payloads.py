@@ -19,7 +19,7 @@ from decimal import Context, Decimal, InvalidOperation
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from penstock.pipelines.steps.payload_errors import (
+from penstock.payloads.errors import (
     EMPTY,
     MISMATCH,
     NOT_CBOR,

@@ -22,9 +22,9 @@ from penstock.mqtt.sparkplug import (
     parse_topic,
     property_texts,
 )
+from penstock.payloads import errors
+from penstock.payloads.errors import PayloadError
 from penstock.pipelines.state_dir.births import Birth, BirthLog, MetricDefinition
-from penstock.pipelines.steps import payload_errors as errors
-from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.spark.files.object_storage import StoragePath
 
 if TYPE_CHECKING:

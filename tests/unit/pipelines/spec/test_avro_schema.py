@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.spec.avro_schema import _fingerprint, parse_avro_schema
+from penstock.payloads.avro_schema import _fingerprint, parse_avro_schema
 from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.loader import load, parse
 

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.pipelines.steps.avro import AvroMessages
-from penstock.pipelines.steps.payload_errors import PayloadError
+from penstock.payloads.avro import AvroMessages
+from penstock.payloads.errors import PayloadError
 from penstock.pipelines.steps.payloads import MessageDecoder
 from tests.mutations import mutated
 from tests.unit.pipelines.spec.test_avro_schema import VECTORS, record

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.payloads.errors import PayloadError
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.loader import parse
-from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.pipelines.steps.payloads import PayloadDecoder, decode_cloudevent
 
 EVENT = {

@@ -16,12 +16,12 @@ from google.protobuf import text_format, timestamp_pb2, wrappers_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from penstock.errors import ConfigError
+from penstock.payloads.errors import PayloadError
+from penstock.payloads.protobuf import ProtobufMessages, _after_head
+from penstock.payloads.protobuf_schema import ProtobufSchema
 from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.loader import load
-from penstock.pipelines.spec.protobuf_schema import ProtobufSchema
-from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.pipelines.steps.payloads import MessageDecoder
-from penstock.pipelines.steps.protobuf import ProtobufMessages, _after_head
 from tests.mutations import mutated
 
 PLANT = (Path(__file__).parents[3] / "vectors" / "protobuf" / "plant.textproto").read_text()

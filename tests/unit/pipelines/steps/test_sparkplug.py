@@ -15,10 +15,10 @@ import pytest
 
 from penstock.mqtt.proto.sparkplug_pb2 import Metric, Payload
 from penstock.mqtt.sparkplug import DataType
+from penstock.payloads.errors import PayloadError
 from penstock.pipelines.state_dir import births
 from penstock.pipelines.state_dir.births import BirthLog
 from penstock.pipelines.steps import sparkplug
-from penstock.pipelines.steps.payload_errors import PayloadError
 from penstock.pipelines.steps.sparkplug import SparkplugDecoder, SparkplugRecord, decode_message
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "sparkplug" / "messages.json").read_text())

@@ -16,9 +16,9 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from uuid import UUID
 
-from penstock.pipelines.spec.avro_schema import AvroSchema, AvroType, parse_avro_schema
-from penstock.pipelines.steps import payload_errors as errors
-from penstock.pipelines.steps.payload_errors import FieldError, PayloadError
+from penstock.payloads import errors
+from penstock.payloads.avro_schema import AvroSchema, AvroType, parse_avro_schema
+from penstock.payloads.errors import FieldError, PayloadError
 
 __all__ = ["AvroMessages"]
 

@@ -10,7 +10,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.pipelines.spec.protobuf_schema import (
+from penstock.payloads import errors
+from penstock.payloads.errors import FieldError, PayloadError
+from penstock.payloads.protobuf_schema import (
     TIMESTAMP,
     WRAPPERS,
     index_path,
@@ -19,8 +21,6 @@ from penstock.pipelines.spec.protobuf_schema import (
     message_type,
     type_name,
 )
-from penstock.pipelines.steps import payload_errors as errors
-from penstock.pipelines.steps.payload_errors import FieldError, PayloadError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

@@ -1,0 +1,1 @@
+"""Payloads with a schema, Avro and Protobuf: columns of a schema, and decoders of messages; without Spark."""
