@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from penstock.console.cluster import cluster_reasons
 from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot
@@ -201,10 +203,21 @@ async def test_the_topic_tree_shows_counts_and_the_last_payload_of_each_level(no
         await expect(page.get_by_role("link", name="hall")).to_be_visible()
 
 
-async def test_messages_are_followed_published_and_exported(node: Node) -> None:
+@pytest_asyncio.fixture
+async def decoding_node(tmp_path: Path) -> AsyncIterator[Node]:
+    """A node with an Avro schema of the payloads of plant/c."""
+    schema = {"type": "record", "name": "R", "fields": [{"name": name, "type": "int"} for name in "nm"]}
+    file = tmp_path / "r.avsc"
+    file.write_text(json.dumps(schema))
+    payloads = [{"filter": "plant/c", "format": "avro", "schema_file": file}]
+    async for node in console_node(tmp_path / "data", console={"payloads": payloads}):
+        yield node
+
+
+async def test_messages_are_followed_published_and_exported(decoding_node: Node) -> None:
     from playwright.async_api import expect
 
-    ready = await filled(node)
+    ready = await filled(decoding_node)
     async with browsing(ready) as browser:
         page = browser.page
         browser.allowed = ("401 (Unauthorized)",)
@@ -233,7 +246,7 @@ async def test_messages_are_followed_published_and_exported(node: Node) -> None:
         await page.get_by_label("Payload", exact=True).fill("0a f")
         await page.get_by_role("button", name="Publish", exact=True).click()
         await expect(page.get_by_role("alert")).to_contain_text("The payload is not hexadecimal.")
-        await page.get_by_label("Payload", exact=True).fill("0a ff")
+        await page.get_by_label("Payload", exact=True).fill("0a 0e")
         await page.get_by_role("button", name="Publish", exact=True).click()
         await expect(page.get_by_role("alert")).to_contain_text("replaces the retained message")
         await page.get_by_role("button", name="Publish retained").click()
@@ -241,6 +254,11 @@ async def test_messages_are_followed_published_and_exported(node: Node) -> None:
         await expect(page.get_by_text("1 received")).to_be_visible()  # paused
         await page.get_by_role("button", name="Continue").click()
         await expect(page.get_by_text("3 received")).to_be_visible()
+        for decoded, text in enumerate(("Schema not used", "2 B, Avro")):
+            last = page.locator("details.message", has_text="plant/c").nth(1 - decoded)
+            await last.locator("summary").click()
+            await expect(last).to_contain_text(text)
+        await expect(last.locator("pre")).to_contain_text('"n": 5')
         async with page.expect_download() as saved:
             await page.get_by_role("button", name="Export NDJSON").click()
         path = await (await saved.value).path()

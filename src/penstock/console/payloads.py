@@ -1,17 +1,20 @@
-"""Payloads as text for people: JSON, text, CBOR, MessagePack, Sparkplug B, or base64 of other bytes."""
+"""Payloads as text for people: JSON, text, CBOR, MessagePack, Sparkplug B, with a schema Avro and Protobuf, or base64
+of other bytes.
+"""
 
 from __future__ import annotations
 
 import base64
 import codecs
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any, Final
 
 import cbor2
 import msgpack  # type: ignore[import-untyped]
 
+from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
 from penstock.mqtt.sparkplug import NAMESPACE, parse_topic, payload_as_dict
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Payload", "show_payload"]
@@ -30,25 +33,47 @@ payload: each row of a Sparkplug dataset repeats the names of its columns."""
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload. ``format``: ``json``, ``text``, ``cbor``, ``msgpack``, ``sparkplug`` or ``binary``.
+    """A payload. ``format``: ``json``, ``text``, ``cbor``, ``msgpack``, ``sparkplug``, ``avro``, ``protobuf`` or
+    ``binary``.
 
-    ``value`` is its text, for CBOR, MessagePack and Sparkplug as JSON.
-
-    ``base64`` has the bytes unless they are text. ``truncated``: only the beginning is shown.
+    ``value`` is its text, as JSON unless the format is ``text`` or ``binary``. ``base64`` has the bytes unless they are
+    text. ``truncated``: only the beginning is shown. ``problem``: the reason why the schema of its topic was not used.
     """
 
     format: str
     value: str | None
     base64: str | None = None
     truncated: bool = False
+    problem: str | None = None
 
 
-def show_payload(data: bytes, content_type: str = "", limit: int = MAX_PAYLOAD_BYTES, *, topic: str = "") -> Payload:
-    """Return ``data`` as text; ``topic`` is that of an MQTT message, by which Sparkplug is recognized.
+def show_payload(
+    data: bytes,
+    content_type: str = "",
+    limit: int = MAX_PAYLOAD_BYTES,
+    *,
+    topic: str = "",
+    schemas: PayloadSchemas = NO_SCHEMAS,
+) -> Payload:
+    """Return ``data`` as text; ``topic`` is that of an MQTT message, by which Sparkplug and schemas are recognized.
 
     CBOR and MessagePack are recognized by their content type, or if they are a map or list that is not text. Bytes that
-    are both are CBOR.
+    are both are CBOR. A payload that does not have the schema of its topic is shown as one without a schema.
     """
+    schema = schemas.of(topic) if topic else None
+    if schema is None:
+        return _recognized(data, content_type, limit, topic)
+    if len(data) > limit:
+        problem = f"only payloads of at most {limit} bytes are decoded here"
+    else:
+        try:
+            return Payload(schema.format, _as_json(schema.decode(data), data), base64.b64encode(data).decode())
+        except (ValueError, RecursionError) as error:
+            problem = str(error)
+    return replace(_recognized(data, content_type, limit, topic), problem=problem)
+
+
+def _recognized(data: bytes, content_type: str, limit: int, topic: str) -> Payload:
     shown, truncated = data[:limit], len(data) > limit
     if not truncated and topic.startswith(f"{NAMESPACE}/") and (decoded := _sparkplug(shown, topic)) is not None:
         return Payload("sparkplug", decoded, base64.b64encode(shown).decode())

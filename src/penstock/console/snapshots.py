@@ -251,9 +251,10 @@ class KeyVersion:
 @dataclass(frozen=True, slots=True)
 class MessageSnapshot:
     """An MQTT message. ``format``: ``json``, ``text``, ``binary``, or one whose ``value`` is JSON: ``cbor``,
-    ``msgpack`` or ``sparkplug``.
+    ``msgpack``, ``sparkplug``, ``avro`` or ``protobuf``.
 
     ``value_base64`` has the bytes of payloads other than text and JSON. ``truncated``: only the beginning is shown.
+    ``problem``: the reason why the payload was not decoded with the schema of its topic.
     """
 
     at: int
@@ -271,6 +272,7 @@ class MessageSnapshot:
     text_payload: bool = False
     """Payload Format Indicator 1: the publisher says that the payload is UTF-8."""
     user_properties: tuple[Header, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

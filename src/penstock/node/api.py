@@ -262,7 +262,7 @@ class _Api:
         await self._record("read_retained", caller, {"topic": topic})
         at = time.time() * 1000 - (self._server.now() - found.accepted_at)
         publish = Publish(topic, found.payload, int(found.qos), retain=True, properties=found.properties)
-        return message_snapshot(publish, round(at))
+        return message_snapshot(publish, round(at), schemas=self._clients.schemas)
 
     async def messages(self, request: Request, caller: Caller) -> object:
         _there(self._console.mqtt)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, Protocol
 
+from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
 from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
 from penstock.console.snapshots import Header, KeyVersion, MessageSnapshot, as_json
 from penstock.errors import RefusedError, UnavailableError
@@ -74,7 +75,8 @@ class _Stream(Protocol):
 class _Messages:
     """Messages that wait, and the numbers of those that were left out."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, schemas: PayloadSchemas) -> None:
+        self._schemas = schemas
         self.interval_s = INTERVAL_S
         self.text = text
         self.waiting: list[MessageSnapshot] = []
@@ -89,7 +91,7 @@ class _Messages:
         elif len(self.waiting) >= MAX_WAITING:
             self.dropped += 1
         else:
-            self.waiting.append(message_snapshot(publish, wall_clock_ms()))
+            self.waiting.append(message_snapshot(publish, wall_clock_ms(), schemas=self._schemas))
         self.arrived.set()
 
     def next_line(self) -> bytes:
@@ -107,7 +109,8 @@ class _TopicCounts:
     Topics above ``MAX_TOPICS`` are counted in ``dropped`` only, so that memory and lines are bounded at any rate.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: PayloadSchemas) -> None:
+        self._schemas = schemas
         self.interval_s = TOPICS_INTERVAL_S
         self.arrived = asyncio.Event()
         self._topics: dict[str, _TopicCount] = {}
@@ -120,7 +123,7 @@ class _TopicCounts:
             if len(self._topics) >= MAX_TOPICS:
                 self._dropped += 1
                 return
-            found = self._topics[publish.topic] = _TopicCount()
+            found = self._topics[publish.topic] = _TopicCount(self._schemas)
         found.add(publish)
         self.arrived.set()
 
@@ -139,9 +142,10 @@ class _TopicCounts:
 
 
 class _TopicCount:
-    __slots__ = ("_last", "bytes", "messages")
+    __slots__ = ("_last", "_schemas", "bytes", "messages")
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: PayloadSchemas) -> None:
+        self._schemas = schemas
         self.messages = 0
         self.bytes = 0
         self._last: Publish | MessageSnapshot | None = None
@@ -151,12 +155,15 @@ class _TopicCount:
         self.bytes += len(publish.payload)
         # Payloads may be large, so only their beginning is kept.
         is_large = len(publish.payload) > _MAX_KEPT
-        self._last = message_snapshot(publish, wall_clock_ms(), MAX_LAST) if is_large else publish
+        self._last = self._shown(publish, wall_clock_ms()) if is_large else publish
 
     def last(self, at: int) -> MessageSnapshot:
         """Return the last message; ``at``: the time in ms."""
         assert self._last is not None
-        return self._last if isinstance(self._last, MessageSnapshot) else message_snapshot(self._last, at, MAX_LAST)
+        return self._last if isinstance(self._last, MessageSnapshot) else self._shown(self._last, at)
+
+    def _shown(self, publish: Publish, at: int) -> MessageSnapshot:
+        return message_snapshot(publish, at, MAX_LAST, self._schemas)
 
 
 class LiveSubscription:
@@ -181,9 +188,18 @@ class LiveSubscription:
 
 
 class ConsoleClients:
-    """Opens connections to ``server``. ``access`` returns the permissions of a user ("": all), None for all."""
+    """Opens connections to ``server``. ``access`` returns the permissions of a user ("": all), None for all.
 
-    def __init__(self, server: MqttServer, access: Callable[[str], Access | None] = lambda _: None) -> None:
+    ``schemas``: those of the payloads of messages.
+    """
+
+    def __init__(
+        self,
+        server: MqttServer,
+        access: Callable[[str], Access | None] = lambda _: None,
+        schemas: PayloadSchemas = NO_SCHEMAS,
+    ) -> None:
+        self.schemas = schemas
         self._server = server
         self._access = access
         self._streams = 0
@@ -222,11 +238,11 @@ class ConsoleClients:
         Raises:
             PenstockError: the broker refused it, or there are too many.
         """
-        return await self._subscribe(user, topic_filter, _Messages(text.casefold()))
+        return await self._subscribe(user, topic_filter, _Messages(text.casefold(), self.schemas))
 
     async def subscribe_topics(self, user: str, topic_filter: str) -> LiveSubscription:
         """Like :meth:`subscribe`, with counts of messages by topic instead of the messages."""
-        return await self._subscribe(user, topic_filter, _TopicCounts())
+        return await self._subscribe(user, topic_filter, _TopicCounts(self.schemas))
 
     async def _subscribe(self, user: str, topic_filter: str, stream: _Stream) -> LiveSubscription:
         if self._streams >= MAX_STREAMS:
@@ -327,10 +343,12 @@ def _contains(publish: Publish, text: str) -> bool:
     return text in publish.topic.casefold() or text in publish.payload.decode("utf-8", "ignore").casefold()
 
 
-def message_snapshot(publish: Publish, at: int, limit: int = MAX_PAYLOAD_BYTES) -> MessageSnapshot:
+def message_snapshot(
+    publish: Publish, at: int, limit: int = MAX_PAYLOAD_BYTES, schemas: PayloadSchemas = NO_SCHEMAS
+) -> MessageSnapshot:
     """Return a message as the console shows it; ``at``: its arrival in ms; ``limit``: payload bytes that are shown."""
     given = publish.properties
-    shown = show_payload(publish.payload, given.content_type or "", limit, topic=publish.topic)
+    shown = show_payload(publish.payload, given.content_type or "", limit, topic=publish.topic, schemas=schemas)
     correlation = given.correlation_data
     return MessageSnapshot(
         at=at,
@@ -347,4 +365,5 @@ def message_snapshot(publish: Publish, at: int, limit: int = MAX_PAYLOAD_BYTES) 
         expires_in_s=given.message_expiry_interval,
         text_payload=given.payload_format_indicator == 1,
         user_properties=tuple(Header(name, value) for name, value in given.user_properties),
+        problem=shown.problem,
     )

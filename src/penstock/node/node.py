@@ -292,7 +292,7 @@ class Node:
                 *api_routes(
                     self.console, self.security.server, identify, trail, names, lambda: self._backups,
                     commands, self.security.permissions_of,
-                    ConsoleClients(self.security.server, self.security.console_access),
+                    ConsoleClients(self.security.server, self.security.console_access, config.console.schemas),
                 ),
                 *web.routes(),
             ],

@@ -55,15 +55,15 @@ class ProtobufMessages:
         """A message whose fields all have their default has no bytes."""
         return self.encoding == "plain"
 
-    def decode(self, payload: bytes) -> dict[str, object]:
-        """Return the fields of ``payload``.
+    def parse(self, payload: bytes) -> tuple[Message, dict[str, str]]:
+        """Return the message in ``payload``, and its new fields: path and value as text.
 
         Raises:
             PayloadError: it is not a message of this type.
         """
         from google.protobuf.message import DecodeError
 
-        made, path, fields = _compiled(self.descriptors, self.message, self.unknown_enums)
+        made, path = _message_class(self.descriptors, self.message)
         if self.encoding == "confluent":
             payload = payload[_after_head(payload, self.schema_id, path) :]
         message = made()
@@ -85,6 +85,16 @@ class ProtobufMessages:
                 new = _new_fields(whole)
             except UnicodeDecodeError:
                 raise PayloadError(errors.NOT_PROTOBUF, "a key of a map is not UTF-8") from None
+        return message, new
+
+    def decode(self, payload: bytes) -> dict[str, object]:
+        """Return the fields of ``payload``.
+
+        Raises:
+            PayloadError: it is not a message of this type.
+        """
+        fields = _field_getters(self.descriptors, self.message, self.unknown_enums)
+        message, new = self.parse(payload)
         if new and self.new_fields in ("dead_letter", "fail"):
             raise errors.new_fields_error(new)
         values: dict[str, object] = {}
@@ -202,13 +212,18 @@ def _zigzag(number: int) -> bytes:
 
 
 @lru_cache(maxsize=16)
-def _compiled(
-    descriptors: bytes, message: str, unknown_enums: str
-) -> tuple[type[Message], tuple[int, ...], list[tuple[str, _Get]]]:
+def _message_class(descriptors: bytes, message: str) -> tuple[type[Message], tuple[int, ...]]:
+    """Return the class of the message, and its place in its file."""
     from google.protobuf.message_factory import GetMessageClass
 
     found = message_type(descriptors, message)
-    return GetMessageClass(found), index_path(found), _getters(found, unknown_enums)
+    return GetMessageClass(found), index_path(found)
+
+
+@lru_cache(maxsize=16)
+def _field_getters(descriptors: bytes, message: str, unknown_enums: str) -> list[tuple[str, _Get]]:
+    found: Any = _message_class(descriptors, message)[0].DESCRIPTOR
+    return _getters(found, unknown_enums)
 
 
 def _getters(found: Descriptor, unknown_enums: str) -> list[tuple[str, _Get]]:

@@ -12,6 +12,7 @@ from typing import Any
 import cbor2
 import pytest
 
+from penstock.console.payload_schemas import NO_SCHEMAS
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.node import console_clients
@@ -127,7 +128,7 @@ async def test_topics_are_counted_only_while_somebody_looks(tmp_path: Path) -> N
 
 def test_counts_of_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_clients, "MAX_TOPICS", 3)
-    counts = console_clients._TopicCounts()
+    counts = console_clients._TopicCounts(NO_SCHEMAS)
     for number in range(20):
         for _ in range(2):
             counts.receive(Publish(f"many/{number}", b"x" * (100_000 if number == 2 else 600)))

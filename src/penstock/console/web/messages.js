@@ -6,7 +6,7 @@ import { Facts } from "./table.js";
 
 const KEPT = 500;
 /** Formats whose value the node shows as JSON. */
-const BINARY = { cbor: "CBOR", msgpack: "MessagePack", sparkplug: "Sparkplug B" };
+const BINARY = { cbor: "CBOR", msgpack: "MessagePack", sparkplug: "Sparkplug B", avro: "Avro", protobuf: "Protobuf" };
 const VIEWS = [["auto", "decoded"], ["text", "as text"], ["hex", "hexadecimal"]];
 
 const raw = (row) => (row.value_base64 === null ? new TextEncoder().encode(row.value ?? "") : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
@@ -25,6 +25,7 @@ export function Message({ row }) {
   return html`<${Facts} facts=${[
       ["Content Type", row.content_type], ["Response Topic", row.response_topic], ["Correlation Data", row.correlation_base64 && hexdump(row.correlation_base64).slice(10, 57).trim()],
       ["Expires in", row.expires_in_s == null ? null : `${number(row.expires_in_s)} s`], ["Payload", `${bytes(row.bytes)}, ${BINARY[row.format] ?? row.format}${row.text_payload ? ", UTF-8 by its publisher" : ""}`],
+      ["Schema not used", row.problem && html`<span class="warn">${row.problem}</span>`],
       ...row.user_properties.map(({ name, value }) => [`User Property ${name}`, value]),
     ].filter(([, value]) => value != null)} />
     <p class="pages">${VIEWS.map(([value, title]) => html`<button class="plain" aria-pressed=${view === value} onClick=${() => choose(value)}>${title}</button>`)}

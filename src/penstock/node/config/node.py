@@ -12,14 +12,14 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, model_validator
 
 from penstock.errors import ConfigError
-from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.cluster import ClusterSection
+from penstock.node.config.console import ConsoleSection, FilterText
 from penstock.node.config.kafka import KafkaSection
 from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.node.config.mqtt import MqttListener, Security
@@ -76,22 +76,12 @@ def _template(value: object) -> Template:
     return Template(value)
 
 
-def _filter(value: str) -> str:
-    problem = filter_problem(value)
-    if problem is not None:
-        raise ValueError(f"expected a topic filter: {problem}")
-    if value.startswith(SHARE_PREFIX):
-        raise ValueError("expected a topic filter without a shared subscription")
-    return value
-
-
 TemplateText = Annotated[
     Template,
     PlainValidator(_template, json_schema_input_type=str),
     PlainSerializer(lambda t: t.text, return_type=str),
 ]
 AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
-FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isinstance(value, str) else value)]
 
 
 class TubeMasterListener(ListenerSection):
@@ -443,6 +433,7 @@ class NodeConfig(Section):
     pipelines: dict[Annotated[str, Field(min_length=1)], PipelineSection] = Field(
         default_factory=dict, description="pipelines by name, whose dead letters the web console manages"
     )
+    console: ConsoleSection = Field(default_factory=ConsoleSection, description="web console: schemas of MQTT payloads")
     cluster: ClusterSection | None = Field(
         default=None, description="cluster with standby nodes, which needs etcd; default: a single node"
     )
