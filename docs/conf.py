@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from docutils.nodes import document
 from sphinx.application import Sphinx
@@ -31,6 +32,12 @@ nitpicky = True
 def setup(app: Sphinx) -> None:
     """Keep decision records out of the full-text search: user pages come first."""
     app.connect("doctree-read", _exclude_decisions_from_search)
+    if app.tags.has("no_navigation"):
+        app.connect("html-page-context", _without_navigation, priority=1)  # before the theme reads the tree
+
+
+def _without_navigation(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    context.pop("toctree", None)
 
 
 def _exclude_decisions_from_search(app: Sphinx, _doctree: document) -> None:

@@ -105,13 +105,14 @@ def evaluated(site: Path, name: str, function: str) -> Any:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site, whose search omits the summaries of pages: they cost two seconds of processor time per query."""
+    """The built site, without what costs most of its processor time: the tree of all pages beside each page, and the
+    summaries of pages in search, which cost two seconds per query."""
     require_tool("chromium")
     folder = tmp_path_factory.mktemp("site")
     subprocess.run(
         [
             *(sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"),
-            *("-D", "html_show_search_summary=0", str(ROOT / "docs"), str(folder)),
+            *("-t", "no_navigation", "-D", "html_show_search_summary=0", str(ROOT / "docs"), str(folder)),
         ],
         check=True,
         timeout=240,

@@ -26,7 +26,7 @@ from penstock.tube.consumer import Consumer
 from tests.tools import require_tool, skip_or_fail
 from tests.unit.node.test_node import config, token_of
 
-__all__ = ["LOOKS", "STATUS", "Browser", "browsing", "console_node", "filled"]
+__all__ = ["LOOKS", "ONE_LOOK", "STATUS", "Browser", "browsing", "console_node", "filled"]
 
 
 def _node(name: str, role: str, kind: str, reads: str = "", **more: Any) -> dict[str, Any]:
@@ -61,6 +61,8 @@ STATUS = {
 }  # fmt: skip
 """Status of a pipeline."""
 LOOKS = {"light": (1280, "light"), "dark": (1280, "dark"), "narrow": (400, "light")}
+ONE_LOOK = ["light", *(pytest.param(look, marks=pytest.mark.nightly) for look in ("dark", "narrow"))]
+"""Parameters of a test of actions: the other looks at night, because ``test_every_page_in_every_look`` has all pages."""
 
 
 class Browser:

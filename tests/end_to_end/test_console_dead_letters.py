@@ -59,7 +59,7 @@ async def node(tmp_path: Path, run: RecordedRun) -> AsyncIterator[Node]:
         await found.close()
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", ["light", pytest.param("dark", marks=pytest.mark.nightly), "narrow"])
 async def test_letters_are_corrected_redriven_and_discarded(
     node: Node, run: RecordedRun, look: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
