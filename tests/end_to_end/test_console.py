@@ -379,7 +379,7 @@ async def test_offsets_are_reset_after_a_preview(node: Node) -> None:
         await browser.sign_in()
         await browser.open("groups/lake")
         await page.get_by_text("Reset offsets").click()
-        await page.locator("details select").select_option("latest")
+        await page.locator("details select").first.select_option("latest")
         await page.get_by_role("button", name="Preview").click()
         await expect(page.get_by_role("alert")).to_contain_text("records are skipped, in 3 partitions")
         await browser.look("reset")
@@ -388,10 +388,20 @@ async def test_offsets_are_reset_after_a_preview(node: Node) -> None:
         await page.get_by_role("button", name="Reset:").click()
         await expect(page.get_by_role("status")).to_contain_text("The offsets of 3 partitions were reset")
         assert (await node.console.tube.total_lag())[0] == 0
-        await page.locator("details select").select_option("time")
+        await page.locator("details select").first.select_option("time")
         await page.get_by_label("Local time").fill("2020-01-01T00:00:00")
         await page.get_by_role("button", name="Preview").click()
         await expect(page.get_by_role("alert")).to_contain_text("32 records are read again")
+        await page.locator("details select").first.select_option("shift")
+        await page.get_by_label("Records in each partition").fill("1")
+        await page.locator("select[name=place]").select_option(index=1)
+        await page.get_by_role("button", name="Preview").click()
+        await expect(page.get_by_role("alert")).to_contain_text("records are read again, in 1 partitions.")
+        await page.locator("details select").first.select_option("offset")
+        browser.allowed = ("400 (Bad Request)",)
+        await page.get_by_label("Offset", exact=True).fill("280000")
+        await page.get_by_role("button", name="Preview").click()
+        await expect(page.get_by_role("alert")).to_contain_text("offset 280000 is not stored")
 
 
 CLUSTER = ClusterSnapshot(

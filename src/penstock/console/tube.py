@@ -8,6 +8,7 @@ take at most a twentieth of the time regardless of the number of groups and requ
 from __future__ import annotations
 
 import heapq
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,11 @@ MAX_GROUPS: Final = 200
 """Maximum number of groups with metrics: each is a time series in Prometheus."""
 SHARE_S: Final = 0.001
 """Time in seconds after which the computation pauses, so that other clients are served."""
+SHIFT_RECORDS: Final = 1 << 16
+"""Records of a store, of all its partitions, in which one step of a reset counts those of a partition."""
+_SHIFT: Final = re.compile(r"[+-][0-9]{1,12}")
+_EXACT: Final = re.compile(r"offset:([0-9]{1,18})")
+_TIME: Final = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass
@@ -188,28 +194,40 @@ class TubeViews:
         rows.sort(key=lambda row: (row.topic, row.partition))
         return GroupDetail(self._group(name, lags), tuple(rows), self._members_of(name))
 
-    async def reset(self, name: str, to: str, *, dry_run: bool) -> OffsetReset | None:
-        """Reset the committed offsets of a group on this broker, or preview it; None if it has no offsets.
+    async def reset(
+        self, name: str, to: str, *, dry_run: bool, topic: str | None = None, partition: int | None = None
+    ) -> OffsetReset | None:
+        """Reset the committed offsets of a group on this broker, or preview it; None if it has no such offsets.
 
-        ``to``: earliest, latest, or a time in ms since 1970: the first record appended then or later. A reset is
-        durable when this returns.
+        ``to``: earliest, latest, a time in ms since 1970 (the first record appended then or later), ``+N`` or ``-N``
+        records of a partition from its committed offset, limited to the stored ones, or ``offset:N``. ``topic``,
+        ``partition``: only these; ``offset:N`` needs both. A reset is durable when this returns.
 
         Raises:
-            LocalProtocolError: ``to`` is none of these.
+            LocalProtocolError: ``to`` is none of these, or the offset is not stored.
             RefusedError: the group has members, or belongs to a pipeline or Spark query.
             StorageError: the reset could not be made durable.
         """
-        if to not in {"earliest", "latest"} and not (to.isascii() and to.isdigit() and len(to) < 16):
-            raise LocalProtocolError(f"to={to[:40]!r}", do="use earliest, latest, or a time in ms since 1970")
+        if to not in {"earliest", "latest"} and not any(each.fullmatch(to) for each in (_TIME, _SHIFT, _EXACT)):
+            raise LocalProtocolError(
+                f"to={to[:40]!r}",
+                do="use earliest, latest, a time in ms since 1970, -N or +N records (in a URL %2BN), or offset:N",
+            )
+        if _EXACT.fullmatch(to) and (topic is None or partition is None):
+            raise LocalProtocolError(
+                f"to={to!r} without one partition",
+                why="each partition has its own offsets",
+                do="set topic and partition",
+            )
         lags = await self._computed()
-        keys = [key for key, _ in lags.offsets.get(name, ())]
+        keys = [key for key, _ in lags.offsets.get(name, ()) if topic in (None, key[1]) and partition in (None, key[2])]
         if not keys:
             return None
         self._refuse_reset(name)
         moves: list[OffsetMove] = []
         began_s = time.perf_counter()
         for key in keys:
-            if (move := self._planned(key, to)) is not None:
+            if (move := await self._planned(key, to)) is not None:
                 moves.append(move)
             if time.perf_counter() - began_s >= SHARE_S:
                 await self._pages.pause()
@@ -231,7 +249,7 @@ class TubeViews:
             moves=tuple(moves[:MAX_LIMIT]),
         )
 
-    def _planned(self, key: Key, to: str) -> OffsetMove | None:
+    async def _planned(self, key: Key, to: str) -> OffsetMove | None:
         """Return the change of one offset; None if the partition has no records, or the offset was removed
         meanwhile."""
         store, now = self._store(key), self._broker.engine.offsets.committed(key)
@@ -241,11 +259,35 @@ class TubeViews:
             target = store.min_offset
         elif to == "latest":
             target = store.durable_end
+        elif _SHIFT.fullmatch(to):
+            target = await self._shifted(store, key[2], max(now, store.min_offset), int(to))
+        elif exact_offset := _EXACT.fullmatch(to):
+            target = _stored(store, int(exact_offset[1]))
         else:
             target = store.offset_at(int(to))
         before, _, exact = store.lag(key[2], max(now, store.min_offset))
         after, _, exact_then = store.lag(key[2], target)
         return OffsetMove(key[1], key[2], now, target, after - before, exact and exact_then)
+
+    async def _shifted(self, store: LogStore, partition: int, at: int, by: int) -> int:
+        """Return the offset ``by`` records of the partition from ``at``, limited to the stored ones."""
+        window, left = SHIFT_RECORDS * INDEX_RECORD_BYTES, abs(by)
+        while left:
+            start, end = (
+                (at, min(at + window, store.durable_end)) if by > 0 else (max(at - window, store.min_offset), at)
+            )
+            if start >= end:
+                break
+            if by > 0:
+                found, count = store.plan(partition, start, end, left)
+            else:  # a store counts forward only: count all of them, then pass those before the wanted one
+                count = store.plan(partition, start, end, SHIFT_RECORDS)[1]
+                found = store.plan(partition, start, end, count - left)[0] if count >= left else start
+            if count >= left:
+                return found
+            at, left = end if by > 0 else start, left - count
+            await self._pages.pause()
+        return max(at, store.min_offset)
 
     def _refuse_reset(self, name: str) -> None:
         if query_of_group(name) is not None:
@@ -407,3 +449,14 @@ def _largest(groups: dict[str, _Lag]) -> _Lag:
 
 def _bytes(topic: BrokerTopic) -> int:
     return sum(store.durable_data_end - store.min_data_offset for store in topic.stores.values())
+
+
+def _stored(store: LogStore, offset: int) -> int:
+    """Return ``offset`` if the store has it. Raises LocalProtocolError."""
+    if offset % INDEX_RECORD_BYTES or not store.min_offset <= offset <= store.durable_end:
+        raise LocalProtocolError(
+            f"offset {offset} is not stored",
+            why=f"offsets are multiples of {INDEX_RECORD_BYTES} from {store.min_offset} to {store.durable_end}",
+            do="choose one of them",
+        )
+    return offset

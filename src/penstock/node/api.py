@@ -411,15 +411,20 @@ class _Api:
 
     async def reset(self, request: Request, caller: Caller) -> object:
         name, to, dry_run = request.path_params["name"], request.query_params.get("to", ""), _flag(request, "dry_run")
+        topic = request.query_params.get("topic") or None
+        partition = _number(request, "partition", 0) if request.query_params.get("partition") else None
+        only = {key: value for key, value in (("topic", topic), ("partition", partition)) if value is not None}
         try:
-            found = await _there(self._console.tube).reset(name, to, dry_run=dry_run)
+            found = await _there(self._console.tube).reset(name, to, dry_run=dry_run, topic=topic, partition=partition)
         except RefusedError as error:
             raise _Failure(409, "refused", error.what, error.hint, error.why) from None
         except StorageError as error:
             raise _Failure(503, "storage_failed", error.what, error.hint, error.why) from None
-        found = _known(found, f"group {name!r} has no offsets on this node")
+        found = _known(found, f"group {name!r} has no such offsets on this node")
         if not dry_run:
-            await self._record("reset_offsets", caller, {"group": name, "to": to, "partitions": found.partitions})
+            await self._record(
+                "reset_offsets", caller, {"group": name, "to": to, **only, "partitions": found.partitions}
+            )
         return found
 
     # Backup

@@ -268,6 +268,31 @@ async def test_topics_and_groups_have_a_lag_in_records_and_seconds(tmp_path: Pat
         assert (await api.send("/groups/none"))[0] == 404
 
 
+async def shift_offsets(api: Api, reset: str) -> None:
+    """Preview shifts of the group `lake`, and exact offsets: in all partitions, one topic, and one partition."""
+    rows = (await api.get("/groups/lake"))["partitions"]
+    tube_parts = {row["partition"]: row for row in (await api.get("/topics/water"))["partitions"]}
+    behind = {row["partition"]: row["lag_records"] for row in rows}
+    read = {row["partition"]: tube_parts[row["partition"]]["records"] - row["lag_records"] for row in rows}
+    for by, window in ((1, 5), (3, 1), (1000, 5), (3, 1 << 16)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("penstock.console.tube.SHIFT_RECORDS", window)
+            (_, _, back), (_, _, ahead) = [
+                await api.send(f"{reset}?to={sign}{by}&dry_run=1", "POST") for sign in ("-", "%2B")
+            ]
+            assert {m["partition"]: m["records"] for m in back["moves"]} == {p: min(by, n) for p, n in read.items()}
+            assert {m["partition"]: -m["records"] for m in ahead["moves"]} == {p: min(by, n) for p, n in behind.items()}
+    row = rows[0]
+    only = f"topic=water&partition={row['partition']}&dry_run=1"
+    (move,) = (await api.send(f"{reset}?to=offset:{row['end_offset']}&{only}", "POST"))[2]["moves"]
+    assert (move["partition"], move["to_offset"]) == (row["partition"], row["end_offset"])
+    assert move["records"] == -row["lag_records"]
+    status, _, body = await api.send(f"{reset}?to=offset:1&{only}", "POST")
+    assert (status, body["error"]["why"][:27]) == (400, "offsets are multiples of 28")
+    assert (await api.send(f"{reset}?to=offset:28&dry_run=1", "POST"))[0] == 400
+    assert (await api.send(f"{reset}?to=latest&topic=idle&dry_run=1", "POST"))[0] == 404
+
+
 async def reset_offsets(api: Api) -> None:
     """Reset the group `lake`, which has read 30 of 42 records, with previews that change nothing."""
     reset = "/groups/lake/reset"
@@ -277,6 +302,7 @@ async def reset_offsets(api: Api) -> None:
         assert plan["exact"]
         assert sum(move["records"] for move in plan["moves"]) == again - skipped
     assert (await api.get("/groups/lake"))["group"]["lag_records"] == 12
+    await shift_offsets(api, reset)
     status, _, done = await api.send(f"{reset}?to=earliest", "POST")
     assert (status, done["dry_run"], done["partitions"], done["read_again"]) == (200, False, 3, 30)
     assert (await api.get("/groups/lake"))["group"]["lag_records"] == 42

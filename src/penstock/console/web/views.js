@@ -125,7 +125,7 @@ function Group({ name }) {
   const { group } = data;
   return html`<h1>${name}</h1>
     <${Facts} facts=${[["State", group.state], ["Members", number(group.members)], ["Lag", `${lag(group)} records`], ["Oldest record", oldest(group)]]} />
-    ${operates && group.members === 0 && group.partitions > 0 && html`<${Reset} group=${name} />`}
+    ${operates && group.members === 0 && group.partitions > 0 && html`<${Reset} group=${name} partitions=${data.partitions} />`}
     <h2>Partitions</h2>
     <p>${number(data.partitions.length)} of ${number(group.partitions)}</p>
     <${Plain} title="Partitions" rows=${data.partitions} columns=${[
@@ -142,25 +142,36 @@ function Group({ name }) {
 }
 
 /** Reset of a group's offsets: a preview first, whose counts the button repeats. */
-function Reset({ group }) {
+function Reset({ group, partitions }) {
   const [plan, show] = useState(null);
   const [done, finish] = useState(null);
   const [error, fail] = useState(null);
   const [kind, choose] = useState("earliest");
-  const send = (to, dryRun) => request(`groups/${encodeURIComponent(group)}/reset`, { to, dry_run: dryRun ? "1" : "" }, "POST")
+  const [only, limit] = useState({});
+  const send = (to, dryRun, where) => request(`groups/${encodeURIComponent(group)}/reset`, { to, ...where, dry_run: dryRun ? "1" : "" }, "POST")
     .then((found) => { fail(null); show(dryRun ? found : null); finish(dryRun ? null : found); }, (problem) => { show(null); fail(problem); });
   const preview = (event) => {
     event.preventDefault();
-    const time = new FormData(event.target).get("time");
-    send(kind === "time" ? String(new Date(time).getTime()) : kind, true);
+    const given = Object.fromEntries(new FormData(event.target));
+    const [topic, partition] = (given.place ?? "").split("/");
+    const where = topic ? { topic, partition } : {};
+    limit(where);
+    const to = { time: () => String(new Date(given.time).getTime()), shift: () => `${given.direction}${given.records}`, offset: () => `offset:${given.offset}` };
+    send(to[kind]?.() ?? kind, true, where);
   };
   const words = (found) => [found.read_again && `${number(found.read_again)} records are read again`, found.skipped && `${number(found.skipped)} records are skipped`]
     .filter(Boolean).join(", ") || "no offset changes";
   return html`<details><summary>Reset offsets</summary>
     <form class="filters" onSubmit=${preview}>
       <label>To<select value=${kind} onChange=${(event) => { choose(event.target.value); show(null); }}>
-        <option value="earliest">the earliest record</option><option value="latest">the end: skip everything</option><option value="time">a time</option></select></label>
+        <option value="earliest">the earliest record</option><option value="latest">the end: skip everything</option><option value="time">a time</option>
+        <option value="shift">a number of records back or forward</option><option value="offset">an offset of one partition</option></select></label>
       ${kind === "time" && html`<label>Local time<input type="datetime-local" name="time" required step="1" /></label>`}
+      ${kind === "shift" && html`<label>Direction<select name="direction"><option value="-">back</option><option value="+">forward</option></select></label>
+        <label>Records in each partition<input type="number" name="records" required min="1" max="999999999999" step="1" /></label>`}
+      ${kind === "offset" && html`<label>Offset<input type="number" name="offset" required min="0" step="28" /></label>`}
+      <label>Partition<select name="place">${kind !== "offset" && html`<option value="">all</option>`}
+        ${partitions.map((row) => html`<option value=${`${row.topic}/${row.partition}`}>${row.topic}, ${row.partition}</option>`)}</select></label>
       <button class="secondary">Preview</button>
     </form>
     ${error && html`<${Failure} error=${error} />`}
@@ -171,7 +182,7 @@ function Reset({ group }) {
         { title: "From", right: true, cell: (row) => row.from_offset }, { title: "To", right: true, cell: (row) => row.to_offset },
         { title: "Records", right: true, cell: (row) => (row.records > 0 ? `+${number(row.records)}` : number(row.records)) },
       ]} />
-      <button onClick=${() => send(plan.to, false)}>Reset: ${words(plan)}</button> <button class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
+      <button onClick=${() => send(plan.to, false, only)}>Reset: ${words(plan)}</button> <button class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
   </details>`;
 }
 
