@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink, TableSink
-from penstock.pipelines.spec.steps import Explode, Flatten, Join, Map, Parse, Step, Window
+from penstock.pipelines.spec.steps import Deadband, Explode, Flatten, Join, Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, template_parts
 from penstock.runtime.config.values import nearest
 
@@ -276,6 +276,8 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _missing(_named_by(step), before, reads[0], where)
             if step.enrich is not None and step.enrich.as_of is not None:
                 yield from _time_problems(step.enrich.as_of.time, before, (*where, "as_of", "time"))
+            if step.deadband is not None:
+                yield from _deadband_problems(step.deadband, before, where)
             yield from _wrong_expressions(_expressions_of(step), before, reads[0], where)
     for index, sink in enumerate(pipeline.sinks):
         stream, where = sink.source or sink_reads(pipeline, sink), ("sinks", index, sink.kind)
@@ -292,6 +294,40 @@ def _time_problems(name: str, columns: Columns, where: Location) -> Iterator[Pro
     if column is not None and column.type is not None and not column.type.upper().startswith("TIMESTAMP"):
         expected = f"expected a column of type TIMESTAMP; {name} is {column.type}"
         yield Problem(where, name, expected)
+
+
+def _deadband_problems(deadband: Deadband, before: Columns, where: Location) -> Iterator[Problem]:
+    """Yield columns whose types a deadband cannot compare."""
+    yield from _time_problems(deadband.time, before, (*where, "time"))
+    for option, names in (("by", deadband.by), ("columns", list(deadband.columns))):
+        for number, name in enumerate(names):
+            column = (before or {}).get(name.lower())
+            if column is None or column.type is None:
+                continue
+            kind = re.split(r"[<( ]", column.type.upper(), maxsplit=1)[0]
+            place = (*where, option, number if option == "by" else name)
+            if kind in _NESTED or (option == "by" and kind in _FLOATS):
+                yield Problem(place, name, f"expected a column that can be compared; {name} is {column.type}")
+            elif option == "columns" and deadband.limits[name][0] is not None and kind not in _NUMBERS:
+                expected = f"expected `change` for a column that is no number; {name} is {column.type}"
+                yield Problem(place, name, expected)
+
+
+_NESTED = frozenset(("ARRAY", "MAP", "STRUCT", "VARIANT"))
+_FLOATS = frozenset(("FLOAT", "REAL", "DOUBLE"))
+_NUMBERS = _FLOATS | {
+    "TINYINT",
+    "BYTE",
+    "SMALLINT",
+    "SHORT",
+    "INT",
+    "INTEGER",
+    "BIGINT",
+    "LONG",
+    "DECIMAL",
+    "DEC",
+    "NUMERIC",
+}
 
 
 def _partition_problems(
@@ -455,6 +491,10 @@ def _named_by(step: Step) -> Iterator[Named]:
         yield from _listed(("input",), map(_whole, step.python.input or ()))
     elif step.dedupe is not None and step.dedupe.key != "id":
         yield ("key",), step.dedupe.key
+    elif step.deadband is not None:
+        yield ("time",), step.deadband.time
+        yield from _listed(("by",), step.deadband.by)
+        yield from ((("columns", name), name) for name in step.deadband.columns)
     elif step.window is not None:
         yield ("time",), step.window.time
         yield from _listed(("by",), step.window.by)

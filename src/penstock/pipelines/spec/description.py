@@ -19,7 +19,7 @@ from penstock.pipelines.spec.sources import (
     Source,
     StateStoreSource,
 )
-from penstock.pipelines.spec.steps import Enrich, Expectation, Join, Step, Window
+from penstock.pipelines.spec.steps import Deadband, Enrich, Expectation, Join, Step, Window
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
@@ -206,6 +206,8 @@ def _does(step: Step) -> str:
         if step.dedupe.on == "event":
             return f"by {step.dedupe.key}, with the time and watermark of the window"
         return f"by {step.dedupe.key}, copies that arrive within {step.dedupe.within}"
+    if step.deadband is not None:
+        return _deadband(step.deadband)
     if step.window is not None:
         return _window(step.window)
     if step.concat is not None:
@@ -240,6 +242,16 @@ def _lookup_method(enrich: Enrich) -> str:
     if enrich.match:
         return "by an index of the dataset in each worker, since one key has all objects and a row needs one"
     return "by key lookup: each worker reads the key once, since all rows have the same key"
+
+
+def _deadband(deadband: Deadband) -> str:
+    limits = [
+        f"another {column}" if most is None else f"{column} more than {deadband.columns[column]} away"
+        for column, (most, _) in deadband.limits.items()
+    ]
+    due = "" if deadband.max_interval is None else f", or {deadband.max_interval} after the last report"
+    kept = "all keys are kept" if deadband.expire is None else f"keys without a row for {deadband.expire} are forgotten"
+    return f"of each {', '.join(deadband.by)}: {' or '.join(limits)}{due}, by {deadband.time}; {kept}"
 
 
 def _window(window: Window) -> str:
@@ -289,10 +301,13 @@ def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
             "enrich": "invalid records",
             "window": "events that cannot be aggregated",
             "join": "rows without a valid time",
+            "deadband": "rows without a time",
         }
         found[what.get(step.kind, "records on which it fails")] = _fate(sink_plan, step.name, kept=kept)
     if step.dedupe is not None:
         found["copies"] = "counted as duplicates" if not sink_plan.windowed else "left out"
+    if step.deadband is not None:
+        found["rows that report no change"] = "counted as filtered"
     if step.window is not None:
         late = ", ".join(sink.name for sink in sink_plan.late_sinks)
         found["late records"] = f"counted as late, and sent to {late}" if late else "counted as late"

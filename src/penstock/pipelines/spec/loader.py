@@ -368,6 +368,8 @@ def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
             yield step, f"expected only {', '.join(_AFTER_WINDOWS)} steps after a window"
         if "join" in before and step.kind not in _AFTER_JOINS:
             yield step, f"expected only {', '.join(_AFTER_JOINS)} steps after a join"
+        if step.kind in ("window", "join", "dedupe") and "deadband" in before:
+            yield step, f"expected no {step.kind} after a deadband: write its rows to a topic, and read this one"
         if step.join is not None and "dedupe" in before:
             yield step, "expected no dedupe before it: remove duplicates behind it by key, or in the target"
         if step.parse is not None and before - {"concat"}:

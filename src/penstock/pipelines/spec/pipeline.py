@@ -162,14 +162,16 @@ class Pipeline(Part):
         return self
 
 
-MAKES_DEAD_LETTERS = frozenset({"parse", "explode", "enrich", "sql", "map", "python", "filter", "window", "join"})
+MAKES_DEAD_LETTERS = frozenset(
+    {"parse", "explode", "enrich", "sql", "map", "python", "filter", "window", "join", "deadband"}
+)
 
 
 def _makes_dead_letters(step: Step) -> bool:
     return step.kind in MAKES_DEAD_LETTERS or any(each.on_violation == "dead_letter" for each in step.expect or ())
 
 
-STATEFUL = frozenset({"dedupe", "window", "join"})
+STATEFUL = frozenset({"dedupe", "deadband", "window", "join"})
 """Kinds of steps that keep state."""
 _MAKES_ROWS = frozenset({"concat", "explode"})
 

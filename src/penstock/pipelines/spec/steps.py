@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
+from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from penstock.payloads.avro_schema import parse_avro_schema
 from penstock.payloads.protobuf_schema import ProtobufSchema
@@ -32,6 +34,7 @@ __all__ = [
     "SPARKPLUG_COLUMNS",
     "STEP_KINDS",
     "AsOf",
+    "Deadband",
     "Dedupe",
     "Enrich",
     "Expectation",
@@ -352,6 +355,74 @@ class Dedupe(Part):
         return self
 
 
+_PERCENT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?%")
+
+
+def _checked_limit(given: object) -> object:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if is_number and math.isfinite(given) and given >= 0:  # type: ignore[arg-type]  # a number
+        return float(given)  # type: ignore[arg-type]  # a number
+    if isinstance(given, str) and (given == "change" or _PERCENT.fullmatch(given)):
+        return given
+    raise ValueError("expected a number from 0, a percentage such as `1 %`, or `change`")
+
+
+DeadbandLimit = Annotated[
+    float | str,
+    BeforeValidator(_checked_limit),
+    Field(description="a number, a percentage such as `1 %`, or `change`"),
+]
+
+
+class Deadband(Part):
+    """Report only changes: leave out rows whose values differ little from what was last reported of their key.
+
+    A row is reported if it is the first of its key, if one of ``columns`` is further from its last reported value than
+    its limit, is null or NaN and was not, or the reverse, or if ``max_interval`` has passed. Other rows are counted as
+    filtered. A row without a time becomes a dead letter.
+    """
+
+    by: list[Column] = Field(min_length=1, description="columns of the key; null equals null")
+    time: Column = Field(description="column with the event time: rows of a batch are compared in its order")
+    columns: dict[Column, DeadbandLimit] = Field(
+        min_length=1,
+        description="columns to compare, and how far each may be from its last reported value: a number (`0.5`), a "
+        "share of the last reported value (`1 %`), or `change` for any other value",
+    )
+    max_interval: Duration | None = Field(
+        default=None,
+        description="a row this long after the last report of its key is reported in any case; default: no limit",
+    )
+    expire: Duration | None = Field(
+        default=None,
+        description="a key without a row for this time, by append times, is forgotten, and its next row reported; "
+        "default: all keys are kept",
+    )
+
+    @property
+    def limits(self) -> dict[str, tuple[Decimal | None, bool]]:
+        """Limit of each column, and whether it is a share of the last reported value; None for any change."""
+        found: dict[str, tuple[Decimal | None, bool]] = {}
+        for column, given in self.columns.items():
+            percent = _PERCENT.fullmatch(given) if isinstance(given, str) else None
+            if percent is not None:
+                found[column] = (Decimal(percent[1]) / 100, True)
+            else:
+                found[column] = (None if given == "change" else Decimal(str(given)), False)
+        return found
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Deadband:
+        for option, names in (("by", self.by), ("columns", list(self.columns))):
+            lower = [name.lower() for name in names]
+            if len(set(lower)) < len(lower):
+                raise ValueError(f"expected each column of {option} once")
+        both = {name.lower() for name in self.by} & {name.lower() for name in self.columns}
+        if both:
+            raise ValueError(f"expected no column of the key in columns, found {min(both)!r}: it never changes")
+        return self
+
+
 class Window(Part):
     """Aggregate events in windows of event time, per group.
 
@@ -626,13 +697,13 @@ class Expectation(Part):
 
 STEP_KINDS = (
     *("parse", "explode", "flatten", "sql", "map", "python", "filter", "expect"),
-    *("enrich", "dedupe", "window", "join", "concat"),
+    *("enrich", "dedupe", "deadband", "window", "join", "concat"),
 )
 
 
 class Step(Part):
     """One step: a name, its input, and exactly one of ``parse``, ``explode``, ``flatten``, ``sql``, ``map``,
-    ``python``, ``filter``, ``expect``, ``enrich``, ``dedupe``, ``window``, ``join`` and ``concat``.
+    ``python``, ``filter``, ``expect``, ``enrich``, ``dedupe``, ``deadband``, ``window``, ``join`` and ``concat``.
     """
 
     name: Name = Field(description="name of the step and of its stream")
@@ -651,6 +722,7 @@ class Step(Part):
     )
     enrich: Enrich | None = Field(default=None, description="look up a key of the state store")
     dedupe: Dedupe | None = Field(default=None, description="drop duplicates")
+    deadband: Deadband | None = Field(default=None, description="report only changes of values")
     window: Window | None = Field(default=None, description="aggregate in windows of event time")
     join: Join | None = Field(default=None, description="join with another stream in intervals of event time")
     concat: list[str] | None = Field(

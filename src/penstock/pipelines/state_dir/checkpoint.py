@@ -283,6 +283,7 @@ def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
         "window": _NOTHING if sink_plan.window is None else _window(sink_plan.window),
         "join": _NOTHING if sink_plan.join is None else _join(sink_plan.join),
         "join's columns": _join_columns(pipeline, sink_plan),
+        "deadband": _deadbands(sink_plan),
     }
 
 
@@ -342,6 +343,16 @@ def _join(join: Join) -> str:
     # Not its kind, nor its watermark: the rows in the state are the same.
     before, after = join.within.before or "0 seconds", join.within.after or "0 seconds"
     return f"on {', '.join(join.on)}, {join.right_time} from {before} before to {after} after {join.left_time}"
+
+
+def _deadbands(sink_plan: SinkPlan) -> str:
+    # Not the limits nor the intervals: the values in the state are the same.
+    found = [
+        f"{step.name} of {', '.join(step.deadband.columns)} at {step.deadband.time} by {', '.join(step.deadband.by)}"
+        for step in sink_plan.steps
+        if step.deadband is not None
+    ]
+    return "; ".join(found) or _NOTHING
 
 
 def _join_columns(pipeline: Pipeline, sink_plan: SinkPlan) -> str:

@@ -16,6 +16,7 @@ from penstock.pipelines.rows import data_columns, internal_columns
 from penstock.pipelines.spec.pipeline import PlanNode, SinkPlan
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.spec.values import sink_letter
+from penstock.pipelines.steps.deadbands import deadband_step
 from penstock.pipelines.steps.expectations import expect_step
 from penstock.pipelines.steps.expressions import analysis_text, filter_step, map_step, quoted, sql_step
 from penstock.pipelines.steps.joins import event_times, join_step
@@ -37,16 +38,18 @@ def build_stream(
     *,
     sink: str | None = None,
     births: Sequence[StoragePath] = (),
+    deadbands: StoragePath | None = None,
 ) -> DataFrame:
     """Build the stream ``reads`` from the sources with the steps ``nodes``.
 
     ``stream_of`` returns the rows of a source. ``sink`` is the sink of the query, whose redriven dead letters are not
-    duplicates. ``births``: directories of the births of Sparkplug that the sinks of the query have read.
+    duplicates. ``births``: directories of the births of Sparkplug that the sinks of the query have read. ``deadbands``:
+    directory of the state of deadband steps, without which it is empty.
 
     Raises:
         ConfigError: a step uses columns that do not exist, or SQL that Spark does not accept.
     """
-    return _StreamBuilder(stream_of, nodes, with_lookup, sink, births).stream(reads)
+    return _StreamBuilder(stream_of, nodes, with_lookup, sink, births, deadbands).stream(reads)
 
 
 class Branch(Protocol):
@@ -164,6 +167,7 @@ class _StreamBuilder:
         with_lookup: WithLookup,
         sink: str | None,
         births: Sequence[StoragePath],
+        deadbands: StoragePath | None = None,
     ) -> None:
         self._made: dict[str, DataFrame] = {}
         self._stream_of = stream_of
@@ -171,6 +175,7 @@ class _StreamBuilder:
         self._with_lookup = with_lookup
         self._sink = sink
         self._births = births
+        self._deadbands = deadbands
         self._window = next((node.step for node in nodes if node.step.window is not None), None)
         self._timed = any(node.step.dedupe is not None for node in nodes)
 
@@ -230,6 +235,8 @@ class _StreamBuilder:
             return enrich_step(rows, step.name, step.enrich, self._with_lookup)
         if step.dedupe is not None:
             return dedupe_step(rows, step.dedupe, self._window, self._after(step.name))
+        if step.deadband is not None:
+            return deadband_step(rows, step.name, step.deadband, self._after(step.name), self._deadbands)
         if step.window is not None:
             return window_step(rows, step.name, step.window, timed=self._timed)
         if step.join is not None:

@@ -1,0 +1,259 @@
+"""State of deadband steps: what was last reported of each key.
+
+<checkpoint>/deadbands/<step>/buckets.json              number of buckets, which must not change
+<checkpoint>/deadbands/<step>/<bucket>/<batch>.arrow    all keys of a bucket after a batch
+
+A task that computes a bucket in batch N reads the newest file before N, and creates the file of N before it returns
+rows. A file is created and never changed, and has the number of the file that it was computed from: a repeated,
+speculative or late attempt reads the same one, and returns the same rows. An attempt deletes files only before the one
+that it read. So the file that batch N needs exists until batch N+1 has finished with the bucket, which begins after N
+was committed; an attempt that no longer finds it is late, and fails instead of beginning with an empty state.
+
+A batch without rows of a bucket writes no file there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import StorageError
+from penstock.pipelines.state_dir.layout import create_bytes, create_json, listed, read_bytes, read_json
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Bucket", "Comparison", "LastReport", "Limit", "Reading", "deadband_directory", "stored_buckets"]
+
+_DIGITS = 20
+_FILE = re.compile(rf"(\d{{{_DIGITS}}})\.arrow")
+_METADATA = b"penstock"
+_NONE = -1
+"""Number of the file that the first file of a bucket was computed from."""
+_TIMES = ("reported_us", "used_us")
+
+
+def deadband_directory(checkpoint: StoragePath) -> StoragePath:
+    """Return the directory with the state of the deadband steps of the sink with ``checkpoint``.
+
+    It is absolute, because workers may have another working directory.
+    """
+    found = checkpoint / "deadbands"
+    return found if isinstance(found, ObjectPath) else found.absolute()
+
+
+def stored_buckets(directory: StoragePath, wanted: int) -> int:
+    """Return the number of buckets of the step with ``directory``: ``wanted`` if it has no state yet."""
+    path = directory / "buckets.json"
+    create_json(path, {"buckets": wanted})
+    return int(read_json(path)["buckets"])
+
+
+class Limit(NamedTuple):
+    """How far a number may be from the one that was last reported; ``relative``: as a share of it."""
+
+    most: float | Decimal
+    relative: bool
+
+
+class Reading(NamedTuple):
+    """A row: its key, its times in µs since 1970, and the values that are compared."""
+
+    key: tuple[object, ...]
+    time_us: int
+    arrived_us: int
+    values: tuple[Any, ...]
+
+
+class LastReport(NamedTuple):
+    """What was last reported of a key: the values, the newest time of a report, and when the last row arrived."""
+
+    values: tuple[Any, ...]
+    reported_us: int
+    used_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """When a row is reported. ``limits`` has one for each value; None: any other value is a change."""
+
+    limits: tuple[Limit | None, ...]
+    max_interval_us: int | None = None
+    expire_us: int | None = None
+
+    def reported(self, state: dict[tuple[object, ...], LastReport], rows: Iterable[Reading]) -> list[bool]:
+        """Return for each of ``rows`` in their order if it is reported, and change ``state``.
+
+        Keys that have expired are removed.
+        """
+        found: list[bool] = []
+        newest_us: int | None = None
+        for key, time_us, arrived_us, values in rows:
+            last = state.get(key)
+            if last is None or self._is_expired(last, arrived_us):
+                state[key] = LastReport(values, time_us, arrived_us)
+                is_reported = True
+            else:
+                is_reported = self._is_due(last, time_us) or self._has_changed(values, last.values)
+                # The time of an older row does not set the interval back.
+                reported_us = max(last.reported_us, time_us) if is_reported else last.reported_us
+                kept = values if is_reported else last.values
+                state[key] = LastReport(kept, reported_us, max(last.used_us, arrived_us))
+            found.append(is_reported)
+            newest_us = arrived_us if newest_us is None else max(newest_us, arrived_us)
+        if newest_us is not None and self.expire_us is not None:
+            for key in [key for key, last in state.items() if self._is_expired(last, newest_us)]:
+                del state[key]
+        return found
+
+    def _is_expired(self, last: LastReport, now_us: int) -> bool:
+        return self.expire_us is not None and now_us - last.used_us > self.expire_us
+
+    def _is_due(self, last: LastReport, time_us: int) -> bool:
+        return self.max_interval_us is not None and time_us - last.reported_us >= self.max_interval_us
+
+    def _has_changed(self, values: Sequence[Any], before: Sequence[Any]) -> bool:
+        return any(map(_differs, values, before, self.limits))
+
+
+def _differs(value: Any, before: Any, limit: Limit | None) -> bool:  # noqa: ANN401 - of any column
+    if value is None or before is None:
+        return value is not before
+    if value == before:
+        return False
+    if limit is None or value != value or before != before:  # noqa: PLR0124 - NaN
+        # NaN equals NaN only.
+        return not (value != value and before != before)  # noqa: PLR0124 - NaN
+    if math.isinf(value) or math.isinf(before):
+        return True
+    most = limit.most * abs(before) if limit.relative else limit.most
+    return bool(abs(value - before) > most)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """The state of one bucket in batch ``batch``; ``kinds``: types of the keys and of the values.
+
+    Use: :meth:`read`, change ``state``, :meth:`write`.
+    """
+
+    directory: StoragePath
+    batch: int
+    keys: Sequence[pa.DataType]
+    values: Sequence[pa.DataType]
+    state: dict[tuple[object, ...], LastReport] = field(default_factory=dict)
+    _base: int = _NONE
+
+    def read(self) -> None:
+        """Read the state before the batch.
+
+        Raises:
+            StorageError: it is not readable, or no longer exists because a later batch has replaced it.
+        """
+        numbers = [int(match[1]) for match in listed(self.directory, _FILE)]
+        if self.batch in numbers:
+            # The batch is repeated: from the same state, also if that was an empty one.
+            _, self._base = self._file(self.batch)
+        else:
+            if any(number > self.batch for number in numbers):
+                raise self._late()
+            self._base = max(numbers, default=_NONE)
+        if self._base == _NONE:
+            self.state = {}
+            return
+        table, _ = self._file(self._base)
+        split = len(self.keys)
+        columns = [column.to_pylist() for column in table.columns]
+        keys, values = columns[:split], columns[split:-2]
+        self.state = {
+            key: LastReport(kept, reported_us, used_us)
+            for key, kept, reported_us, used_us in zip(
+                zip(*keys, strict=True), zip(*values, strict=True), *columns[-2:], strict=True
+            )
+        }
+
+    def write(self) -> None:
+        """Create the file of the batch, synced, and delete those before the one that was read.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        create_bytes(self.directory / self._name(self.batch), self._encoded())
+        for match in listed(self.directory, _FILE):
+            if int(match[1]) < self._base:
+                (self.directory / match[0]).unlink(missing_ok=True)
+
+    @staticmethod
+    def _name(batch: int) -> str:
+        return f"{batch:0{_DIGITS}d}.arrow"
+
+    def _schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        fields = [(f"key{n}", kind) for n, kind in enumerate(self.keys)]
+        fields += [(f"value{n}", kind) for n, kind in enumerate(self.values)]
+        return pa.schema([*fields, *((name, pa.int64()) for name in _TIMES)])
+
+    def _encoded(self) -> bytes:
+        import pyarrow as pa
+
+        schema = self._schema()
+        reports = self.state.values()
+        columns: list[Sequence[Any]] = [
+            *(list(zip(*self.state, strict=True)) or [()] * len(self.keys)),
+            *(list(zip(*(each.values for each in reports), strict=True)) or [()] * len(self.values)),
+            [each.reported_us for each in reports],
+            [each.used_us for each in reports],
+        ]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+        about = {_METADATA: json.dumps({"base": self._base}).encode()}
+        table = pa.table(arrays, schema=schema.with_metadata(about))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    def _file(self, number: int) -> tuple[pa.Table, int]:
+        """Return the table of the file of a batch, and the number of the file from which it was computed."""
+        import pyarrow as pa
+
+        path = self.directory / self._name(number)
+        try:
+            data = read_bytes(path)
+        except FileNotFoundError:
+            raise self._late() from None
+        try:
+            table = pa.ipc.open_file(data).read_all()
+            base = int(json.loads((table.schema.metadata or {})[_METADATA])["base"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"the state of a deadband is not readable: {error}",
+                path=str(path),
+                do="restore the file; or run again with a new state directory and new tables",
+            ) from error
+        if not table.schema.equals(self._schema(), check_metadata=False):
+            raise StorageError(
+                "the state of a deadband has columns of other types",
+                path=str(path),
+                why=f"it has {_kinds(table.schema)}, and the step compares {_kinds(self._schema())}",
+                do="cast the columns to the types that they had; or give the sink a new name and a new table",
+            )
+        return table, base
+
+    def _late(self) -> StorageError:
+        return StorageError(
+            f"the state of a deadband before batch {self.batch} no longer exists",
+            path=str(self.directory),
+            why="a later batch has replaced it: this attempt is late, or this run has lost its lease",
+            do="check which run holds the lease (penstock pipeline status)",
+        )
+
+
+def _kinds(schema: pa.Schema) -> str:
+    return ", ".join(str(kind) for kind in schema.types[:-2])

@@ -1,0 +1,234 @@
+"""The deadband step: rows whose values differ little from what was last reported of their key are filtered.
+
+Rows are distributed by their key to a fixed number of buckets, each with a state of its own in the checkpoint of the
+sink (``state_dir.deadbands``). A task has all rows of its buckets in a batch, and compares them in the order of their
+times and coordinates, so that the result does not depend on the order in which Spark reads them. Without a checkpoint,
+as in test cases, the state is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    MapType,
+    NumericType,
+    StructType,
+    TimestampType,
+    VariantType,
+)
+
+from penstock.errors import ConfigError
+from penstock.pipelines.rows import alive, mark_dead, record_identity
+from penstock.pipelines.spec.steps import Deadband
+from penstock.pipelines.spec.values import duration_ms
+from penstock.pipelines.state_dir.deadbands import Bucket, Comparison, Limit, Reading, stored_buckets
+from penstock.pipelines.steps.expressions import quoted_column
+from penstock.pipelines.steps.windows import NO_TIME
+from penstock.spark.files.object_storage import StoragePath
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+__all__ = ["CompareRows", "deadband_step"]
+
+_MARKS = "_deadband"
+"""Column with what the comparison needs of a row."""
+_BATCH = "streaming.sql.batchId"
+"""Property of a Spark job: number of the batch."""
+_COORDINATES = ("source", "topic", "broker", "partition", "offset")
+_NESTED = (ArrayType, MapType, StructType, VariantType)
+
+
+def deadband_step(
+    rows: DataFrame, name: str, deadband: Deadband, after: Sequence[str], directory: StoragePath | None
+) -> DataFrame:
+    """Mark rows as filtered that report no change.
+
+    ``after``: later steps, whose redriven dead letters were reported before and pass. ``directory``: that of the state
+    of all deadbands of the sink; None for an empty state.
+
+    Raises:
+        ConfigError: a column has a type that cannot be compared.
+    """
+    keys = [_key(rows, name, column) for column in deadband.by]
+    values = [_value(rows, name, column, limit) for column, limit in deadband.columns.items()]
+    time = quoted_column(deadband.time)
+    if not isinstance(kind := rows.select(time).schema[0].dataType, TimestampType):
+        raise _wrong_type(name, "time", deadband.time, kind, "cast it to TIMESTAMP in a map or sql step")
+    state = None if directory is None or not rows.isStreaming else directory / name
+    buckets = int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    if state is not None:
+        buckets = stored_buckets(state, buckets)
+    without = sf.lit(f"column {deadband.time!r} is null, so it has no place in the order of rows")
+    rows = mark_dead(rows, name, [(NO_TIME, sf.when(time.isNull(), without))])
+    rejected_by = sf.split("_redrive.step", ",")
+    again = sf.coalesce(sf.exists(rejected_by, lambda each: each.isin(*after)), sf.lit(False))
+    # Apache's brokers do not return the append time of a record; in a stream the current time is that of the batch.
+    arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
+    marks = sf.struct(
+        sf.pmod(sf.xxhash64(*keys), sf.lit(buckets)).cast("int").alias("bucket"),
+        (alive() & ~again).alias("compared"),
+        sf.unix_micros(time).alias("time_us"),
+        sf.unix_micros(arrived).alias("arrived_us"),
+        sf.struct(
+            *(sf.col(f"_source.{field}").alias(f"at{n}") for n, field in enumerate(_COORDINATES)),
+            *(sf.col(each).alias(f"id{n}") for n, each in enumerate(record_identity(rows))),
+        ).alias("order"),
+        sf.struct(*(each.alias(f"key{n}") for n, each in enumerate(keys))).alias("key"),
+        sf.struct(*(each.alias(f"value{n}") for n, each in enumerate(values))).alias("value"),
+    )
+    schema = rows.schema
+    marked = rows.withColumn(_MARKS, marks).repartitionById(buckets, sf.col(f"{_MARKS}.bucket"))
+    compare = CompareRows(name, _comparison(rows, deadband), state)
+    return marked.mapInArrow(compare, schema)
+
+
+def _comparison(rows: DataFrame, deadband: Deadband) -> Comparison:
+    limits: list[Limit | None] = []
+    for column, (most, relative) in deadband.limits.items():
+        if most is None:
+            limits.append(None)
+            continue
+        is_decimal = isinstance(rows.select(quoted_column(column)).schema[0].dataType, DecimalType)
+        limits.append(Limit(most if is_decimal else float(most), relative))
+    return Comparison(tuple(limits), _micros(deadband.max_interval), _micros(deadband.expire))
+
+
+def _micros(duration: str | None) -> int | None:
+    return None if duration is None else duration_ms(duration) * 1000
+
+
+def _key(rows: DataFrame, step: str, column: str) -> Column:
+    kind = rows.select(quoted_column(column)).schema[0].dataType
+    if isinstance(kind, (*_NESTED, FloatType, DoubleType)):
+        raise _wrong_type(step, "by", column, kind, "use columns of text, integers, dates or times as the key")
+    return _comparable(column, kind)
+
+
+def _value(rows: DataFrame, step: str, column: str, limit: float | str) -> Column:
+    kind = rows.select(quoted_column(column)).schema[0].dataType
+    if isinstance(kind, _NESTED):
+        raise _wrong_type(step, "columns", column, kind, "compare its fields, after a flatten or map step")
+    if limit != "change" and not isinstance(kind, NumericType):
+        raise _wrong_type(step, "columns", column, kind, f"write `{column}: change`, or cast it to a number")
+    return _comparable(column, kind)
+
+
+def _comparable(column: str, kind: DataType) -> Column:
+    # Arrow's type of a TIMESTAMP has the time zone of the session.
+    found = quoted_column(column)
+    return sf.unix_micros(found) if isinstance(kind, TimestampType) else found
+
+
+def _wrong_type(step: str, option: str, column: str, kind: DataType, do: str) -> ConfigError:
+    return ConfigError(
+        f"step {step!r}: column {column!r} is {kind.simpleString()}, which a deadband cannot compare",
+        option=option,
+        do=do,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRows:
+    """Marks the rows of whole buckets as filtered by ``step`` that report no change.
+
+    ``directory``: that of the state; None for an empty state that is not stored.
+    """
+
+    step: str
+    comparison: Comparison
+    directory: StoragePath | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return ``batches`` without the column of marks, after the state of their buckets is stored."""
+        import numpy as np
+        import pyarrow as pa
+
+        # All of them: the rows of a bucket are compared in order. Only the marks are copied and sorted.
+        given = [batch for batch in batches if batch.num_rows]
+        if not given:
+            return
+        marks = pa.Table.from_struct_array(pa.chunked_array([batch.column(_MARKS) for batch in given]))
+        is_filtered = self._filtered(marks.combine_chunks(), np.zeros(len(marks), dtype=bool))
+        start = 0
+        for batch in given:
+            own = is_filtered[start : start + batch.num_rows]
+            start += batch.num_rows
+            yield _with_filtered(batch, own, self.step)
+
+    def _filtered(self, marks: pa.Table, found: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        order = marks["order"].combine_chunks().flatten()
+        keyed = pa.table(
+            {
+                "bucket": marks["bucket"],
+                "time_us": marks["time_us"],
+                **{f"order{n}": column for n, column in enumerate(order)},
+                "place": np.arange(len(marks)),
+            }
+        ).filter(marks["compared"])
+        if not keyed.num_rows:
+            return found
+        names = [name for name in keyed.column_names if name != "place"]
+        places = keyed.sort_by([(name, "ascending") for name in names])["place"]
+        ordered = marks.take(places)
+        buckets = np.asarray(ordered["bucket"])
+        edges = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
+        at = np.asarray(places)
+        for first, last in zip(edges, edges[1:], strict=False):
+            reported = self._reported(int(buckets[first]), ordered.slice(first, last - first))
+            found[at[first:last]] = ~np.asarray(reported, dtype=bool)
+        return found
+
+    def _reported(self, bucket: int, rows: pa.Table) -> list[bool]:
+        keys, values = (rows[name].combine_chunks().flatten() for name in ("key", "value"))
+        readings = map(
+            Reading,
+            zip(*(column.to_pylist() for column in keys), strict=True),
+            rows["time_us"].to_pylist(),
+            rows["arrived_us"].to_pylist(),
+            zip(*(column.to_pylist() for column in values), strict=True),
+        )
+        if self.directory is None:
+            return self.comparison.reported({}, readings)
+        kinds = ([column.type for column in columns] for columns in (keys, values))
+        state = Bucket(self.directory / str(bucket), _batch_number(), *kinds)
+        state.read()
+        reported = self.comparison.reported(state.state, readings)
+        state.write()
+        return reported
+
+
+def _batch_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    text = None if context is None else context.getLocalProperty(_BATCH)
+    assert text is not None, "Spark sets it before it starts the jobs of a batch"
+    return int(text)
+
+
+def _with_filtered(batch: pa.RecordBatch, is_filtered: np.ndarray[Any, Any], step: str) -> pa.RecordBatch:
+    """Return ``batch`` with the name of the ``step`` in ``_filtered`` where ``is_filtered``, without marks."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kept = batch.drop_columns([_MARKS])
+    place = kept.schema.get_field_index("_filtered")
+    before = kept.column(place)
+    made = pc.if_else(pa.array(is_filtered), pa.scalar(step, before.type), before)
+    return kept.set_column(place, kept.schema.field(place), made)
