@@ -46,8 +46,8 @@ from penstock.pipelines.spec.pipeline import SinkPlan
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import JOIN_COUNTS, JOIN_OUTCOMES, JOIN_SIDES
 from penstock.pipelines.state_dir.births import birth_directory
-from penstock.pipelines.state_dir.deadbands import deadband_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
+from penstock.pipelines.state_dir.deadbands import deadband_directory
 from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
 from penstock.pipelines.steps.joins import join_counts, late_counts, mark_late, with_values

@@ -122,7 +122,7 @@ class Comparison:
         return any(map(_differs, values, before, self.limits))
 
 
-def _differs(value: Any, before: Any, limit: Limit | None) -> bool:  # noqa: ANN401 - of any column
+def _differs(value: Any, before: Any, limit: Limit | None) -> bool:
     if value is None or before is None:
         return value is not before
     if value == before:

@@ -8,9 +8,9 @@ as in test cases, the state is empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -140,16 +140,27 @@ def _wrong_type(step: str, option: str, column: str, kind: DataType, do: str) ->
     )
 
 
+def _batch_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    text = None if context is None else context.getLocalProperty(_BATCH)
+    assert text is not None, "Spark sets it before it starts the jobs of a batch"
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class CompareRows:
     """Marks the rows of whole buckets as filtered by ``step`` that report no change.
 
-    ``directory``: that of the state; None for an empty state that is not stored.
+    ``directory``: that of the state; None for an empty state that is not stored. ``batch`` returns the number of the
+    batch of a task.
     """
 
     step: str
     comparison: Comparison
     directory: StoragePath | None
+    batch: Callable[[], int] = _batch_number
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return ``batches`` without the column of marks, after the state of their buckets is stored."""
@@ -189,7 +200,7 @@ class CompareRows:
         buckets = np.asarray(ordered["bucket"])
         edges = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
         at = np.asarray(places)
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in pairwise(edges):
             reported = self._reported(int(buckets[first]), ordered.slice(first, last - first))
             found[at[first:last]] = ~np.asarray(reported, dtype=bool)
         return found
@@ -206,20 +217,11 @@ class CompareRows:
         if self.directory is None:
             return self.comparison.reported({}, readings)
         kinds = ([column.type for column in columns] for columns in (keys, values))
-        state = Bucket(self.directory / str(bucket), _batch_number(), *kinds)
+        state = Bucket(self.directory / str(bucket), self.batch(), *kinds)
         state.read()
         reported = self.comparison.reported(state.state, readings)
         state.write()
         return reported
-
-
-def _batch_number() -> int:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    text = None if context is None else context.getLocalProperty(_BATCH)
-    assert text is not None, "Spark sets it before it starts the jobs of a batch"
-    return int(text)
 
 
 def _with_filtered(batch: pa.RecordBatch, is_filtered: np.ndarray[Any, Any], step: str) -> pa.RecordBatch:

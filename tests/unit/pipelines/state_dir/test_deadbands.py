@@ -1,0 +1,159 @@
+"""Deadbands: which rows report a change, and the files of their state under repeats and late attempts."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import StorageError
+from penstock.pipelines.state_dir.deadbands import Bucket, Comparison, LastReport, Limit, Reading, stored_buckets
+
+NAN = math.nan
+HALF = Limit(0.5, relative=False)
+SHARE = Limit(0.01, relative=True)
+
+
+def reported(comparison: Comparison, *values: object, step_us: int = 10) -> list[bool]:
+    """Return which of ``values`` of one key are reported, one each ``step_us``."""
+    rows = [Reading(("a",), n * step_us, n * step_us, (value,)) for n, value in enumerate(values)]
+    return comparison.reported({}, rows)
+
+
+@pytest.mark.parametrize(
+    ("limit", "values", "expected"),
+    [
+        (HALF, (1.0, 1.5, 1.6, 1.2, 1.0), "10101"),
+        # Compared with the last report, not with the row before: a slow drift is reported.
+        (HALF, (0.0, 0.4, 0.8, 1.2), "1010"),
+        (HALF, (1, 1, 2, None, None, 2), "101101"),
+        (HALF, (NAN, NAN, 1.0, NAN), "1011"),
+        (HALF, (math.inf, math.inf, -math.inf, 5.0), "1011"),
+        (SHARE, (100.0, 101.0, 101.1, math.inf, 5.0, 5.0), "101110"),
+        (SHARE, (-100.0, -101.0, -101.1, 0.0, 0.0, 0.0001), "101101"),
+        (Limit(Decimal("0.1"), relative=False), (Decimal("0.3"), Decimal("0.2"), Decimal("0.1")), "101"),
+        (Limit(Decimal("0.1"), relative=True), (Decimal(10), Decimal(9), Decimal("8.9")), "101"),
+        (HALF, (2**63 - 1, 2**63 - 1, 2**63 - 2), "101"),
+        (None, ("on", "on", "off", None, None, "off"), "101101"),
+        (None, (NAN, NAN, 0.0, -0.0), "1010"),
+    ],
+)
+def test_a_value_beyond_its_limit_is_reported(limit: Limit | None, values: tuple[object, ...], expected: str) -> None:
+    assert reported(Comparison((limit,)), *values) == [digit == "1" for digit in expected]
+
+
+def test_one_of_several_columns_and_other_keys_suffice() -> None:
+    rows = [
+        Reading(("a", 1), 0, 0, (1.0, "x")),
+        Reading(("a", 2), 0, 0, (1.0, "x")),
+        Reading(("a", None), 0, 0, (1.0, "x")),
+        Reading(("a", 1), 1, 1, (1.1, "y")),
+        # Both were reported with the row before.
+        Reading(("a", 1), 2, 2, (1.6, "y")),
+        Reading(("a", None), 2, 2, (1.4, "x")),
+    ]
+    assert Comparison((HALF, None)).reported({}, rows) == [True, True, True, True, False, False]
+
+
+def test_a_row_is_reported_after_the_longest_interval() -> None:
+    assert reported(Comparison((HALF,), max_interval_us=20), 1, 1, 1, 1, 1) == [True, False, True, False, True]
+    # An older row that reports a change does not set the interval back.
+    state = {("a",): LastReport((1.0,), 100, 100)}
+    older, same, due = (Reading(("a",), time, 101, (value,)) for time, value in ((50, 9.0), (119, 9.0), (120, 9.0)))
+    assert Comparison((HALF,), max_interval_us=20).reported(state, [older, same, due]) == [True, False, True]
+    assert state == {("a",): LastReport((9.0,), 120, 101)}
+
+
+def test_keys_without_rows_expire() -> None:
+    state = {("idle",): LastReport((1.0,), 0, 0), ("used",): LastReport((1.0,), 0, 50)}
+    comparison = Comparison((HALF,), expire_us=50)
+    assert comparison.reported(state, [Reading(("used",), 60, 60, (1.0,))]) == [False]
+    assert list(state) == [("used",)]
+    assert comparison.reported(state, [Reading(("used",), 61, 111, (1.0,))]) == [True]
+
+
+def bucket(directory: Path, batch: int) -> Bucket:
+    made = Bucket(directory, batch, [pa.string()], [pa.float64()])
+    made.read()
+    return made
+
+
+def run(directory: Path, batch: int, value: float) -> bool:
+    """Process one row as an attempt of ``batch``."""
+    found = bucket(directory, batch)
+    made = Comparison((HALF,)).reported(found.state, [Reading(("a",), batch, batch, (value,))])
+    found.write()
+    return made[0]
+
+
+def names(directory: Path) -> list[int]:
+    return sorted(int(path.stem) for path in directory.iterdir())
+
+
+def test_a_repeated_batch_begins_with_the_same_state(tmp_path: Path) -> None:
+    assert [run(tmp_path, 0, 1.0), run(tmp_path, 0, 1.0)] == [True, True]
+    assert [run(tmp_path, 3, 2.0), run(tmp_path, 3, 2.0)] == [True, True]
+    # Two files are enough: the last one, and the one that it was computed from.
+    assert run(tmp_path, 4, 2.0) is False
+    assert names(tmp_path) == [3, 4]
+    assert run(tmp_path, 4, 2.0) is False
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_attempts_at_the_same_time_have_the_same_result(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1.0)
+    attempts = [bucket(tmp_path, 1), bucket(tmp_path, 1)]
+    for each in attempts:
+        assert Comparison((HALF,)).reported(each.state, [Reading(("a",), 1, 1, (2.0,))]) == [True]
+        each.write()
+    assert bucket(tmp_path, 2).state == {("a",): LastReport((2.0,), 1, 1)}
+
+
+def test_an_attempt_that_ends_late_changes_nothing(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1.0)
+    late = bucket(tmp_path, 1)
+    late.state[("a",)] = LastReport((99.0,), 9, 9)
+    for batch in (1, 2, 3):
+        run(tmp_path, batch, float(batch * 10))
+    before = bucket(tmp_path, 4).state
+    # The file of batch 1 was deleted and comes back; no later batch reads it, and the next one deletes it.
+    late.write()
+    assert bucket(tmp_path, 4).state == before
+    run(tmp_path, 4, 40.0)
+    assert names(tmp_path) == [3, 4]
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_an_attempt_that_begins_late_fails_instead_of_beginning_empty(tmp_path: Path, batch: int) -> None:
+    for each in (0, 1, 2, 3):
+        run(tmp_path, each, each)
+    with pytest.raises(StorageError, match=f"before batch {batch} no longer exists") as failed:
+        bucket(tmp_path, batch)
+    assert failed.value.why == "a later batch has replaced it: this attempt is late, or this run has lost its lease"
+
+
+def test_an_unreadable_state_and_other_types_are_refused(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1.0)
+    with pytest.raises(StorageError, match="columns of other types") as failed:
+        Bucket(tmp_path, 1, [pa.string()], [pa.int64()]).read()
+    assert failed.value.why == "it has string, double, and the step compares string, int64"
+    for data in (b"", b"ARROW1", b"{}"):
+        next(tmp_path.iterdir()).write_bytes(data)
+        with pytest.raises(StorageError, match="not readable"):
+            bucket(tmp_path, 1)
+
+
+def test_an_empty_state_is_stored_too(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1.0)
+    found = bucket(tmp_path, 1)
+    found.state.clear()
+    found.write()
+    assert bucket(tmp_path, 2).state == {}
+
+
+def test_the_number_of_buckets_stays(tmp_path: Path) -> None:
+    assert stored_buckets(tmp_path / "step", 4) == 4
+    assert stored_buckets(tmp_path / "step", 8) == 4
