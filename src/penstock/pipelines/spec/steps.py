@@ -359,9 +359,8 @@ _PERCENT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?%")
 
 
 def _checked_limit(given: object) -> object:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if is_number and math.isfinite(given) and given >= 0:  # type: ignore[arg-type]  # a number
-        return float(given)  # type: ignore[arg-type]  # a number
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf:
+        return float(given)
     if isinstance(given, str) and (given == "change" or _PERCENT.fullmatch(given)):
         return given
     raise ValueError("expected a number from 0, a percentage such as `1 %`, or `change`")

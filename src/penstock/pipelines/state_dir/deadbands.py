@@ -56,7 +56,7 @@ def stored_buckets(directory: StoragePath, wanted: int) -> int:
 
 
 class Limit(NamedTuple):
-    """How far a number may be from the one that was last reported; ``relative``: as a share of it."""
+    """Distance that a number may have from the one that was last reported; ``relative``: a share of it."""
 
     most: float | Decimal
     relative: bool
@@ -72,7 +72,7 @@ class Reading(NamedTuple):
 
 
 class LastReport(NamedTuple):
-    """What was last reported of a key: the values, the newest time of a report, and when the last row arrived."""
+    """The last report of a key: the values, the newest time of a report, and when the last row arrived."""
 
     values: tuple[Any, ...]
     reported_us: int

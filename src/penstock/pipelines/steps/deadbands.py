@@ -183,7 +183,7 @@ class CompareRows:
         import numpy as np
         import pyarrow as pa
 
-        order = marks["order"].combine_chunks().flatten()
+        order = _fields(marks["order"])
         keyed = pa.table(
             {
                 "bucket": marks["bucket"],
@@ -206,22 +206,31 @@ class CompareRows:
         return found
 
     def _reported(self, bucket: int, rows: pa.Table) -> list[bool]:
-        keys, values = (rows[name].combine_chunks().flatten() for name in ("key", "value"))
-        readings = map(
-            Reading,
+        keys, values = (_fields(rows[name]) for name in ("key", "value"))
+        columns: list[Any] = [
             zip(*(column.to_pylist() for column in keys), strict=True),
             rows["time_us"].to_pylist(),
             rows["arrived_us"].to_pylist(),
             zip(*(column.to_pylist() for column in values), strict=True),
-        )
+        ]
+        readings = map(Reading._make, zip(*columns, strict=True))
         if self.directory is None:
             return self.comparison.reported({}, readings)
-        kinds = ([column.type for column in columns] for columns in (keys, values))
-        state = Bucket(self.directory / str(bucket), self.batch(), *kinds)
+        key_kinds, kinds = ([column.type for column in found] for found in (keys, values))
+        state = Bucket(self.directory / str(bucket), self.batch(), key_kinds, kinds)
         state.read()
         reported = self.comparison.reported(state.state, readings)
         state.write()
         return reported
+
+
+def _fields(column: pa.ChunkedArray[Any]) -> list[pa.Array[Any]]:
+    """Return the fields of a column of structs."""
+    import pyarrow as pa
+
+    made = column.combine_chunks()
+    assert isinstance(made, pa.StructArray)
+    return list(made.flatten())
 
 
 def _with_filtered(batch: pa.RecordBatch, is_filtered: np.ndarray[Any, Any], step: str) -> pa.RecordBatch:

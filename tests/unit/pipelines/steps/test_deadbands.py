@@ -95,8 +95,10 @@ def model(batches: Sequence[Sequence[Row]]) -> dict[str, str | None]:
                 and row.state == history[-1].state
                 and (
                     row.number is history[-1].number is None
-                    or None not in (row.number, history[-1].number)
-                    and abs((row.number or 0) - (history[-1].number or 0)) <= 1
+                    or (
+                        None not in (row.number, history[-1].number)
+                        and abs((row.number or 0) - (history[-1].number or 0)) <= 1
+                    )
                 )
             )
             found[row.id] = "changes" if is_same else None
