@@ -13,6 +13,7 @@ from penstock.errors import StorageError
 from penstock.pipelines.state_dir.deadbands import Bucket, Comparison, LastReport, Limit, Reading, stored_buckets
 
 NAN = math.nan
+State = dict[tuple[object, ...], LastReport]
 HALF = Limit(0.5, relative=False)
 SHARE = Limit(0.01, relative=True)
 
@@ -61,14 +62,14 @@ def test_one_of_several_columns_and_other_keys_suffice() -> None:
 def test_a_row_is_reported_after_the_longest_interval() -> None:
     assert reported(Comparison((HALF,), max_interval_us=20), 1, 1, 1, 1, 1) == [True, False, True, False, True]
     # An older row that reports a change does not set the interval back.
-    state = {("a",): LastReport((1.0,), 100, 100)}
+    state: State = {("a",): LastReport((1.0,), 100, 100)}
     older, same, due = (Reading(("a",), time, 101, (value,)) for time, value in ((50, 9.0), (119, 9.0), (120, 9.0)))
     assert Comparison((HALF,), max_interval_us=20).reported(state, [older, same, due]) == [True, False, True]
     assert state == {("a",): LastReport((9.0,), 120, 101)}
 
 
 def test_keys_without_rows_expire() -> None:
-    state = {("idle",): LastReport((1.0,), 0, 0), ("used",): LastReport((1.0,), 0, 50)}
+    state: State = {("idle",): LastReport((1.0,), 0, 0), ("used",): LastReport((1.0,), 0, 50)}
     comparison = Comparison((HALF,), expire_us=50)
     assert comparison.reported(state, [Reading(("used",), 60, 60, (1.0,))]) == [False]
     assert list(state) == [("used",)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,18 +19,22 @@ from penstock.pipelines.state_dir.deadbands import Comparison, Limit
 from penstock.pipelines.steps.deadbands import CompareRows
 
 COMPARISON = Comparison((Limit(1.0, relative=False), None), max_interval_us=8, expire_us=12)
-MARKS = pa.struct(
-    {
-        "bucket": pa.int32(),
-        "compared": pa.bool_(),
-        "time_us": pa.int64(),
-        "arrived_us": pa.int64(),
-        "order": pa.struct({"at0": pa.string(), "at1": pa.int64(), "id0": pa.string()}),
-        "key": pa.struct({"key0": pa.string()}),
-        "value": pa.struct({"value0": pa.float64(), "value1": pa.string()}),
-    }
-)
-SCHEMA = pa.schema({"_id": pa.string(), "_filtered": pa.string(), "payload": pa.binary(), "_deadband": MARKS})
+MARKS: list[tuple[str, pa.DataType]] = [
+    ("bucket", pa.int32()),
+    ("compared", pa.bool_()),
+    ("time_us", pa.int64()),
+    ("arrived_us", pa.int64()),
+    ("order", pa.struct([("at0", pa.string()), ("at1", pa.int64()), ("id0", pa.string())])),
+    ("key", pa.struct([("key0", pa.string())])),
+    ("value", pa.struct([("value0", pa.float64()), ("value1", pa.string())])),
+]
+COLUMNS: list[tuple[str, pa.DataType]] = [
+    ("_id", pa.string()),
+    ("_filtered", pa.string()),
+    ("payload", pa.binary()),
+    ("_deadband", pa.struct(MARKS)),
+]
+SCHEMA = pa.schema(COLUMNS)
 
 
 class Row(NamedTuple):
@@ -132,7 +137,7 @@ def test_repeated_batches_in_any_order_have_the_rows_of_the_model(
     with tempfile.TemporaryDirectory() as directory:
         found: dict[str, str | None] = {}
         for n, rows in enumerate(batches):
-            function = CompareRows("changes", COMPARISON, Path(directory), lambda n=n: n)
+            function = CompareRows("changes", COMPARISON, Path(directory), partial(int, n))
             for _ in range(random.randint(1, 2)):
                 random.shuffle(rows)
                 found |= filtered_by(function, rows, size)
