@@ -200,6 +200,11 @@ RULES = [
         ("pipelines.spec", "pipelines.state_dir", "spark.files.object_storage"),
         IO | {"pyspark", "pandas"},
     ),
+    Rule(
+        "penstock.pipelines.state_dir.deadbands",
+        ("pipelines.spec", "pipelines.state_dir", "spark.files.object_storage"),
+        IO | {"pyspark", "pandas"},
+    ),
     # Lease and write-back are clients of the state store in an event loop of their own; nothing else of a run is.
     *(
         Rule(
