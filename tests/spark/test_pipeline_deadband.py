@@ -50,7 +50,7 @@ def send(setup: Setup, n: int, machine: str | None, minute: int | None, celsius:
 def reported(setup: Setup) -> dict[int, int]:
     """Return how often each row is in the table."""
     found = (pq.ParquetFile(file).read(["n"])["n"].to_pylist() for file in files(setup.lake / "rows"))
-    return Counter(n for numbers in found for n in numbers)
+    return Counter(int(str(n)) for numbers in found for n in numbers)
 
 
 def check(setup: Setup, numbers: set[int], *, filtered: int) -> None:
