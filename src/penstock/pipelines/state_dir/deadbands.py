@@ -4,8 +4,9 @@
 <checkpoint>/deadbands/<step>/<bucket>/<batch>.arrow    all keys of a bucket after a batch
 
 A task that computes a bucket in batch N reads the newest file before N, and creates the file of N before it returns
-rows. A file is created and never changed, and has the number of the file that it was computed from: a repeated,
-speculative or late attempt reads the same one, and returns the same rows. An attempt deletes files only before the one
+rows. A file is created and never changed, and has the number of the file that it was computed from, and the limits: a
+repeated, speculative or late attempt reads the same one, and returns the same rows, also if the pipeline file has
+other limits by then. An attempt deletes files only before the one
 that it read. So the file that batch N needs exists until batch N+1 has finished with the bucket, which begins after N
 was committed; an attempt that no longer finds it is late, and fails instead of beginning with an empty state.
 
@@ -136,30 +137,61 @@ def _differs(value: Any, before: Any, limit: Limit | None) -> bool:
     return bool(abs(value - before) > most)
 
 
+class _About(NamedTuple):
+    """How the file of a batch was computed: from the file ``base``, by ``comparison``."""
+
+    base: int
+    comparison: Comparison
+
+    def encoded(self) -> bytes:
+        used = self.comparison
+        found = {
+            "base": self.base,
+            "limits": [None if limit is None else [str(limit.most), limit.relative] for limit in used.limits],
+            "max_interval_us": used.max_interval_us,
+            "expire_us": used.expire_us,
+        }
+        return json.dumps(found).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes, kinds: Sequence[pa.DataType]) -> _About:
+        import pyarrow as pa
+
+        found = json.loads(data)
+        limits: list[Limit | None] = []
+        for given, kind in zip(found["limits"], kinds, strict=True):
+            number = Decimal if pa.types.is_decimal(kind) else float
+            limits.append(None if given is None else Limit(number(given[0]), bool(given[1])))
+        return cls(int(found["base"]), Comparison(tuple(limits), found["max_interval_us"], found["expire_us"]))
+
+
 @dataclass(slots=True)
 class Bucket:
-    """The state of one bucket in batch ``batch``; ``kinds``: types of the keys and of the values.
+    """The state of one bucket in batch ``batch``; ``keys`` and ``values``: their types.
 
-    Use: :meth:`read`, change ``state``, :meth:`write`.
+    Use: :meth:`read`, change ``state`` by ``comparison``, :meth:`write`.
     """
 
     directory: StoragePath
     batch: int
     keys: Sequence[pa.DataType]
     values: Sequence[pa.DataType]
+    comparison: Comparison
     state: dict[tuple[object, ...], LastReport] = field(default_factory=dict)
     _base: int = _NONE
 
     def read(self) -> None:
-        """Read the state before the batch.
+        """Read the state before the batch, and the comparison of its first attempt if it is repeated.
 
         Raises:
             StorageError: it is not readable, or no longer exists because a later batch has replaced it.
         """
         numbers = [int(match[1]) for match in listed(self.directory, _FILE)]
         if self.batch in numbers:
-            # The batch is repeated: from the same state, also if that was an empty one.
-            _, self._base = self._file(self.batch)
+            # The batch is repeated: from the same state, also if that was an empty one, and by the same limits, because
+            # the file is the state that these lead to, and the sink may have the rows.
+            _, about = self._file(self.batch)
+            self._base, self.comparison = about.base, about.comparison
         else:
             if any(number > self.batch for number in numbers):
                 raise self._late()
@@ -212,15 +244,15 @@ class Bucket:
             [each.used_us for each in reports],
         ]
         arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
-        about = {_METADATA: json.dumps({"base": self._base}).encode()}
+        about = {_METADATA: _About(self._base, self.comparison).encoded()}
         table = pa.table(arrays, schema=schema.with_metadata(about))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         return sink.getvalue().to_pybytes()
 
-    def _file(self, number: int) -> tuple[pa.Table, int]:
-        """Return the table of the file of a batch, and the number of the file from which it was computed."""
+    def _file(self, number: int) -> tuple[pa.Table, _About]:
+        """Return the table of the file of a batch, and how it was computed."""
         import pyarrow as pa
 
         path = self.directory / self._name(number)
@@ -230,8 +262,8 @@ class Bucket:
             raise self._late() from None
         try:
             table = pa.ipc.open_file(data).read_all()
-            base = int(json.loads((table.schema.metadata or {})[_METADATA])["base"])
-        except (ValueError, KeyError, TypeError) as error:
+            about = _About.decoded((table.schema.metadata or {})[_METADATA], self.values)
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise StorageError(
                 f"the state of a deadband is not readable: {error}",
                 path=str(path),
@@ -244,7 +276,7 @@ class Bucket:
                 why=f"it has {_kinds(table.schema)}, and the step compares {_kinds(self._schema())}",
                 do="cast the columns to the types that they had; or give the sink a new name and a new table",
             )
-        return table, base
+        return table, about
 
     def _late(self) -> StorageError:
         return StorageError(

@@ -217,9 +217,9 @@ class CompareRows:
         if self.directory is None:
             return self.comparison.reported({}, readings)
         key_kinds, kinds = ([column.type for column in found] for found in (keys, values))
-        state = Bucket(self.directory / str(bucket), self.batch(), key_kinds, kinds)
+        state = Bucket(self.directory / str(bucket), self.batch(), key_kinds, kinds, self.comparison)
         state.read()
-        reported = self.comparison.reported(state.state, readings)
+        reported = state.comparison.reported(state.state, readings)
         state.write()
         return reported
 

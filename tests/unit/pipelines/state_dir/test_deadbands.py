@@ -16,6 +16,7 @@ NAN = math.nan
 State = dict[tuple[object, ...], LastReport]
 HALF = Limit(0.5, relative=False)
 SHARE = Limit(0.01, relative=True)
+USED = Comparison((HALF,))
 
 
 def reported(comparison: Comparison, *values: object, step_us: int = 10) -> list[bool]:
@@ -76,16 +77,16 @@ def test_keys_without_rows_expire() -> None:
     assert comparison.reported(state, [Reading(("used",), 61, 111, (1.0,))]) == [True]
 
 
-def bucket(directory: Path, batch: int) -> Bucket:
-    made = Bucket(directory, batch, [pa.string()], [pa.float64()])
+def bucket(directory: Path, batch: int, comparison: Comparison = USED) -> Bucket:
+    made = Bucket(directory, batch, [pa.string()], [pa.float64()], comparison)
     made.read()
     return made
 
 
-def run(directory: Path, batch: int, value: float) -> bool:
+def run(directory: Path, batch: int, value: float, limit: Limit = HALF) -> bool:
     """Process one row as an attempt of ``batch``."""
-    found = bucket(directory, batch)
-    made = Comparison((HALF,)).reported(found.state, [Reading(("a",), batch, batch, (value,))])
+    found = bucket(directory, batch, Comparison((limit,)))
+    made = found.comparison.reported(found.state, [Reading(("a",), batch, batch, (value,))])
     found.write()
     return made[0]
 
@@ -102,6 +103,29 @@ def test_a_repeated_batch_begins_with_the_same_state(tmp_path: Path) -> None:
     assert names(tmp_path) == [3, 4]
     assert run(tmp_path, 4, 2.0) is False
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_repeated_batch_follows_the_limits_of_its_first_attempt(tmp_path: Path) -> None:
+    assert [run(tmp_path, 0, 1.0), run(tmp_path, 1, 2.0)] == [True, True]
+    wide = Limit(5.0, relative=False)
+    # Its state has 2.0 as reported, so the row must be reported again.
+    assert run(tmp_path, 1, 2.0, wide) is True
+    assert run(tmp_path, 2, 6.9, wide) is False
+    assert run(tmp_path, 2, 6.9) is False
+    assert run(tmp_path, 3, 6.9) is True
+
+
+def test_comparisons_are_stored_as_they_are(tmp_path: Path) -> None:
+    kinds = [pa.float64(), pa.decimal128(9, 2), pa.string()]
+    used = Comparison((Limit(0.1, relative=True), Limit(Decimal("0.1"), relative=False), None), 7, 9)
+    first = Bucket(tmp_path, 0, [pa.string()], kinds, used)
+    first.read()
+    first.write()
+    again = Bucket(tmp_path, 0, [pa.string()], kinds, Comparison((None, None, None)))
+    again.read()
+    assert again.comparison == used
+    assert again.comparison.limits[1] is not None
+    assert isinstance(again.comparison.limits[1].most, Decimal)
 
 
 def test_two_attempts_at_the_same_time_have_the_same_result(tmp_path: Path) -> None:
@@ -139,7 +163,7 @@ def test_an_attempt_that_begins_late_fails_instead_of_beginning_empty(tmp_path: 
 def test_an_unreadable_state_and_other_types_are_refused(tmp_path: Path) -> None:
     run(tmp_path, 0, 1.0)
     with pytest.raises(StorageError, match="columns of other types") as failed:
-        Bucket(tmp_path, 1, [pa.string()], [pa.int64()]).read()
+        Bucket(tmp_path, 1, [pa.string()], [pa.int64()], Comparison((HALF,))).read()
     assert failed.value.why == "it has string, double, and the step compares string, int64"
     for data in (b"", b"ARROW1", b"{}"):
         next(tmp_path.iterdir()).write_bytes(data)
