@@ -201,8 +201,10 @@ steps:
   - name: parts
     from: readings
     explode: {column: tags, as: tag}
+  - {name: moved, from: readings, deadband: {by: [machine], time: at, columns: {celsius: 0.5}}}
 sinks:
   - {name: pairs, from: pairs, console: {}}
+  - {name: moved, from: moved, console: {}}
   - {name: changes, from: changes, table: {path: lake/changes}}
   - {name: limits, from: limits, table: {path: lake/limits}}
   - {name: rows, from: readings, postgresql: {url: "postgresql://water@db/plant", table: rows}}
@@ -221,6 +223,7 @@ def test_options_that_need_a_run_are_left_out_and_partitions_of_merged_tables_ar
         "changes": r"step changes accepts records without a payload \(allow_empty\)",
         "limits": r"step limits joins with the values that keys had .* \(as_of\)",
         "pairs": "step pairs joins two streams",
+        "moved": "step moved is a deadband step, which programs cannot have",
         "rows": "it writes each batch and its number to PostgreSQL in one transaction",
         "current": r"it deletes rows of the table \(delete_when\)",
     }

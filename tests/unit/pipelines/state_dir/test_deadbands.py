@@ -11,6 +11,8 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.pipelines.state_dir.deadbands import Bucket, Comparison, LastReport, Limit, Reading, stored_buckets
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, storage_path
+from tests.object_storage import ObjectStorage
 
 NAN = math.nan
 State = dict[tuple[object, ...], LastReport]
@@ -77,13 +79,13 @@ def test_keys_without_rows_expire() -> None:
     assert comparison.reported(state, [Reading(("used",), 61, 111, (1.0,))]) == [True]
 
 
-def bucket(directory: Path, batch: int, comparison: Comparison = USED) -> Bucket:
+def bucket(directory: StoragePath, batch: int, comparison: Comparison = USED) -> Bucket:
     made = Bucket(directory, batch, [pa.string()], [pa.float64()], comparison)
     made.read()
     return made
 
 
-def run(directory: Path, batch: int, value: float, limit: Limit = HALF) -> bool:
+def run(directory: StoragePath, batch: int, value: float, limit: Limit = HALF) -> bool:
     """Process one row as an attempt of ``batch``."""
     found = bucket(directory, batch, Comparison((limit,)))
     made = found.comparison.reported(found.state, [Reading(("a",), batch, batch, (value,))])
@@ -93,6 +95,18 @@ def run(directory: Path, batch: int, value: float, limit: Limit = HALF) -> bool:
 
 def names(directory: Path) -> list[int]:
     return sorted(int(path.stem) for path in directory.iterdir())
+
+
+def test_a_state_in_a_bucket_is_one_of_objects(object_storage: ObjectStorage) -> None:
+    step = storage_path(f"{object_storage.url}/deadbands/changes")
+    state = step / "0"
+    assert [run(state, 0, 1.0), run(state, 1, 2.0), run(state, 1, 2.0), run(state, 4, 2.0)] == [True, True, True, False]
+    assert isinstance(state, ObjectPath)
+    assert sorted(state.names()) == [f"{batch:020}.arrow" for batch in (1, 4)]
+    with pytest.raises(StorageError, match="before batch 3 no longer exists"):
+        run(state, 3, 9.0)
+    assert stored_buckets(step, 3) == 3
+    assert stored_buckets(step, 5) == 3
 
 
 def test_a_repeated_batch_begins_with_the_same_state(tmp_path: Path) -> None:
@@ -116,7 +130,7 @@ def test_a_repeated_batch_follows_the_limits_of_its_first_attempt(tmp_path: Path
 
 
 def test_comparisons_are_stored_as_they_are(tmp_path: Path) -> None:
-    kinds = [pa.float64(), pa.decimal128(9, 2), pa.string()]
+    kinds: list[pa.DataType] = [pa.float64(), pa.decimal128(9, 2), pa.string()]
     used = Comparison((Limit(0.1, relative=True), Limit(Decimal("0.1"), relative=False), None), 7, 9)
     first = Bucket(tmp_path, 0, [pa.string()], kinds, used)
     first.read()
