@@ -138,7 +138,7 @@ def _differs(value: Any, before: Any, limit: Limit | None) -> bool:
 
 
 class _About(NamedTuple):
-    """How the file of a batch was computed: from the file ``base``, by ``comparison``."""
+    """Origin of the file of a batch: the file ``base``, and the ``comparison``."""
 
     base: int
     comparison: Comparison
