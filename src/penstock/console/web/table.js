@@ -23,6 +23,7 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
   };
   if (error && !data) return html`<${Failure} error=${error} />`;
   const count = data && (data.matched ?? data.total);
+  const uncounted = data && data.matched == null && filters.some(({ name }) => route.parameters[name]);
   return html`<section aria-label=${title}>
     <search><form class="filters" key=${JSON.stringify(route.parameters)} onSubmit=${submit}>
       ${filters.map((filter) => filter.options
@@ -41,7 +42,7 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
         ${index === 0 && open ? html`<a class="row" href=${open(row)}>${column.cell(row)}</a>` : column.cell(row)}</td>`)}</tr>`)}</tbody>
     </table></div>
     <nav class="pages" aria-label="Pages">
-      <span role="status">${!data ? "Loading…" : `${number(count)} ${data.matched != null && data.matched !== data.total ? `of ${number(data.total)} ` : ""}${count === 1 ? "row" : "rows"}, ${data.rows.length} on this page${data.complete === false ? "; there are more than the list shows" : ""}`}</span>
+      <span role="status">${!data ? "Loading…" : uncounted ? `${number(data.rows.length)} on this page; ${number(data.total)} in all, of which those that match are not counted${data.next && data.rows.length < parameters.limit ? "; the search continues on the next page" : ""}` : `${number(count)} ${data.matched != null && data.matched !== data.total ? `of ${number(data.total)} ` : ""}${count === 1 ? "row" : "rows"}, ${data.rows.length} on this page${data.complete === false ? "; there are more than the list shows" : ""}`}</span>
       ${route.parameters.after && html`<a href=${link(route.page, null, { ...route.parameters, after: "" })}>First page</a>`}
       ${data?.next && html`<a rel="next" href=${link(route.page, null, { ...route.parameters, after: data.next })}>Next page</a>`}
       ${data?.rows.length > 0 && ["csv", "ndjson"].map((format) => html`<button class="plain" onClick=${() => download(path, parameters, format).then(() => fail(null), fail)}>Export ${format.toUpperCase()}</button>`)}
