@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +19,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.ledger.dead_letters import letters, redrive
+from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.spec.loader import load
+from tests.spark.node import Node
 from tests.spark.pipelines import Setup
+from tests.spark.processes import Driver, until
 
 FILE = """\
 name: {name}
@@ -115,3 +125,91 @@ async def test_a_table_is_mirrored_by_its_changes(setup_of: Callable[[str], Setu
         file.unlink()
     with pytest.raises(PenstockError, match="no longer exists"):
         setup.run()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_killed_drivers(node: Node, tmp_path: Path) -> None:
+    """Another program changes the table in all ways while drivers are killed, the first time during the snapshot."""
+    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
+    print(f"PENSTOCK_CHAOS_SEED={seed}")
+    rounds = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "3"))
+    dice, stop = random.Random(seed), threading.Event()
+    lake, state, file = tmp_path / "lake", tmp_path / "state", tmp_path / "p.yaml"
+    orders, number = lake / "orders", 0
+
+    def write(*, is_first: bool = False) -> None:
+        nonlocal number
+        number += 1
+        kind = "append" if is_first else dice.choice(["append", "update", "delete", "merge", "overwrite", "compact"])
+        known = DeltaTable(orders) if kind != "append" else None
+        some = rows(*dice.sample(range(40), 8), text=f"t{number}")
+        part = f"k % 4 = {dice.randrange(4)}"
+        if known is None:
+            write_deltalake(
+                orders,
+                rows(*range(number * 100, number * 100 + 5), text=f"t{number}"),
+                mode="append",
+                configuration={"delta.enableChangeDataFeed": "true"},
+            )
+        elif kind == "update":
+            known.update(predicate=part, new_values={"text": f"'t{number}'"})
+        elif kind == "delete":
+            known.delete(part)
+        elif kind == "merge":
+            known.merge(
+                some, "new.k = old.k", "new", "old"
+            ).when_matched_update_all().when_not_matched_insert_all().execute()
+        elif kind == "overwrite":
+            key = dice.randrange(40)
+            write_deltalake(orders, rows(key, text=f"t{number}"), mode="overwrite", predicate=f"k = {key}")
+        else:
+            known.optimize.compact()
+
+    def keep_writing() -> None:
+        while not stop.wait(3.0):
+            write()
+
+    for _ in range(12):
+        write(is_first=True)
+    newest = DeltaTable(orders).version()
+    expected = Counter((row["k"], row["text"], "insert", newest) for row in _rows_of(orders))
+    text = FILE.format(name="killed", broker=node.mqtt, lake=lake).replace("versions: 4", "versions: 4, max_files: 6")
+    file.write_text(text + "trigger: 50 milliseconds\n")
+    thread = threading.Thread(target=keep_writing)
+    ledger = Ledger(state / "ledger")
+    try:
+        with Driver(tmp_path, file, f"--state-dir={state}", "--spark-master=local[2]") as driver:
+            for count in range(rounds):
+                until(partial(driver.has_batch, len(driver.events)), "a batch after the last kill")
+                threading.Event().wait(dice.uniform(0.0, 1.0) if count else 0.0)
+                driver.kill()
+                if not count:
+                    thread.start()
+                driver.start()
+            until(partial(driver.has_batch, len(driver.events)), "a batch after the last kill")
+            stop.set()
+            thread.join()
+            changes = pa.table(DeltaTable(orders).load_cdf(starting_version=newest + 1)).to_pylist()
+            expected += Counter((c["k"], c["text"], c["_change_type"], c["_commit_version"]) for c in changes)
+            for sink in ("mirror", "history"):
+                until(lambda: ledger.counts(sink).read == expected.total(), f"all changes in {sink}")
+            driver.terminate()
+            assert driver.wait() == 0, driver.log.read_text()[-3000:]
+    finally:
+        stop.set()
+        if thread.ident is not None:
+            thread.join()
+    history = Counter((r["k"], r["text"], r["change_type"], r["commit_version"]) for r in _rows_of(lake / "history"))
+    assert history == Counter({c: times for c, times in expected.items() if c[2] != "update_preimage"})
+    assert Counter((r["k"], r["text"], r["amount"]) for r in _rows_of(lake / "mirror")) == Counter(
+        (r["k"], r["text"], r["amount"]) for r in _rows_of(orders)
+    )
+    pipeline = load(file)
+    for account in reconcile(pipeline, state, source_count(pipeline, state)):
+        assert (account.off, account.unknown) == ((), ())
+    print(f"{expected.total()} changes in {DeltaTable(orders).version()} versions")
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    return list(DeltaTable(path).to_pyarrow_table().to_pylist())
