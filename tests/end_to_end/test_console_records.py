@@ -86,7 +86,7 @@ async def test_records_are_filtered_paged_opened_and_exported(node: Node, look: 
         await page.get_by_label("JSON path").fill("[")
         browser.allowed = ("400 (Bad Request)",)
         await page.get_by_role("button", name="Show").click()
-        await expect(page.get_by_role("alert")).to_contain_text("is not a path with a comparison")
+        await expect(page.get_by_role("alert")).to_contain_text("is not a path in JSON with a comparison")
         await browser.open("records/water?key=press-0&q=nothing")
         await expect(page.get_by_role("status")).to_contain_text("0 records of 200 examined")
         await browser.open(f"records/water?partition=0&q={'%C8'}")
