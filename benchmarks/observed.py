@@ -10,6 +10,7 @@ memory, and clients share the machine; the processor time is that of the node's 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import threading
 import time
 import urllib.request
@@ -105,7 +106,7 @@ def _observing(address: str, token: str) -> Iterator[None]:
             try:
                 with urllib.request.urlopen(request, timeout=CONSOLE_S) as response:
                     response.read()
-            except OSError as failure:
+            except (OSError, http.client.HTTPException) as failure:
                 failures.append(failure)
                 return
             due += every_s
