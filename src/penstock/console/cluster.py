@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot, Reason, Severity
-from penstock.errors import RefusedError, UnavailableError
+from penstock.errors import PenstockError
 
 __all__ = ["ClusterViews", "cluster_reasons"]
 
@@ -23,21 +23,21 @@ QUOTA_SHARE: Final = 0.8
 
 
 class ClusterViews:
-    """The snapshot of a cluster. ``read`` reads it from etcd, blocking; it raises UnavailableError or RefusedError."""
+    """The snapshot of a cluster. ``read`` reads it from etcd, blocking; it may raise PenstockError."""
 
     def __init__(self, read: Callable[[], ClusterSnapshot]) -> None:
         self._read = read
         self._reading = asyncio.Lock()
-        self._found: ClusterSnapshot | UnavailableError | RefusedError | None = None
+        self._found: ClusterSnapshot | PenstockError | None = None
         self._read_at = 0.0
 
     async def snapshot(self) -> ClusterSnapshot:
-        """Return the snapshot, at most :data:`REFRESH_S` old. Raises UnavailableError, RefusedError."""
+        """Return the snapshot, at most :data:`REFRESH_S` old. Raises PenstockError: that of ``read``."""
         async with self._reading:
             if self._found is None or time.monotonic() - self._read_at >= REFRESH_S:
                 try:
                     self._found = await asyncio.to_thread(self._read)
-                except (UnavailableError, RefusedError) as error:  # else each of many waits for etcd in turn
+                except PenstockError as error:  # else each of many waits for etcd in turn
                     self._found = error
                 self._read_at = time.monotonic()
             if isinstance(self._found, ClusterSnapshot):

@@ -194,8 +194,8 @@ class _Api:
         views = _known(self._console.cluster, "this node is not in a cluster", hint)
         try:
             return await views.snapshot()
-        except (UnavailableError, RefusedError) as error:
-            # Also a refusal of etcd: the caller's credentials are not the cause.
+        except PenstockError as error:
+            # Also a refusal of etcd, or a password file of its user: the caller's credentials are not the cause.
             raise _Failure(503, "etcd_unavailable", error.what, error.hint, error.why) from None
 
     async def history(self, request: Request, _caller: Caller) -> object:

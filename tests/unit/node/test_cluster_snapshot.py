@@ -16,7 +16,7 @@ from penstock.cluster.commit import Head
 from penstock.cluster.log import LogKeys, clock_key, leader_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot
-from penstock.errors import PenstockError, RefusedError
+from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.node.cluster import MOST_LAG, ActiveNode, ClusterMembership, read_cluster
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.mqtt import Security
@@ -111,7 +111,9 @@ async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path, monkeypatc
     security = Security(passwords=users(tmp_path, "viola", "nemo"), viewers=["viola"])
     node = Node(config(tmp_path / "data", security=security))
     answers: list[ClusterSnapshot | PenstockError] = [
-        RefusedError("etcd: permission denied", why="no role", do="grant a role"), replace(HEALTHY, commit_wait_s=0.25),
+        RefusedError("etcd: permission denied", why="no role", do="grant a role"),
+        ConfigError("etcd.password cannot be read"),
+        replace(HEALTHY, commit_wait_s=0.25),
     ]  # fmt: skip
 
     def read() -> ClusterSnapshot:
@@ -131,6 +133,8 @@ async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path, monkeypatc
         assert body["error"] == {
             "code": "etcd_unavailable", "what": "etcd: permission denied", "why": "no role", "hint": "grant a role",
         }  # fmt: skip
+        status, _, body = await viewer.send("/cluster")
+        assert (status, body["error"]["what"]) == (503, "etcd.password cannot be read")
         found = await viewer.get("/cluster")
         assert (found["name"], found["active"], found["commit_wait_s"], found["reasons"]) == ("plant", "one", 0.25, [])
         assert [(each["node"], each["role"], each["ready"]) for each in found["members"]] == [
