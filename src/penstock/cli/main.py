@@ -233,11 +233,30 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(args: Sequence[str] | None) -> int:
-    command = typer.main.get_command(app)
     set_json_errors(enabled=_asks_for_json(sys.argv[1:] if args is None else args))
     try:
+        status = _call(args)
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.flush()  # also after an error: a failure here would otherwise be one of the interpreter
+    except BrokenPipeError:
+        _forget_output()
+        return 1
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _forget_output()
+        print_error(
+            PenstockError("the output could not be written", why=error.strerror, do="free disk space and run it again")
+        )
+        return 1
+    return status
+
+
+def _call(args: Sequence[str] | None) -> int:
+    """Run the command line, and print the errors of penstock."""
+    command = typer.main.get_command(app)
+    try:
         status = command(args=list(args) if args is not None else None, prog_name="penstock", standalone_mode=False)
-        sys.stdout.flush()
     except UsageError as error:
         _print_usage_error(error)
         return 2
@@ -252,17 +271,6 @@ def _run(args: Sequence[str] | None) -> int:
             raise
         print_error(_import_problem(module, error))
         return 2
-    except BrokenPipeError:
-        _forget_output()
-        return 1
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        _forget_output()
-        print_error(
-            PenstockError("the output could not be written", why=error.strerror, do="free disk space and run it again")
-        )
-        return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return status if isinstance(status, int) else 0

@@ -283,3 +283,40 @@ def test_a_full_disk_behind_standard_output_is_explained() -> None:
         "penstock: the output could not be written\n  why: No space left on device\n"
         "  do:  free disk space and run it again\n"
     )
+
+
+def test_a_full_disk_is_explained_also_after_another_error() -> None:
+    """The output of before the error is not left to the interpreter, which would end with status 120."""
+    script = (
+        "import sys, types, typer\n"
+        "from penstock.cli import main as cli\n"
+        "from penstock.errors import RefusedError\n"
+        "module = sys.modules['penstock_fails'] = types.ModuleType('penstock_fails')\n"
+        "module.app = typer.Typer()\n"
+        "@module.app.command()\n"
+        "def fails() -> None:\n"
+        "    sys.stdout.write('rows')\n"
+        "    raise RefusedError('no more rows')\n"
+        "cli.COMMANDS['fails'] = cli.CommandEntry('penstock_fails', '')\n"
+        "sys.exit(cli.main(['fails']))"
+    )
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[:2] == ["penstock: no more rows", "penstock: the output could not be written"]
+
+
+def test_a_command_without_output_needs_no_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as the interpreter starts after `>&-`
+    assert cli.main(["user", "delete", str(tmp_path / "none"), "alice"]) == 2
+    monkeypatch.undo()
+    assert capsys.readouterr().err.startswith("penstock: ")
