@@ -378,3 +378,36 @@ def test_search_prints_the_places_of_the_records_that_pass(penstock: Command, mo
     assert (wrong.status, wrong.out) == (2, "")
     assert "'celsius is 90' is not a path in JSON with a comparison" in wrong.err
     assert "no filter is set" in penstock(*search).err
+
+
+@pytest.mark.usefixtures("_reader")
+def test_a_search_says_what_it_did_not_compare(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = "tube", "topic", "search", "water", "--text", "k"
+
+    def read(_: Reader, __: str, partition: int, *___: int) -> Iterator[MessageBatch]:
+        data, flag, _id = Record(b"a", b"k").encode()
+        if partition == 0:  # an attribute block that is longer than the message
+            yield MessageBatch.from_payloads([0, 28], [10, 20], [1, flag], [b"\0\0\xff\xff", data])
+        else:
+            yield MessageBatch.from_payloads([56], [30], [flag], [data])
+            raise stop
+
+    monkeypatch.setattr(Reader, "read", read)
+    infos = [PartitionInfo(broker, "127.0.0.1", 8123, broker - 1) for broker in (1, 2)]
+    monkeypatch.setattr(reader, "partitions", lambda *_, **__: infos)
+    lines = "1:0@28  k  a\n2:1@56  k  a\n"
+    stop: BaseException = UnavailableError("tube: no connection", why="it was closed")
+    done = penstock(*search)
+    assert (done.status, done.out) == (1, lines)
+    assert done.err == (
+        "broker 2 at 127.0.0.1:8123 does not respond (it was closed): partition 1 of water skipped\n"
+        "2 of 2 records\n1 more cannot be decoded, the first: 1:0@0\n"
+    )
+    stop = KeyboardInterrupt()
+    assert penstock(*search) == (130, lines, "interrupted: 2 of 2 records so far\n")
+    stop = RefusedError("tube: refused", code=reader.NO_RANGES, why="Apache's broker")
+    done = penstock(*search)
+    assert done.status == 1
+    assert "the brokers of 'water' cannot be searched\n  why: Apache's broker\n" in done.err
+    assert "no filter is set" in penstock(*search[:4], "--path", " ").err
+    assert penstock(*search[:4], "--key", "x" * 1001).err.startswith("penstock: key: longer than 1000 characters\n")

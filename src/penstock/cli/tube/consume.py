@@ -30,7 +30,7 @@ from penstock.cli.tube.access import (
     run_client,
 )
 from penstock.cli.tube.offset_spec import OFFSETS, LogRange, OffsetSpec, PartitionSpec, parse_offset, parse_part, pick
-from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.runtime.io.tls import ClientOptions
@@ -285,10 +285,13 @@ def _forget(group: str, tube: TubeConnectionOptions) -> None:
             tube.call_broker(broker.web, "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})
 
 
-def stored_records(request: ConsumeRequest, unavailable: dict[int, UnavailableError]) -> Iterator[dict[str, Any]]:
+def stored_records(
+    request: ConsumeRequest, unavailable: dict[int, UnavailableError], undecodable: list[str] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the currently stored records, merged over the partitions by time of arrival.
 
-    A broker that does not respond is reported, added to ``unavailable`` and skipped, unless it is the only one.
+    A broker that does not respond is reported, added to ``unavailable`` and skipped, unless it is the only one. The
+    place of a record that cannot be decoded is added to ``undecodable``; without it, such a record is an error.
     """
     from penstock.tube.reader import RangeReader
     from penstock.tube.record import Record
@@ -319,7 +322,13 @@ def stored_records(request: ConsumeRequest, unavailable: dict[int, UnavailableEr
             for batch in source.read(topic, info.partition, request.start.offset(log), end):
                 columns = (batch.offsets, batch.append_times, batch.flags, batch.payloads)
                 for offset, time_ms, flag, data in zip(*columns, strict=True):
-                    record = Record.decode(data, int(flag))
+                    try:
+                        record = Record.decode(data, int(flag))
+                    except RemoteProtocolError:
+                        if undecodable is None:
+                            raise
+                        undecodable.append(f"{info.broker_id}:{info.partition}@{offset}")
+                        continue
                     yield _fields(topic, info.broker_id, info.partition, int(offset), int(time_ms), record)
 
     return heapq.merge(*map(of_partition, infos), key=lambda row: row["append_time_ms"])

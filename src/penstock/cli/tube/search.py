@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,12 +66,12 @@ def search(
 
     A line has the place of the record (BROKER:PARTITION@OFFSET), its key and its value. The records are read from the
     brokers and compared here; --from and --until limit how many. If a broker does not respond, the records of the
-    others are searched and the exit status is 1.
+    others are searched and the exit status is 1. Records that cannot be decoded pass no filter, and are counted.
     """
     from penstock.tube.reader import NO_RANGES
     from penstock.tube.record_filter import RecordFilter
 
-    if not (key or attribute or path or text):
+    if not (key or attribute or path.strip() or text):
         raise ConfigError(
             "no filter is set",
             option="--text",
@@ -81,7 +80,7 @@ def search(
     try:
         wanted = RecordFilter(key=key, attribute=attribute, json=path, text=text)
     except LocalProtocolError as error:
-        raise ConfigError(error.what, option="--path", do=error.do) from None
+        raise ConfigError(error.what, do=error.do) from None
     request = ConsumeRequest(
         tube.tube_master,
         topic,
@@ -93,24 +92,27 @@ def search(
         tube.client(),
     )
     unavailable: dict[int, UnavailableError] = {}
+    undecodable: list[str] = []
     found = compared = 0
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            for row in stored_records(request, unavailable):
-                record: Record = row.pop("_record")
-                compared += 1
-                if not wanted.passes(record):
-                    continue
-                found += 1
-                if as_json:
-                    print_json(row)
-                else:
-                    place = f"{row['broker_id']}:{row['partition']}@{row['offset']}"
-                    shown_key = "-" if record.key is None else shown(record.key)
-                    sys.stdout.write(f"{place}  {shown_key}  {shown_payload(record.value, record.content_type)}\n")
-                    sys.stdout.flush()
-                if found == count:
-                    break
+        for row in stored_records(request, unavailable, undecodable):
+            record: Record = row.pop("_record")
+            compared += 1
+            if not wanted.passes(record):
+                continue
+            found += 1
+            if as_json:
+                print_json(row)
+            else:
+                place = f"{row['broker_id']}:{row['partition']}@{row['offset']}"
+                shown_key = "-" if record.key is None else shown(record.key)
+                sys.stdout.write(f"{place}  {shown_key}  {shown_payload(record.value, record.content_type)}\n")
+                sys.stdout.flush()
+            if found == count:
+                break
+    except KeyboardInterrupt:
+        note(f"interrupted: {found:,} of {compared:,} records so far")
+        raise  # unlike those of `consume`, the result is not complete
     except RefusedError as error:
         if error.code != NO_RANGES:
             raise
@@ -121,5 +123,7 @@ def search(
             do=f"read the records as a group: penstock tube consume {topic} --json",
         ) from error
     note(f"{found:,} of {compared:,} records")
+    if undecodable:
+        note(f"{len(undecodable):,} more cannot be decoded, the first: {undecodable[0]}")
     if unavailable:
         raise typer.Exit(1)
