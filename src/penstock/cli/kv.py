@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.options import (
+    COMPLETION_S,
     DEFAULT,
     BrokerOptions,
     Commands,
@@ -58,8 +59,6 @@ __all__ = ["app", "export_command", "import_command", "lock_command"]
 
 app = Commands("Read, write, watch and lock keys of a state store.")
 
-_COMPLETION_S = 1.0
-"""Timeout of shell completion, for which the shell waits."""
 _CREDENTIALS = ("username", "password_file", "ca_file", "cert_file", "key_file")
 
 
@@ -76,7 +75,7 @@ def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
 
     async def keys() -> list[bytes]:
         pattern = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in incomplete) + "*"
-        async with asyncio.timeout(_COMPLETION_S), StateStoreOptions(**given).store() as store:
+        async with asyncio.timeout(COMPLETION_S), StateStoreOptions(**given).store() as store:
             return (await store.scan_page(pattern))[0]
 
     try:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.node_api import NodeOptions, connects_to_node
-from penstock.cli.options import Commands, Json
+from penstock.cli.options import COMPLETION_S, Commands, Json
 from penstock.cli.output import print_table
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.observability.logs import LogLevel
@@ -22,10 +22,12 @@ app = Commands("Show and change the log levels of a running node.")
 def complete_part(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shell completion: the parts of the node's log whose names begin with ``incomplete``."""
     given = {field.name: ctx.params[field.name] for field in fields(NodeOptions) if ctx.params.get(field.name)}
-    # Completion parses the line without environment variables and defaults.
-    address = given.get("http") or os.environ.get("PENSTOCK_HTTP") or ctx.lookup_default("http")
+    data_dir = ctx.get_parameter_source("data_dir")
+    if "http" not in given and (data_dir is None or data_dir.name != "COMMANDLINE"):  # a given directory names a node
+        # Completion parses the line without environment variables and defaults.
+        given["http"] = os.environ.get("PENSTOCK_HTTP") or ctx.lookup_default("http")
     try:
-        levels = NodeOptions(**{**given, "http": address}).connect().get("log-levels")["levels"]
+        levels = NodeOptions(**given).connect().get("log-levels", timeout_s=COMPLETION_S)["levels"]
     except PenstockError:  # no node to ask
         return []
     return sorted(part for part in levels if part.startswith(incomplete))

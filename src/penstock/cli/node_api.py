@@ -166,14 +166,14 @@ class NodeApi:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{'http' if self._tls is None else 'https'}://{host}:{self._port}"
 
-    def get(self, path: str, parameters: Mapping[str, object] | None = None) -> Any:
+    def get(self, path: str, parameters: Mapping[str, object] | None = None, *, timeout_s: float = TIMEOUT_S) -> Any:
         """Return the JSON data of a query; ``parameters`` that are None are left out.
 
         Raises:
             UnavailableError: there is no node at the address.
             RefusedError: the node refused the request; has the reason.
         """
-        with self._response("GET", path, parameters) as response:
+        with self._response("GET", path, parameters, timeout_s=timeout_s) as response:
             return self._json(response)
 
     def put(self, path: str, parameters: Mapping[str, object]) -> Any:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.statestore.hlc import Hlc
 
 __all__ = [
+    "COMPLETION_S",
     "DATA_DIR",
     "DEFAULT",
     "DURATION",
@@ -74,6 +75,8 @@ Command = Callable[..., None]
 
 DATA_DIR: Final = Path("penstock-data")
 """Default of a node's data directory, in the working directory."""
+COMPLETION_S: Final = 1.0
+"""Timeout in seconds of the requests of shell completion, for which the shell waits."""
 
 _PYTHON_TYPE: Final = re.compile(r" <(?:str|path|file|directory|list\[\w+\])>$")
 

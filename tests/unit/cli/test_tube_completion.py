@@ -78,13 +78,20 @@ def test_users_and_parts_of_the_log_are_offered(
     assert offered(penstock, monkeypatch, f"penstock user delete {tmp_path}/none al") == []
     asked = []
 
-    def get(api: NodeApi, path: str, *_: object) -> dict[str, object]:
+    def get(api: NodeApi, path: str, *, timeout_s: float) -> dict[str, object]:
+        assert timeout_s <= 1
         asked.append((api.address, path))
         return {"levels": {"all": "info", "mqtt": "info", "mqtt.bridge": "debug", "tube": "info"}}
 
     monkeypatch.setattr(NodeApi, "get", get)
     assert offered(penstock, monkeypatch, "penstock log level --http edge:8080 mq") == ["mqtt", "mqtt.bridge"]
-    assert asked == [("http://edge:8080", "log-levels")]
+    monkeypatch.setenv("PENSTOCK_HTTP", "other:8080")
+    assert offered(penstock, monkeypatch, "penstock log level mqtt.") == ["mqtt.bridge"]
+    assert [address for address, _ in asked] == ["http://edge:8080", "http://other:8080"]
+    # A given directory has precedence over the variable, as in the command; no node runs in this one.
+    assert offered(penstock, monkeypatch, f"penstock log level --data-dir {tmp_path} mq") == []
+    monkeypatch.delenv("PENSTOCK_HTTP")
+    assert {path for _, path in asked} == {"log-levels"}
     assert offered(penstock, monkeypatch, "penstock log level mqtt inf") == ["info"]
 
 

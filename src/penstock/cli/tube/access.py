@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 import typer
 
 from penstock.cli.options import (
+    COMPLETION_S,
     IN_ANOTHER_DIRECTORY,
     CaFile,
     CertFile,
@@ -59,8 +60,6 @@ NOT_DEPLOYED: Final = 431
 """Error code: no broker offers the topic to consumers."""
 UNKNOWN_USER: Final = 415
 """Error code: the request has no signature, or a wrong one."""
-COMPLETION_S: Final = 1.0
-"""Timeout in seconds of the requests of shell completion, for which the shell waits."""
 
 
 @dataclass(frozen=True, slots=True)
