@@ -196,7 +196,7 @@ class ClusterMembership:
         self.tube_certificates = TubeCertificates(config.tube.tls)
         """Certificates of the TLS listeners of the broker, and of the master in any role."""
         self._directory: DataDirectory | None = None
-        self._names = [name for name in LOGS if section.tubemq or name != "tube-master"]
+        self._names = _logs_of(section)
         """Names of the logs that this node has."""
         self._masters: list[str] = []
         """Address of the active master, for the broker; empty if there is none."""
@@ -995,7 +995,7 @@ def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: flo
     """Read the state of a cluster from etcd; blocks. Raises UnavailableError, RefusedError."""
     prefix = section.prefix
     active = ActiveNode.read(client, prefix)
-    heads = {name: read_head(client, LogKeys(prefix, name)) for name in LOGS}
+    heads = {name: read_head(client, LogKeys(prefix, name)) for name in _logs_of(section)}
     commits = {name: head.sequence for name, head in heads.items() if head is not None}
     clock = client.call("KV/Range", pb.RangeRequest(key=clock_key(prefix)), pb.RangeResponse).kvs
     now_ms = int(_decoded(clock[0].value).get("time_ms", 0)) if clock else 0
@@ -1012,6 +1012,11 @@ def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: flo
         commit_wait_s=commit_wait_s,
     )
     return replace(state, reasons=cluster_reasons(state))
+
+
+def _logs_of(section: ClusterSection) -> list[str]:
+    """Return the logs of a cluster, by their names in :data:`LOGS`. Without TubeMQ nobody applies one that was left."""
+    return [name for name in LOGS if section.tubemq or name != "tube-master"]
 
 
 def _member(

@@ -70,6 +70,7 @@ def etcd(*reports: tuple[bytes, bytes], active: str | None = "one") -> Etcd:
     prefix, commits = SECTION.prefix, MOST_LAG + 10
     values = dict(reports) | {
         LogKeys(prefix, "mqtt").head: Head(b"i" * 16, commits, 7).encode(),
+        LogKeys(prefix, "tube-master").head: Head(b"i" * 16, 3, 7).encode(),  # left from a cluster with TubeMQ
         clock_key(prefix): b'{"time_ms": 62000}',
     }
     if active is not None:
