@@ -1015,7 +1015,7 @@ def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: flo
 
 
 def _logs_of(section: ClusterSection) -> list[str]:
-    """Return the logs of a cluster, by their names in :data:`LOGS`. Without TubeMQ nobody applies one that was left."""
+    """Return the names of the logs of a cluster. Without TubeMQ no member applies that of a master, if one was left."""
     return [name for name in LOGS if section.tubemq or name != "tube-master"]
 
 

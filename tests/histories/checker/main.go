@@ -247,7 +247,7 @@ func decide(operations []*Operation, timeout time.Duration) porcupine.CheckResul
 	needed := slices.DeleteFunc(slices.Clone(operations), func(o *Operation) bool {
 		return o.Answer == nil && o.verb() == "SET" && !answers["$"+o.value()]
 	})
-	if porcupine.CheckOperationsTimeout(model, events(needed), timeout) == porcupine.Ok {
+	if len(needed) < len(operations) && porcupine.CheckOperationsTimeout(model, events(needed), timeout) == porcupine.Ok {
 		return porcupine.Ok
 	}
 	return porcupine.CheckOperationsTimeout(model, events(operations), timeout)
