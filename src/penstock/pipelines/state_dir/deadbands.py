@@ -6,9 +6,9 @@
 A task that computes a bucket in batch N reads the newest file before N, and creates the file of N before it returns
 rows. A file is created and never changed, and has the number of the file that it was computed from, and the limits: a
 repeated, speculative or late attempt reads the same one, and returns the same rows, also if the pipeline file has
-other limits by then. An attempt deletes files only before the one
-that it read. So the file that batch N needs exists until batch N+1 has finished with the bucket, which begins after N
-was committed; an attempt that no longer finds it is late, and fails instead of beginning with an empty state.
+other limits by then. An attempt deletes files only before the one that it read. So the file that batch N needs exists
+until batch N+1 has finished with the bucket, which begins after N was committed; an attempt that no longer finds it is
+late, and fails instead of beginning with an empty state.
 
 A batch without rows of a bucket writes no file there.
 """
@@ -179,6 +179,8 @@ class Bucket:
     comparison: Comparison
     state: dict[tuple[object, ...], LastReport] = field(default_factory=dict)
     _base: int = _NONE
+    _older: list[int] = field(default_factory=list)
+    """Numbers of the files before the one that was read."""
 
     def read(self) -> None:
         """Read the state before the batch, and the comparison of its first attempt if it is repeated.
@@ -196,6 +198,7 @@ class Bucket:
             if any(number > self.batch for number in numbers):
                 raise self._late()
             self._base = max(numbers, default=_NONE)
+        self._older = [number for number in numbers if number < self._base]
         if self._base == _NONE:
             self.state = {}
             return
@@ -217,9 +220,8 @@ class Bucket:
             StorageError: it cannot be written.
         """
         create_bytes(self.directory / self._name(self.batch), self._encoded())
-        for match in listed(self.directory, _FILE):
-            if int(match[1]) < self._base:
-                (self.directory / match[0]).unlink(missing_ok=True)
+        for number in self._older:
+            (self.directory / self._name(number)).unlink(missing_ok=True)
 
     @staticmethod
     def _name(batch: int) -> str:

@@ -8,12 +8,12 @@ as in test cases, the state is empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     ArrayType,
@@ -62,11 +62,9 @@ def deadband_step(
     Raises:
         ConfigError: a column has a type that cannot be compared.
     """
-    keys = [_key(rows, name, column) for column in deadband.by]
-    values = [_value(rows, name, column, limit) for column, limit in deadband.columns.items()]
+    kinds = _types_of(rows, [deadband.time, *deadband.by, *deadband.columns])
+    _check_types(name, deadband, kinds)
     time = quoted_column(deadband.time)
-    if not isinstance(kind := rows.select(time).schema[0].dataType, TimestampType):
-        raise _wrong_type(name, "time", deadband.time, kind, "cast it to TIMESTAMP in a map or sql step")
     state = None if directory is None or not rows.isStreaming else directory / name
     buckets = int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     if state is not None:
@@ -78,7 +76,7 @@ def deadband_step(
     # Apache's brokers do not return the append time of a record; in a stream the current time is that of the batch.
     arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
     marks = sf.struct(
-        sf.pmod(sf.xxhash64(*keys), sf.lit(buckets)).cast("int").alias("bucket"),
+        sf.pmod(sf.xxhash64(*map(quoted_column, deadband.by)), sf.lit(buckets)).cast("int").alias("bucket"),
         (alive() & ~again).alias("compared"),
         sf.unix_micros(time).alias("time_us"),
         sf.unix_micros(arrived).alias("arrived_us"),
@@ -86,58 +84,51 @@ def deadband_step(
             *(sf.col(f"_source.{field}").alias(f"at{n}") for n, field in enumerate(_COORDINATES)),
             *(sf.col(each).alias(f"id{n}") for n, each in enumerate(record_identity(rows))),
         ).alias("order"),
-        sf.struct(*(each.alias(f"key{n}") for n, each in enumerate(keys))).alias("key"),
-        sf.struct(*(each.alias(f"value{n}") for n, each in enumerate(values))).alias("value"),
+        sf.struct(*(quoted_column(each).alias(f"key{n}") for n, each in enumerate(deadband.by))).alias("key"),
+        sf.struct(*(quoted_column(each).alias(f"value{n}") for n, each in enumerate(deadband.columns))).alias("value"),
     )
-    schema = rows.schema
     marked = rows.withColumn(_MARKS, marks).repartitionById(buckets, sf.col(f"{_MARKS}.bucket"))
-    compare = CompareRows(name, _comparison(rows, deadband), state)
-    return marked.mapInArrow(compare, schema)
+    return marked.mapInArrow(CompareRows(name, _comparison(deadband, kinds), state), rows.schema)
 
 
-def _comparison(rows: DataFrame, deadband: Deadband) -> Comparison:
+def _types_of(rows: DataFrame, columns: Sequence[str]) -> dict[str, DataType]:
+    found = rows.select(*map(quoted_column, columns)).schema
+    return {column: field.dataType for column, field in zip(columns, found, strict=True)}
+
+
+def _check_types(name: str, deadband: Deadband, kinds: Mapping[str, DataType]) -> None:
+    if not isinstance(kinds[deadband.time], TimestampType):
+        raise _wrong_type(name, "time", deadband.time, kinds, "cast it to TIMESTAMP in a map or sql step")
+    for column in deadband.by:
+        if isinstance(kinds[column], (*_NESTED, FloatType, DoubleType)):
+            raise _wrong_type(name, "by", column, kinds, "use columns of text, integers, dates or times as the key")
+    for column, (most, _) in deadband.limits.items():
+        if isinstance(kinds[column], _NESTED):
+            raise _wrong_type(name, "columns", column, kinds, "compare its fields, after a flatten or map step")
+        if most is not None and not isinstance(kinds[column], NumericType):
+            raise _wrong_type(name, "columns", column, kinds, f"write `{column}: change`, or cast it to a number")
+
+
+def _wrong_type(step: str, option: str, column: str, kinds: Mapping[str, DataType], do: str) -> ConfigError:
+    return ConfigError(
+        f"step {step!r}: column {column!r} is {kinds[column].simpleString()}, which a deadband cannot compare",
+        option=option,
+        do=do,
+    )
+
+
+def _comparison(deadband: Deadband, kinds: Mapping[str, DataType]) -> Comparison:
     limits: list[Limit | None] = []
     for column, (most, relative) in deadband.limits.items():
         if most is None:
             limits.append(None)
-            continue
-        is_decimal = isinstance(rows.select(quoted_column(column)).schema[0].dataType, DecimalType)
-        limits.append(Limit(most if is_decimal else float(most), relative))
+        else:
+            limits.append(Limit(most if isinstance(kinds[column], DecimalType) else float(most), relative))
     return Comparison(tuple(limits), _micros(deadband.max_interval), _micros(deadband.expire))
 
 
 def _micros(duration: str | None) -> int | None:
     return None if duration is None else duration_ms(duration) * 1000
-
-
-def _key(rows: DataFrame, step: str, column: str) -> Column:
-    kind = rows.select(quoted_column(column)).schema[0].dataType
-    if isinstance(kind, (*_NESTED, FloatType, DoubleType)):
-        raise _wrong_type(step, "by", column, kind, "use columns of text, integers, dates or times as the key")
-    return _comparable(column, kind)
-
-
-def _value(rows: DataFrame, step: str, column: str, limit: float | str) -> Column:
-    kind = rows.select(quoted_column(column)).schema[0].dataType
-    if isinstance(kind, _NESTED):
-        raise _wrong_type(step, "columns", column, kind, "compare its fields, after a flatten or map step")
-    if limit != "change" and not isinstance(kind, NumericType):
-        raise _wrong_type(step, "columns", column, kind, f"write `{column}: change`, or cast it to a number")
-    return _comparable(column, kind)
-
-
-def _comparable(column: str, kind: DataType) -> Column:
-    # Arrow's type of a TIMESTAMP has the time zone of the session.
-    found = quoted_column(column)
-    return sf.unix_micros(found) if isinstance(kind, TimestampType) else found
-
-
-def _wrong_type(step: str, option: str, column: str, kind: DataType, do: str) -> ConfigError:
-    return ConfigError(
-        f"step {step!r}: column {column!r} is {kind.simpleString()}, which a deadband cannot compare",
-        option=option,
-        do=do,
-    )
 
 
 def _batch_number() -> int:
@@ -172,41 +163,18 @@ class CompareRows:
         if not given:
             return
         marks = pa.Table.from_struct_array(pa.chunked_array([batch.column(_MARKS) for batch in given]))
-        is_filtered = self._filtered(marks.combine_chunks(), np.zeros(len(marks), dtype=bool))
+        is_filtered = np.zeros(len(marks), dtype=bool)
+        for places, rows in _in_order(marks.combine_chunks()):
+            is_filtered[places] = ~np.asarray(self._reported(rows), dtype=bool)
         start = 0
         for batch in given:
             own = is_filtered[start : start + batch.num_rows]
             start += batch.num_rows
             yield _with_filtered(batch, own, self.step)
 
-    def _filtered(self, marks: pa.Table, found: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
-        import numpy as np
-        import pyarrow as pa
-
-        order = _fields(marks["order"])
-        keyed = pa.table(
-            {
-                "bucket": marks["bucket"],
-                "time_us": marks["time_us"],
-                **{f"order{n}": column for n, column in enumerate(order)},
-                "place": np.arange(len(marks)),
-            }
-        ).filter(marks["compared"])
-        if not keyed.num_rows:
-            return found
-        names = [name for name in keyed.column_names if name != "place"]
-        places = keyed.sort_by([(name, "ascending") for name in names])["place"]
-        ordered = marks.take(places)
-        buckets = np.asarray(ordered["bucket"])
-        edges = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
-        at = np.asarray(places)
-        for first, last in pairwise(edges):
-            reported = self._reported(int(buckets[first]), ordered.slice(first, last - first))
-            found[at[first:last]] = ~np.asarray(reported, dtype=bool)
-        return found
-
-    def _reported(self, bucket: int, rows: pa.Table) -> list[bool]:
-        keys, values = (_fields(rows[name]) for name in ("key", "value"))
+    def _reported(self, rows: pa.Table) -> list[bool]:
+        """Return for each of ``rows``, those of one bucket in order, if it is reported, after its state is stored."""
+        keys, values = (list(map(_as_numbers, _fields(rows[name]))) for name in ("key", "value"))
         columns: list[Any] = [
             zip(*(column.to_pylist() for column in keys), strict=True),
             rows["time_us"].to_pylist(),
@@ -217,11 +185,45 @@ class CompareRows:
         if self.directory is None:
             return self.comparison.reported({}, readings)
         key_kinds, kinds = ([column.type for column in found] for found in (keys, values))
-        state = Bucket(self.directory / str(bucket), self.batch(), key_kinds, kinds, self.comparison)
+        bucket = self.directory / str(rows["bucket"][0].as_py())
+        state = Bucket(bucket, self.batch(), key_kinds, kinds, self.comparison)
         state.read()
         reported = state.comparison.reported(state.state, readings)
         state.write()
         return reported
+
+
+def _in_order(marks: pa.Table) -> Iterator[tuple[np.ndarray[Any, Any], pa.Table]]:
+    """Yield for each bucket the places of its rows that are compared, in their order, and their marks."""
+    import numpy as np
+    import pyarrow as pa
+
+    keyed = pa.table(
+        {
+            "bucket": marks["bucket"],
+            "time_us": marks["time_us"],
+            **{f"order{n}": column for n, column in enumerate(_fields(marks["order"]))},
+            "place": np.arange(len(marks)),
+        }
+    ).filter(marks["compared"])
+    if not keyed.num_rows:
+        return
+    keyed = keyed.sort_by([(name, "ascending") for name in keyed.column_names if name != "place"])
+    ordered, places = marks.take(keyed["place"]), np.asarray(keyed["place"])
+    starts = np.flatnonzero(np.diff(np.asarray(keyed["bucket"]))) + 1
+    for first, last in pairwise([0, *starts.tolist(), len(places)]):
+        yield places[first:last], ordered.slice(first, last - first)
+
+
+def _as_numbers(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return dates and times as numbers.
+
+    Python has no years after 9999, and Arrow's type of a TIMESTAMP has the time zone of the session.
+    """
+    import pyarrow as pa
+
+    number = {32: pa.int32(), 64: pa.int64()}.get(column.type.bit_width) if pa.types.is_temporal(column.type) else None
+    return column if number is None else column.view(number)
 
 
 def _fields(column: pa.ChunkedArray[Any]) -> list[pa.Array[Any]]:

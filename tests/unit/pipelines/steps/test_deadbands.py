@@ -144,6 +144,30 @@ def test_repeated_batches_in_any_order_have_the_rows_of_the_model(
         assert found == expected
 
 
+def test_dates_and_times_that_python_does_not_have_are_compared(tmp_path: Path) -> None:
+    zoned = pa.timestamp("us", tz="Europe/Paris")
+    far = pa.array([4_000_000, None, -4_000_000, 4_000_000, None], pa.int32()).cast(pa.date32())
+    later = pa.array([2**62, 2**62, 2**62, 2**62, -(2**62)], pa.int64()).view(zoned)
+    places = pa.array(range(5), pa.int64())
+    marks: dict[str, pa.Array[Any]] = {
+        "bucket": pa.array([0] * 5, pa.int32()),
+        "compared": pa.array([True] * 5),
+        "time_us": places,
+        "arrived_us": places,
+        "order": pa.StructArray.from_arrays([places], names=["at0"]),
+        "key": pa.StructArray.from_arrays([far], names=["key0"]),
+        "value": pa.StructArray.from_arrays([later, far], names=["value0", "value1"]),
+    }
+    made: dict[str, pa.Array[Any]] = {
+        "_filtered": pa.nulls(5, pa.string()),
+        "_deadband": pa.StructArray.from_arrays(list(marks.values()), names=list(marks)),
+    }
+    rows = pa.record_batch(made)
+    for batch, reported in enumerate(({0, 1, 2, 4}, {1, 4})):
+        (found,) = CompareRows("changes", Comparison((None, None)), tmp_path, partial(int, batch))(iter([rows]))
+        assert {n for n, step in enumerate(found["_filtered"].to_pylist()) if step is None} == reported
+
+
 def test_an_empty_task_and_rows_that_are_left_out_write_no_state(tmp_path: Path) -> None:
     function = CompareRows("changes", COMPARISON, tmp_path, lambda: 0)
     assert list(function(iter(batches_of([], 1)))) == []
