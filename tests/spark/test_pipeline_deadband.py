@@ -12,6 +12,7 @@ import pytest
 
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.values import run_key
 from penstock.tube.record import Record
 from tests.spark.pipelines import Setup
 from tests.spark.test_pipeline_shared import undo
@@ -88,6 +89,8 @@ def test_only_changes_are_reported_across_runs_and_repeated_batches(setup_of: Ca
         undo(setup, "rows", table=table, ledger=True)
         setup.run()
         check(setup, expected, filtered=4)
+    sink = json.loads(setup.node.get(run_key(setup.topic)) or b"")["progress"]["sinks"]["rows"]
+    assert (sink["state_rows"], sink["state_by_kind"]["deadband"]["rows"]) == (3, 3)
     state = setup.state / "checkpoints" / "rows" / "deadbands" / "changes"
     assert {path.name for path in state.rglob("*.arrow")} <= {f"{batch:020}.arrow" for batch in range(4)}
     assert all(len(list(path.iterdir())) <= 2 for path in state.iterdir() if path.is_dir())

@@ -18,6 +18,7 @@ from penstock.pipelines.ledger.ledger import LedgerEntry, QueryCounts
 from penstock.pipelines.run.lease import RunRecord
 from penstock.pipelines.sources.readers import Lag, SourceMeter, planned
 from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.deadbands import StateSize
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.observability.metrics import CONTENT_TYPE, serve_page
 
@@ -53,7 +54,8 @@ class SinkProgress(QueryCounts):
     ``in_batch_s`` is the time since the batch began, ``behind_s`` the difference between the clock and the watermark.
     ``failing_s``: time since the first of the failures after the last finished batch, 0 if there is none.
     ``state_*``: rows that Spark keeps for dedupes, windows and joins, and their bytes in memory and, with RocksDB, on
-    disk; ``state_by_kind``: of these ``rows`` and ``bytes`` for each kind of step, ``dedupe``, ``window`` and ``join``.
+    disk, and keys of deadbands, and the bytes of their files; ``state_by_kind``: of these ``rows`` and ``bytes`` for
+    each kind of step, ``dedupe``, ``deadband``, ``window`` and ``join``.
     """
 
     batch: int | None = None
@@ -100,8 +102,8 @@ MEANINGS: Final = {
     "in_batch_records": "Records of the lag that are in the active batch; 0 between batches.",
     "in_batch_seconds": "Time since the active batch started; 0 between batches.",
     "behind_seconds": "Delay of the watermark behind the clock, and so of closed windows.",
-    "state_rows": "Rows in Spark's state for dedupes, windows and joins.",
-    "state_bytes": "Memory that these rows use, with RocksDB that of its caches and buffers.",
+    "state_rows": "Rows in Spark's state for dedupes, windows and joins, and keys of deadbands.",
+    "state_bytes": "Memory that these rows use, with RocksDB that of its caches and buffers; of deadbands their files.",
     "state_disk_bytes": "Size of RocksDB's files with these rows, on the disks of the workers.",
 }
 """Help text of each metric."""
@@ -149,6 +151,7 @@ class Progress:
         self._restarts = dict.fromkeys(sinks, 0)
         self._failing: dict[str, float] = {}
         self._last: dict[str, LedgerEntry] = {}
+        self._deadbands: dict[str, StateSize] = {}
         self._samples: dict[str, deque[_Sample]] = {sink: deque() for sink in sinks}
         self.latest: Mapping[str, SinkProgress] = {sink: SinkProgress() for sink in sinks}
         """The newest snapshot; replaced atomically, so that other threads may read it."""
@@ -162,8 +165,10 @@ class Progress:
         self._failing = {}
         self.latest = {sink: self.latest.get(sink, SinkProgress()) for sink in sinks}
 
-    def finished(self, entry: LedgerEntry, now: float, took_s: float) -> None:
-        """Add a finished batch and its duration."""
+    def finished(self, entry: LedgerEntry, now: float, took_s: float, deadbands: StateSize | None = None) -> None:
+        """Add a finished batch, its duration, and the size of the state of deadbands after it."""
+        if deadbands is not None:
+            self._deadbands[entry.sink] = deadbands
         self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
         self._last[entry.sink] = entry
         self._failing.pop(entry.sink, None)
@@ -224,7 +229,7 @@ class Progress:
             behind_s=None
             if entry is None or not entry.watermark_ms
             else round((wall_ms - entry.watermark_ms) / 1000, 3),
-            **queries.get(sink, {}),
+            **_with_deadbands(queries.get(sink, {}), self._deadbands.get(sink)),
         )
 
     def _rate(self, sink: str, now: float, *, runs: bool) -> float:
@@ -237,6 +242,18 @@ class Progress:
 
 def _seconds(lag: Lag | None) -> float | None:
     return None if lag is None or lag.seconds is None else round(lag.seconds, 3)
+
+
+def _with_deadbands(found: Mapping[str, Any], deadbands: StateSize | None) -> Mapping[str, Any]:
+    """Add the state of ``deadbands``, which Spark does not know, to the values of :func:`of_spark`."""
+    if deadbands is None:
+        return found
+    return {
+        **found,
+        "state_rows": found.get("state_rows", 0) + deadbands.rows,
+        "state_bytes": found.get("state_bytes", 0) + deadbands.bytes,
+        "state_by_kind": {**found.get("state_by_kind", {}), "deadband": deadbands._asdict()},
+    }
 
 
 _FILES = "rocksdbSstFileSize"
@@ -399,9 +416,9 @@ class ProgressMonitor:
         self._progress.replace_sinks(list(ends))
         self._meter.start()
 
-    def finished(self, entry: LedgerEntry, took_s: float) -> None:
-        """Add a finished batch and its duration."""
-        self._progress.finished(entry, time.monotonic(), took_s)
+    def finished(self, entry: LedgerEntry, took_s: float, deadbands: StateSize | None = None) -> None:
+        """Add a finished batch, its duration, and the size of the state of deadbands after it."""
+        self._progress.finished(entry, time.monotonic(), took_s, deadbands)
         self._ends[entry.sink] = entry.end
 
     def restarted(self, sink: str, failing_since: float) -> None:

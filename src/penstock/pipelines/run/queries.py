@@ -47,7 +47,7 @@ from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import JOIN_COUNTS, JOIN_OUTCOMES, JOIN_SIDES
 from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.state_dir.deadbands import deadband_directory
+from penstock.pipelines.state_dir.deadbands import StateSize, deadband_directory, state_size
 from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
 from penstock.pipelines.steps.joins import join_counts, late_counts, mark_late, with_values
@@ -160,10 +160,11 @@ class BatchCounts(NamedTuple):
 
 
 class FinishedBatch(NamedTuple):
-    """A finished batch and its duration in seconds."""
+    """A finished batch, its duration in seconds, and the size of the state of deadbands after it."""
 
     entry: LedgerEntry
     took_s: float
+    deadbands: StateSize | None = None
 
 
 class SinkBatches:
@@ -213,7 +214,11 @@ class SinkBatches:
                 self._last = entry
             finally:
                 self.running = {}
-        self._context.report(FinishedBatch(entry, time.monotonic() - began))
+        self._context.report(FinishedBatch(entry, time.monotonic() - began, self._deadbands()))
+
+    def _deadbands(self) -> StateSize | None:
+        steps = [step.name for step in self.plan.steps if step.deadband is not None]
+        return state_size(deadband_directory(self.checkpoint.path), steps) if steps else None
 
     def _process(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         if self.plan.windowed:

@@ -789,7 +789,7 @@ class _PipelineRun:
             running = next(each for each in self._queries if entry.sink in each.built.sinks)
             running.progressed()
             check_nothing_dropped(running)
-            self._watch.finished(entry, found.took_s)
+            self._watch.finished(entry, found.took_s, found.deadbands)
             self._source.publish(entry.sink, entry.end)
             if self._traces is not None:
                 self._traces.finished(found)

@@ -62,7 +62,11 @@ _TOKEN = re.compile(
     r"|(?P<word>[A-Za-z_0-9]+)|(?P<mark>[<>(),:])|(?P<other>.)",
     re.DOTALL,
 )
-_ALL_TYPES = (*SIMPLE, *_WITH_LENGTH, "ARRAY", "MAP", "STRUCT")
+_NESTED = ("ARRAY", "MAP", "STRUCT")
+_ALL_TYPES = (*SIMPLE, *_WITH_LENGTH, *_NESTED)
+_FLOATS = frozenset(name for name, kind in SIMPLE.items() if kind == "float")
+_DECIMALS = frozenset(name for name, most in _WITH_LENGTH.items() if most == 2)
+_NUMBERS = _FLOATS | _DECIMALS | {name for name, kind in SIMPLE.items() if kind == "exact" and name != "BOOLEAN"}
 
 
 class Column(NamedTuple):
@@ -306,28 +310,11 @@ def _deadband_problems(deadband: Deadband, before: Columns, where: Location) -> 
                 continue
             kind = re.split(r"[<( ]", column.type.upper(), maxsplit=1)[0]
             place = (*where, option, number if option == "by" else name)
-            if kind in _NESTED or (option == "by" and kind in _FLOATS):
+            if kind in (*_NESTED, "VARIANT") or (option == "by" and kind in _FLOATS):
                 yield Problem(place, name, f"expected a column that can be compared; {name} is {column.type}")
             elif option == "columns" and deadband.limits[name][0] is not None and kind not in _NUMBERS:
                 expected = f"expected `change` for a column that is no number; {name} is {column.type}"
                 yield Problem(place, name, expected)
-
-
-_NESTED = frozenset(("ARRAY", "MAP", "STRUCT", "VARIANT"))
-_FLOATS = frozenset(("FLOAT", "REAL", "DOUBLE"))
-_NUMBERS = _FLOATS | {
-    "TINYINT",
-    "BYTE",
-    "SMALLINT",
-    "SHORT",
-    "INT",
-    "INTEGER",
-    "BIGINT",
-    "LONG",
-    "DECIMAL",
-    "DEC",
-    "NUMERIC",
-}
 
 
 def _partition_problems(

@@ -30,7 +30,17 @@ from penstock.spark.files.object_storage import ObjectPath, StoragePath
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Bucket", "Comparison", "LastReport", "Limit", "Reading", "deadband_directory", "stored_buckets"]
+__all__ = [
+    "Bucket",
+    "Comparison",
+    "LastReport",
+    "Limit",
+    "Reading",
+    "StateSize",
+    "deadband_directory",
+    "state_size",
+    "stored_buckets",
+]
 
 _DIGITS = 20
 _FILE = re.compile(rf"(\d{{{_DIGITS}}})\.arrow")
@@ -54,6 +64,35 @@ def stored_buckets(directory: StoragePath, wanted: int) -> int:
     path = directory / "buckets.json"
     create_json(path, {"buckets": wanted})
     return int(read_json(path)["buckets"])
+
+
+class StateSize(NamedTuple):
+    """Number of keys in the state of deadbands, and bytes of the files with them."""
+
+    rows: int
+    bytes: int
+
+
+def state_size(directory: StoragePath, steps: Iterable[str]) -> StateSize | None:
+    """Return the size of the state of the deadband ``steps`` below ``directory``, between two batches.
+
+    None in a bucket, where each part of the state would need requests.
+    """
+    import pyarrow as pa
+
+    if isinstance(directory, ObjectPath):
+        return None
+    rows = size = 0
+    for step in steps:
+        for bucket in (directory / step).iterdir():
+            newest = max((match[0] for match in listed(bucket, _FILE)), default=None) if bucket.is_dir() else None
+            if newest is None:
+                continue
+            size += (bucket / newest).stat().st_size
+            # Mapped: the keys are counted without being read.
+            with pa.memory_map(str(bucket / newest)) as file, pa.ipc.open_file(file) as found:
+                rows += sum(found.get_batch(n).num_rows for n in range(found.num_record_batches))
+    return StateSize(rows, size)
 
 
 class Limit(NamedTuple):

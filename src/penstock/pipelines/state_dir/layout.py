@@ -338,8 +338,7 @@ def _linked(temporary: Path, path: Path) -> bool:
         # Some mounted file systems do not support links: there, two concurrent calls may both return True.
         if path.exists():
             return False
-        path.write_bytes(temporary.read_bytes())
-        sync_file(path)
+        temporary.replace(path)
     sync_directory(path.parent)
     return True
 

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.pipelines.ledger.ledger import LedgerEntry
 from penstock.pipelines.run.progress import Progress, SinkProgress, metric_values, of_spark, render
 from penstock.pipelines.sources.readers import Lag
+from penstock.pipelines.state_dir.deadbands import StateSize
 
 WALL_MS = 1_700_000_000_000
 
@@ -106,3 +107,15 @@ def test_spark_progress_becomes_metrics() -> None:
     assert (numbers["batch_seconds"], numbers["state_bytes"], numbers["rows_per_second"]) == (0.25, 150, 0.0)
     assert "lag_seconds" not in numbers
     assert "state_by_kind" not in numbers
+
+
+def test_the_state_of_deadbands_is_added_to_that_of_spark() -> None:
+    progress = Progress(["rows"])
+    progress.finished(entry(0, 10), 1.0, 1.0, StateSize(5, 1_000))
+    assert take(progress, 1.0).state_rows == 5
+    spark = {"state_rows": 7, "state_bytes": 150, "state_by_kind": {"dedupe": {"rows": 7, "bytes": 150}}}
+    # It stays until the next batch that measures it.
+    progress.finished(entry(1, 10), 2.0, 1.0)
+    found = take(progress, 2.0, queries={"rows": spark})
+    assert (found.state_rows, found.state_bytes) == (12, 1_150)
+    assert found.state_by_kind == {"dedupe": {"rows": 7, "bytes": 150}, "deadband": {"rows": 5, "bytes": 1_000}}

@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.state_dir.deadbands import Bucket, Comparison, LastReport, Limit, Reading, stored_buckets
+from penstock.pipelines.state_dir.deadbands import (
+    Bucket,
+    Comparison,
+    LastReport,
+    Limit,
+    Reading,
+    state_size,
+    stored_buckets,
+)
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, storage_path
 from tests.object_storage import ObjectStorage
 
@@ -107,6 +115,7 @@ def test_a_state_in_a_bucket_is_one_of_objects(object_storage: ObjectStorage) ->
         run(state, 3, 9.0)
     assert stored_buckets(step, 3) == 3
     assert stored_buckets(step, 5) == 3
+    assert state_size(step, ["changes"]) is None
 
 
 def test_a_repeated_batch_begins_with_the_same_state(tmp_path: Path) -> None:
@@ -191,6 +200,21 @@ def test_an_empty_state_is_stored_too(tmp_path: Path) -> None:
     found.state.clear()
     found.write()
     assert bucket(tmp_path, 2).state == {}
+
+
+def test_the_size_is_that_of_the_newest_files(tmp_path: Path) -> None:
+    for step, place, batch in (("a", "0", 0), ("a", "0", 1), ("a", "3", 1), ("b", "1", 0), ("other", "0", 0)):
+        stored_buckets(tmp_path / step, 4)
+        run(tmp_path / step / place, batch, float(batch))
+    empty = bucket(tmp_path / "a" / "3", 2)
+    empty.state.clear()
+    empty.write()
+    newest = [
+        tmp_path / "a/0" / f"{1:020}.arrow",
+        tmp_path / "a/3" / f"{2:020}.arrow",
+        tmp_path / "b/1" / f"{0:020}.arrow",
+    ]
+    assert state_size(tmp_path, ["a", "b"]) == (2, sum(path.stat().st_size for path in newest))
 
 
 def test_the_number_of_buckets_stays(tmp_path: Path) -> None:
