@@ -134,7 +134,8 @@ def test_killed_drivers(node: Node, tmp_path: Path) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
     print(f"PENSTOCK_CHAOS_SEED={seed}")
     rounds = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "3"))
-    dice, stop = random.Random(seed), threading.Event()
+    # Of their own for each thread, so that the seed gives the same changes and the same pauses again.
+    dice, pauses, stop = random.Random(seed), random.Random(seed), threading.Event()
     lake, state, file = tmp_path / "lake", tmp_path / "state", tmp_path / "p.yaml"
     orders, number = lake / "orders", 0
 
@@ -182,7 +183,7 @@ def test_killed_drivers(node: Node, tmp_path: Path) -> None:
         with Driver(tmp_path, file, f"--state-dir={state}", "--spark-master=local[2]") as driver:
             for count in range(rounds):
                 until(partial(driver.has_batch, len(driver.events)), "a batch after the last kill")
-                threading.Event().wait(dice.uniform(0.0, 1.0) if count else 0.0)
+                time.sleep(pauses.uniform(0.0, 1.0) if count else 0.0)
                 driver.kill()
                 if not count:
                     thread.start()

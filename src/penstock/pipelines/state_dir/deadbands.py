@@ -303,28 +303,32 @@ class Bucket:
             raise self._late() from None
         try:
             table = pa.ipc.open_file(data).read_all()
-            about = _About.decoded((table.schema.metadata or {})[_METADATA], self.values)
+            self._check_types(table.schema, path)
+            return table, _About.decoded((table.schema.metadata or {})[_METADATA], self.values)
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise StorageError(
                 f"the state of a deadband is not readable: {error}",
                 path=str(path),
                 do="restore the file; or run again with a new state directory and new tables",
             ) from error
-        if not table.schema.equals(self._schema(), check_metadata=False):
+
+    def _check_types(self, found: pa.Schema, path: StoragePath) -> None:
+        if not found.equals(self._schema(), check_metadata=False):
             raise StorageError(
                 "the state of a deadband has columns of other types",
                 path=str(path),
-                why=f"it has {_kinds(table.schema)}, and the step compares {_kinds(self._schema())}",
+                why=f"it has {_kinds(found)}, and the step compares {_kinds(self._schema())}",
                 do="cast the columns to the types that they had; or give the sink a new name and a new table",
             )
-        return table, about
 
     def _late(self) -> StorageError:
         return StorageError(
             f"the state of a deadband before batch {self.batch} no longer exists",
             path=str(self.directory),
-            why="a later batch has replaced it: this attempt is late, or this run has lost its lease",
-            do="check which run holds the lease (penstock pipeline status)",
+            why="a later batch has replaced it: this attempt is late, this run has lost its lease, or the checkpoint "
+            "is older than the state, after a power loss or an incomplete restore",
+            do="check which run holds the lease (penstock pipeline status); if it is this one, restore the whole state "
+            "directory, or give the sink a new name and a new table",
         )
 
 
