@@ -73,6 +73,7 @@ __all__ = [
     "mark_dead",
     "record_identity",
     "refuse_internal",
+    "rejected_after",
     "rows_of",
     "source_rows",
     "too_large",
@@ -202,6 +203,12 @@ def mark_dead(
         return rows
     checked = alive() if valid is None else alive() & ~valid
     return rows.withColumn("_dead", sf.when(checked, sf.coalesce(*causes)).otherwise(sf.col("_dead")))
+
+
+def rejected_after(after: Sequence[str]) -> Column:
+    """Return the condition that a row is a redriven dead letter of one of the later steps ``after``."""
+    rejected_by = sf.split("_redrive.step", ",")
+    return sf.coalesce(sf.exists(rejected_by, lambda each: each.isin(*after)), sf.lit(False))
 
 
 ADDED_ROWS = "coalesce(_more, 0)"

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
-from penstock.pipelines.rows import alive, mark_dead, record_identity
+from penstock.pipelines.rows import alive, mark_dead, record_identity, rejected_after
 from penstock.pipelines.spec.steps import Deadband
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.state_dir.deadbands import Bucket, Comparison, Limit, Reading, stored_buckets
@@ -71,13 +71,11 @@ def deadband_step(
         buckets = stored_buckets(state, buckets)
     without = sf.lit(f"column {deadband.time!r} is null, so it has no place in the order of rows")
     rows = mark_dead(rows, name, [(NO_TIME, sf.when(time.isNull(), without))])
-    rejected_by = sf.split("_redrive.step", ",")
-    again = sf.coalesce(sf.exists(rejected_by, lambda each: each.isin(*after)), sf.lit(False))
     # Apache's brokers do not return the append time of a record; in a stream the current time is that of the batch.
     arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
     marks = sf.struct(
         sf.pmod(sf.xxhash64(*map(quoted_column, deadband.by)), sf.lit(buckets)).cast("int").alias("bucket"),
-        (alive() & ~again).alias("compared"),
+        (alive() & ~rejected_after(after)).alias("compared"),
         sf.unix_micros(time).alias("time_us"),
         sf.unix_micros(arrived).alias("arrived_us"),
         sf.struct(

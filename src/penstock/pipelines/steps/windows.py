@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.errors import shortened
-from penstock.pipelines.rows import alive, mark_dead
+from penstock.pipelines.rows import alive, mark_dead, rejected_after
 from penstock.pipelines.spec.steps import Dedupe, Step, Window
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.steps.expressions import FAILED, quoted_column, tried_windows, try_arguments
@@ -83,8 +83,7 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
     # A redriven dead letter has the id of its record, but is not a duplicate of it.
     again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_redrive.parts"), row_id)
     # The same for a record that passed this step and was rejected by a later one: the state contains its id.
-    rejected_by = sf.split("_redrive.step", ",")
-    first = ~sf.coalesce(sf.exists(rejected_by, lambda each: each.isin(*after)), sf.lit(False))
+    first = ~rejected_after(after)
     own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), row_id)).otherwise(again)
     if dedupe.key != "id":
         # A row without the key, such as a dead row, is compared by its id.
