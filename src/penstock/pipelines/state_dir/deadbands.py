@@ -220,6 +220,8 @@ class Bucket:
     _base: int = _NONE
     _older: list[int] = field(default_factory=list)
     """Numbers of the files before the one that was read."""
+    _is_repeated: bool = False
+    """Whether the file of the batch existed."""
 
     def read(self) -> None:
         """Read the state before the batch, and the comparison of its first attempt if it is repeated.
@@ -233,6 +235,7 @@ class Bucket:
             # the file is the state that these lead to, and the sink may have the rows.
             _, about = self._file(self.batch)
             self._base, self.comparison = about.base, about.comparison
+            self._is_repeated = True
         else:
             if any(number > self.batch for number in numbers):
                 raise self._late()
@@ -256,9 +259,16 @@ class Bucket:
         """Create the file of the batch, synced, and delete those before the one that was read.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: it cannot be written, or an attempt at the same time created another one, by other limits.
         """
-        create_bytes(self.directory / self._name(self.batch), self._encoded())
+        path, data = self.directory / self._name(self.batch), self._encoded()
+        if not create_bytes(path, data) and not self._is_repeated and read_bytes(path) != data:
+            raise StorageError(
+                f"the state of a deadband after batch {self.batch} is another one",
+                path=str(path),
+                why="an attempt at the same time, such as that of a run that has lost its lease, used other limits",
+                do="run again: the batch is repeated by the limits of that attempt",
+            )
         for number in self._older:
             (self.directory / self._name(number)).unlink(missing_ok=True)
 

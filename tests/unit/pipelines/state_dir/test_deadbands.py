@@ -160,6 +160,20 @@ def test_two_attempts_at_the_same_time_have_the_same_result(tmp_path: Path) -> N
     assert bucket(tmp_path, 2).state == {("a",): LastReport((2.0,), 1, 1)}
 
 
+def test_an_attempt_by_other_limits_fails_if_one_at_the_same_time_stores_its_state(tmp_path: Path) -> None:
+    """Its rows would lack a report that the state has."""
+    run(tmp_path, 0, 1.0)
+    wide = Comparison((Limit(5.0, relative=False),))
+    first, second = bucket(tmp_path, 1), bucket(tmp_path, 1, wide)
+    row = Reading(("a",), 1, 1, (2.0,))
+    assert first.comparison.reported(first.state, [row]) == [True]
+    assert second.comparison.reported(second.state, [row]) == [False]
+    first.write()
+    with pytest.raises(StorageError, match="after batch 1 is another one"):
+        second.write()
+    assert run(tmp_path, 1, 2.0, Limit(5.0, relative=False)) is True
+
+
 def test_an_attempt_that_ends_late_changes_nothing(tmp_path: Path) -> None:
     run(tmp_path, 0, 1.0)
     late = bucket(tmp_path, 1)
