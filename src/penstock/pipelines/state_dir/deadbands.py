@@ -76,22 +76,25 @@ class StateSize(NamedTuple):
 def state_size(directory: StoragePath, steps: Iterable[str]) -> StateSize | None:
     """Return the size of the state of the deadband ``steps`` below ``directory``, between two batches.
 
-    None in a bucket, where each part of the state would need requests.
+    None in a bucket, where each part of the state would need requests, and if a file cannot be read.
     """
     import pyarrow as pa
 
     if isinstance(directory, ObjectPath):
         return None
     rows = size = 0
-    for step in steps:
-        for bucket in (directory / step).iterdir():
-            newest = max((match[0] for match in listed(bucket, _FILE)), default=None) if bucket.is_dir() else None
-            if newest is None:
-                continue
-            size += (bucket / newest).stat().st_size
-            # Mapped: the keys are counted without being read.
-            with pa.memory_map(str(bucket / newest)) as file, pa.ipc.open_file(file) as found:
-                rows += sum(found.get_batch(n).num_rows for n in range(found.num_record_batches))
+    try:
+        for step in steps:
+            for bucket in (directory / step).iterdir():
+                newest = max((match[0] for match in listed(bucket, _FILE)), default=None) if bucket.is_dir() else None
+                if newest is None:
+                    continue
+                size += (bucket / newest).stat().st_size
+                # Mapped: the keys are counted without being read.
+                with pa.memory_map(str(bucket / newest)) as file, pa.ipc.open_file(file) as found:
+                    rows += sum(found.get_batch(n).num_rows for n in range(found.num_record_batches))
+    except OSError:  # a late attempt replaces files; the batch is committed, and only a figure is missing
+        return None
     return StateSize(rows, size)
 
 
