@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from penstock.mqtt.codec.topics import matches
 from penstock.payloads.avro import AvroMessages
-from penstock.payloads.avro_schema import AvroType, parse_avro_schema
+from penstock.payloads.avro_schema import AvroType
 from penstock.payloads.errors import NOT_PROTOBUF, PayloadError
 from penstock.payloads.protobuf import ProtobufMessages
+from penstock.payloads.protobuf_schema import is_map, map_fields
 
-__all__ = ["NO_SCHEMAS", "PayloadSchema", "PayloadSchemas"]
+__all__ = ["MAX_VALUES", "NO_SCHEMAS", "PayloadSchema", "PayloadSchemas"]
+
+MAX_VALUES: Final = 10_000
+"""Maximum number of values of a decoded payload: more would occupy the event loop, and are too many to read."""
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - local times have no time zone
 
@@ -38,10 +42,13 @@ class PayloadSchema:
         """
         if isinstance(self.messages, AvroMessages):
             values = self.messages.decode(payload)
-            return _readable(parse_avro_schema(self.messages.text).record, values)
-        from google.protobuf import json_format  # takes long, and only nodes with such a schema need it
+            return _readable(self.messages.record, values)
+        # These take long, and only nodes with such a schema need them.
+        from google.protobuf import json_format
+        from google.protobuf.message import DecodeError
 
         message, new = self.messages.parse(payload)
+        _count(message, MAX_VALUES)
         pool: Any = message.DESCRIPTOR.file.pool
         try:
             fields = json_format.MessageToDict(
@@ -50,9 +57,10 @@ class PayloadSchema:
             )  # fmt: skip
         except (
             json_format.Error,
+            DecodeError,
             TypeError,
             ValueError,
-        ) as error:  # no time of the calendar, an unknown type in Any, …
+        ) as error:  # no time of the calendar, an unknown type or broken bytes in Any, …
             raise PayloadError(NOT_PROTOBUF, f"the message has no JSON: {error}") from None
         return {**fields, **new}
 
@@ -69,6 +77,29 @@ class PayloadSchemas:
 
 
 NO_SCHEMAS = PayloadSchemas()
+
+
+def _count(message: Any, left: int) -> int:
+    """Return ``left`` less the fields of ``message`` and of the messages in it.
+
+    JSON has fields that are not set as well: a message in a list may have two bytes and hundreds of fields.
+
+    Raises:
+        PayloadError: there are more than ``left``.
+    """
+    left -= 1 + len(message.DESCRIPTOR.fields)
+    if left < 0:
+        raise PayloadError(NOT_PROTOBUF, f"the message has more than {MAX_VALUES} fields, set or not")
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if is_map(field):
+            found = value.values() if map_fields(field)[1].message_type is not None else ()
+        else:
+            found = value if field.is_repeated else (value,)
+        for each in found:
+            left = _count(each, left)
+    return left
 
 
 def _readable(kind: AvroType, value: object) -> object:

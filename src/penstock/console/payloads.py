@@ -14,7 +14,7 @@ from typing import Any, Final
 import cbor2
 import msgpack  # type: ignore[import-untyped]
 
-from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
+from penstock.console.payload_schemas import MAX_VALUES, NO_SCHEMAS, PayloadSchemas
 from penstock.mqtt.sparkplug import NAMESPACE, parse_topic, payload_as_dict
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Payload", "show_payload"]
@@ -25,7 +25,6 @@ _CBOR_TYPES: Final = ("application/cbor", "application/senml+cbor")
 _MSGPACK_TYPES: Final = ("application/msgpack", "application/vnd.msgpack", "application/x-msgpack")
 _decoder: Final = codecs.getincrementaldecoder("utf-8")
 _MAX_DEPTH: Final = 64
-_MAX_ITEMS: Final = 10_000
 _MAX_GROWTH: Final = 16
 """Limit of the characters of a decoded value's texts, as a multiple of :data:`MAX_PAYLOAD_BYTES`, or of a longer
 payload: each row of a Sparkplug dataset repeats the names of its columns."""
@@ -142,7 +141,7 @@ def _reference(*_: object) -> object:
 
 def _as_json(value: Any, data: bytes) -> str:
     """Return ``value``, which was decoded from ``data``, as JSON. Raises ValueError if it is too large."""
-    budget = _Budget(_MAX_ITEMS, _MAX_GROWTH * max(len(data), MAX_PAYLOAD_BYTES))
+    budget = _Budget(MAX_VALUES, _MAX_GROWTH * max(len(data), MAX_PAYLOAD_BYTES))
     return json.dumps(_plain(value, budget), ensure_ascii=False)
 
 

@@ -47,6 +47,11 @@ class AvroMessages:
         """A record without fields has no columns."""
         return False
 
+    @property
+    def record(self) -> AvroType:
+        """The type of the messages."""
+        return _compiled(self.text)[0].record
+
     def decode(self, payload: bytes) -> dict[str, object]:
         """Return the fields of ``payload``.
 

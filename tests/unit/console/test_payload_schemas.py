@@ -120,6 +120,8 @@ def test_protobuf_is_shown_with_the_names_of_the_file_and_defaults() -> None:
         (ProtobufMessages(SET, "Reading"), b"\x08\x05", "text", "the field 'machine' has another type"),
         (ProtobufMessages(SET, "Box"), b"\x0a\x05\x0a\x03t/x", "text", "the message has no JSON"),
         (ProtobufMessages(SET, "Reading"), b"\x22\x09\x08" + b"\xff" * 7 + b"\x7f", "binary", "has no JSON"),
+        (ProtobufMessages(SET, "Box"), b"\x0a\x15\x0a\x0ft/plant.Reading\x12\x02\x0a\xff", "binary", "has no JSON"),
+        (ProtobufMessages(SET, "Reading"), b"\x5a\x00" * 4000, "text", "more than 10000 fields, set or not"),
         (ProtobufMessages(SET, "Other"), b"\x32\xfeO" + b"\x01" * 10_238, "binary", "the value is too large"),
         (ProtobufMessages(SET, "Node"), b"", "protobuf", None),
     ],
