@@ -1,11 +1,11 @@
 // Dead letters of a pipeline: groups by step and reason, the records, and what can be done with them after a preview.
 import { useRef, useState } from "preact/hooks";
-import { clock, Failure, html, link, number, request, usePoll } from "./lib.js";
+import { clock, counted, Failure, html, link, number, request, usePoll } from "./lib.js";
 import { Value } from "./records.js";
 import { Facts, Plain } from "./table.js";
 
 const STATES = ["open", "corrected", "redriven", "resolved", "discarded"];
-const letters = (count) => (count === 1 ? "1 letter" : `${number(count)} letters`);
+const letters = (count) => counted(count, "letter");
 const DONE = { redrive: "sent to the source again", resolve: "resolved", discard: "discarded", reopen: "opened again", purge: "deleted" };
 
 export function DeadLetters({ route }) {

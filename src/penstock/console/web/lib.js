@@ -145,6 +145,8 @@ export function bytes(count) {
 }
 
 export const number = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en-US").replaceAll(",", "\u202f"));
+/** A number with its noun: "1 record", "2 records". */
+export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 export const rate = (value) => (value == null ? "–" : value >= 100 || value === 0 ? number(value) : value.toFixed(1));
 export const lag = (row) => (row.lag_records == null ? "–" : `${row.lag_exact === false ? "≤ " : ""}${number(row.lag_records)}`);
 export const oldest = (row) => (row.lag_records && row.lag_s ? age(row.lag_s) : "–");

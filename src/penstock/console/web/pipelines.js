@@ -1,7 +1,7 @@
 // Pipelines as their runs report them: a list, and a page for one with its sinks.
 import { useContext, useState } from "preact/hooks";
 import { Graph } from "./graph.js";
-import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
+import { age, bytes, clock, counted, Failure, html, lag, link, number, oldest, rate, request, Session, usePoll } from "./lib.js";
 import { Facts, List, Plain } from "./table.js";
 
 const BAD = { failed: "bad", lost: "bad", running: "", stopped: "dim", "never run": "dim" };
@@ -39,7 +39,7 @@ function Pipeline({ name }) {
     <${Facts} facts=${[
       ["State", state(pipeline)], ["Run", pipeline.run], ["Host", pipeline.host && `${pipeline.host}, process ${pipeline.pid ?? "–"}`],
       ["Since (UTC)", pipeline.since_at === null ? null : clock(pipeline.since_at)], ["Last report", pipeline.status_age_s === null ? null : `${age(pipeline.status_age_s)} ago`],
-      ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} records, ${oldest(pipeline)}`], ["Restarts of queries", number(pipeline.restarts)],
+      ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} ${pipeline.lag_records === 1 ? "record" : "records"}, ${oldest(pipeline)}`], ["Restarts of queries", number(pipeline.restarts)],
       ["Spark", pipeline.spark_ui && html`<a href=${pipeline.spark_ui} rel="noreferrer">Web interface of Spark</a>, as the driver's host sees it`],
       ["Consumer groups", html`<a href=${link("groups", null, { q: `pipeline-${name}-` })}>pipeline-${name}-…</a>`],
       ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>, or here if the node has the pipeline in <code>pipelines</code> of its configuration`],
@@ -62,7 +62,7 @@ function Pipeline({ name }) {
       { title: "Duplicates", right: true, cell: (row) => number(row.duplicates) }, { title: "Late", right: true, cell: (row) => number(row.late) },
       ...(sinks.some((row) => row.exploded) ? [{ title: "Exploded", right: true, cell: (row) => number(row.exploded) }] : []),
       { title: "Batch time", right: true, cell: (row) => age(row.batch_s) }, { title: "In the batch", right: true, cell: (row) => (row.in_batch_records ? `${number(row.in_batch_records)}, ${age(row.in_batch_s)}` : "–") },
-      { title: "Watermark behind", right: true, cell: (row) => age(row.behind_s) }, { title: "State", right: true, cell: (row) => (row.state_rows ? `${number(row.state_rows)} rows, ${bytes(row.state_bytes)}${row.state_disk_bytes === null ? "" : `, ${bytes(row.state_disk_bytes)} on disk`}` : "–") },
+      { title: "Watermark behind", right: true, cell: (row) => age(row.behind_s) }, { title: "State", right: true, cell: (row) => (row.state_rows ? `${counted(row.state_rows, "row")}, ${bytes(row.state_bytes)}${row.state_disk_bytes === null ? "" : `, ${bytes(row.state_disk_bytes)} on disk`}` : "–") },
     ]} />`}`;
 }
 
@@ -79,7 +79,7 @@ function figures(node, { pipeline, sinks, expectations }, letters) {
       node.lag_records != null && { text: `lag ${lag(node)}${node.lag_records ? `, ${oldest(node)}` : ""}`, level: node.lag_records ? "warn" : "dim" },
       checked.length > 0 && { text: `violations: ${number(worst.reduce((sum, each) => sum + each, 0))}`, level: worst.some(Boolean) ? "warn" : "dim" },
       node.behind_s != null && { text: `watermark ${age(node.behind_s)} behind`, level: "dim" },
-      node.state_rows != null && { text: `state ${number(node.state_rows)} rows, ${bytes(node.state_bytes)}`, level: "dim" },
+      node.state_rows != null && { text: `state ${counted(node.state_rows, "row")}, ${bytes(node.state_bytes)}`, level: "dim" },
       rejected,
     ].filter(Boolean);
   }
@@ -91,7 +91,7 @@ function figures(node, { pipeline, sinks, expectations }, letters) {
     { text: `${number(sink.out)} written`, level: "" },
     sink.lag_records != null && { text: `lag ${lag(sink)}${sink.lag_records ? `, ${oldest(sink)}` : ""}`, level: sink.lag_records ? "warn" : "dim" },
     sink.behind_s != null && { text: `watermark ${age(sink.behind_s)} behind`, level: "dim" },
-    sink.state_rows > 0 && { text: `state ${number(sink.state_rows)} rows, ${bytes(sink.state_bytes)}`, level: "dim" },
+    sink.state_rows > 0 && { text: `state ${counted(sink.state_rows, "row")}, ${bytes(sink.state_bytes)}`, level: "dim" },
     sink.dead > 0 && { text: `${number(sink.dead)} dead`, level: "bad" },
     rejected,
   ].filter(Boolean);
@@ -112,7 +112,7 @@ function Letters({ name, show }) {
     }, (problem) => set({ count: null, error: problem, busy: false }));
   };
   return html`<div class="action" aria-busy=${busy}><button class="secondary" disabled=${busy} onClick=${read}>Count the dead letters of each step</button>
-    ${error && html`<${Failure} error=${error} />`}${count !== null && html`<p role="status">${count === 0 ? "No dead letter is open." : `${number(count)} dead letters are open, see the graph.`}</p>`}</div>`;
+    ${error && html`<${Failure} error=${error} />`}${count !== null && html`<p role="status">${count === 0 ? "No dead letter is open." : `${counted(count, "dead letter")} ${count === 1 ? "is" : "are"} open, see the graph.`}</p>`}</div>`;
 }
 
 const MARKS = { "+": ["new", "added"], "~": ["changed", "warn"], "-": ["removed", "removed"], "=": ["continues", "dim"], "?": ["asks before it writes all records again", "warn"], "!": ["cannot continue", "bad"] };

@@ -1,6 +1,6 @@
 // The message browser: records of a TubeMQ topic by offset, by time, newest first, filtered, and as they arrive.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, clock, download, Failure, html, indented, link, number, poll, request, usePoll } from "./lib.js";
+import { bytes, clock, counted, download, Failure, html, indented, link, number, poll, request, usePoll } from "./lib.js";
 import { Facts } from "./table.js";
 
 const STARTS = [["newest", "newest"], ["earliest", "earliest"], ["time", "a time"], ["offset", "an offset"], ["end", "new records"]];
@@ -81,7 +81,7 @@ const filtered = ({ q, key, attribute, json }) => Boolean(q || key || attribute 
 
 function notes(data) {
   return [
-    data.damaged > 0 && `${number(data.damaged)} records cannot be read: their checksum is wrong.`,
+    data.damaged > 0 && `${counted(data.damaged, "record")} cannot be read: the checksum is wrong.`,
     data.expired && "The retention has deleted records between the chosen start and the first one.",
     data.unsearched > 0 && `${number(data.unsearched)} values are longer than 256 KiB and were not searched for the JSON path.`,
   ].filter(Boolean);
@@ -100,7 +100,7 @@ function Page({ topic, parameters }) {
     ${notes(data).map((text) => html`<p class="warn">${text}</p>`)}
     <${Rows} topic=${topic} rows=${data.rows} />
     <nav class="pages" aria-label="Pages">
-      <span role="status">${number(data.rows.length)} ${data.rows.length === 1 ? "record" : "records"}${filtered(parameters) ? ` of ${number(data.examined)} examined` : ""}, about ${number(data.total)} in the log${
+      <span role="status">${counted(data.rows.length, "record")}${filtered(parameters) ? ` of ${number(data.examined)} examined` : ""}, about ${number(data.total)} in the log${
         cut && data.rows.length < 50 ? "; the search has not reached the end" : data.next === null ? `; no ${older ? "older" : "newer"} ones` : ""}</span>
       ${parameters.after && html`<a href=${link("records", topic, { ...parameters, after: "" })}>First page</a>`}
       ${data.next !== null && html`<a rel="next" href=${link("records", topic, { ...parameters, after: data.next })}>${cut && data.rows.length < 50 ? "Continue the search" : older ? "Older records" : "Newer records"}</a>`}
@@ -144,8 +144,8 @@ function Live({ topic, parameters }) {
   if (error && (error.status === 401 || error.status === 403)) return html`<${Failure} error=${error} />`;
   return html`<section aria-label="Records">
     <p class="pages"><button class="secondary" onClick=${() => pause(!paused)}>${paused ? "Continue" : "Pause"}</button>
-      <span role="status">${paused ? "Paused" : "Following"}: ${number(state.seen)} ${state.seen === 1 ? "record" : "records"}${filtered(parameters) ? ` of ${number(state.examined)} examined` : ""} since the start${
-        state.seen > KEPT ? `, the newest ${number(KEPT)} are shown` : ""}${state.skipped ? `, ${number(state.skipped)} times skipped ahead` : ""}</span>
+      <span role="status">${paused ? "Paused" : "Following"}: ${counted(state.seen, "record")}${filtered(parameters) ? ` of ${number(state.examined)} examined` : ""} since the start${
+        state.seen > KEPT ? `, the newest ${number(KEPT)} are shown` : ""}${state.skipped ? `, ${counted(state.skipped, "time")} skipped ahead` : ""}</span>
       ${state.behind && html`<span>Older records are still being read.</span> <button class="plain" onClick=${skip}>Skip to the newest</button>`}</p>
     ${error && html`<${Failure} error=${error} />`}
     ${state.notes.map((text) => html`<p class="warn">${text}</p>`)}

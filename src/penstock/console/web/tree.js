@@ -1,6 +1,6 @@
 // The tree of MQTT topics with rates and last payloads, from a subscription that exists while the page is visible.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, clock, Failure, html, link, number, rate } from "./lib.js";
+import { bytes, clock, counted, Failure, html, link, number, rate } from "./lib.js";
 import { Message, readLines, start } from "./messages.js";
 import { Plain } from "./table.js";
 
@@ -50,8 +50,8 @@ function Tree({ filter, under, parameters }) {
     <nav aria-label="Levels" class="pages"><a href=${link("tree", null, { filter: parameters.filter })}>All topics</a>
       ${levels.map((level, index) => html`<span aria-hidden="true">/</span><a href=${at(levels.slice(0, index + 1).join("/"))} aria-current=${index === levels.length - 1 ? "page" : undefined}>${level || "(empty)"}</a>`)}</nav>
     <p class="pages"><span role="status">${number(topics.size)} ${topics.size === 1 ? "topic" : "topics"} with messages since the page was opened</span>
-      ${full > 0 && html`<span class="warn">the page keeps ${number(MOST)} topics: ${number(full)} messages of others were left out; use a narrower topic filter</span>`}
-      ${dropped > 0 && html`<span class="warn">${number(dropped)} messages not counted: too many topics in a second</span>`}</p>
+      ${full > 0 && html`<span class="warn">the page keeps ${number(MOST)} topics: ${counted(full, "message")} of others left out; use a narrower topic filter</span>`}
+      ${dropped > 0 && html`<span class="warn">${counted(dropped, "message")} not counted: too many topics in a second</span>`}</p>
     ${rows.length > 0 && html`<${Plain} title="Levels" rows=${rows.slice(first, first + PAGE)} columns=${[
       { title: "Level", cell: (row) => html`<a class="row" href=${at(row.topic)}>${row.level || "(empty)"}</a>` },
       { title: "Topics", right: true, cell: (row) => number(row.topics) }, { title: "Messages", right: true, cell: (row) => number(row.messages) },
