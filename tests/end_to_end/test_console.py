@@ -396,7 +396,7 @@ async def test_offsets_are_reset_after_a_preview(node: Node) -> None:
         await page.get_by_label("Records in each partition").fill("1")
         await page.locator("select[name=place]").select_option(index=1)
         await page.get_by_role("button", name="Preview").click()
-        await expect(page.get_by_role("alert")).to_contain_text("records are read again, in 1 partitions.")
+        await expect(page.get_by_role("alert")).to_contain_text("1 record is read again, in 1 partition.")
         await page.locator("details select").first.select_option("offset")
         browser.allowed = ("400 (Bad Request)",)
         await page.get_by_label("Offset", exact=True).fill("280000")

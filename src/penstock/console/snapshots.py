@@ -372,7 +372,7 @@ class OffsetReset:
     """A reset of the offsets of a group, or its preview (``dry_run``). The numbers are sums over all partitions on this
     node.
 
-    ``moves``: the first ``MAX_LIMIT`` of ``partitions``.
+    ``moves``: the first ``MAX_LIMIT`` of ``partitions``. ``digest``: of all partitions and their offsets before it.
     """
 
     group: str
@@ -383,6 +383,7 @@ class OffsetReset:
     skipped: int
     exact: bool
     moves: tuple[OffsetMove, ...]
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

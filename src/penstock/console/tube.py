@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
 from penstock.console.pages import MAX_LIMIT, Page, PageQuery, Pages
@@ -195,17 +196,27 @@ class TubeViews:
         return GroupDetail(self._group(name, lags), tuple(rows), self._members_of(name))
 
     async def reset(
-        self, name: str, to: str, *, dry_run: bool, topic: str | None = None, partition: int | None = None
+        self,
+        name: str,
+        to: str,
+        *,
+        dry_run: bool,
+        topic: str | None = None,
+        partition: int | None = None,
+        expected: str | None = None,
     ) -> OffsetReset | None:
         """Reset the committed offsets of a group on this broker, or preview it; None if it has no such offsets.
 
         ``to``: earliest, latest, a time in ms since 1970 (the first record appended then or later), ``+N`` or ``-N``
         records of a partition from its committed offset, limited to the stored ones, or ``offset:N``. ``topic``,
-        ``partition``: only these; ``offset:N`` needs both. A reset is durable when this returns.
+        ``partition``: only these; ``offset:N`` needs both. ``expected``: the ``digest`` of a preview; offsets that are
+        no longer those of the preview do not change, so that a repeated request does not shift them again. A reset is
+        durable when this returns.
 
         Raises:
             LocalProtocolError: ``to`` is none of these, or the offset is not stored.
-            RefusedError: the group has members, or belongs to a pipeline or Spark query.
+            RefusedError: the group has members, or belongs to a pipeline or Spark query, or its offsets changed
+                meanwhile.
             StorageError: the reset could not be made durable.
         """
         if to not in {"earliest", "latest"} and not any(each.fullmatch(to) for each in (_TIME, _SHIFT, _EXACT)):
@@ -232,8 +243,17 @@ class TubeViews:
             if time.perf_counter() - began_s >= SHARE_S:
                 await self._pages.pause()
                 began_s = time.perf_counter()
+        digest = _digest(moves)
         if not dry_run:
             self._refuse_reset(name)  # a member may have joined meanwhile
+            committed = self._broker.engine.offsets.committed
+            unchanged = all(committed((name, move.topic, move.partition)) == move.from_offset for move in moves)
+            if not unchanged or expected not in (None, digest):
+                raise RefusedError(
+                    f"the offsets of group {name!r} changed meanwhile",
+                    why="another request reset them, or a member committed its own",
+                    do="preview the reset again",
+                )
             for move in moves:
                 self._broker.engine.offsets.set((name, move.topic, move.partition), move.to_offset)
             await self._broker.committed()
@@ -247,6 +267,7 @@ class TubeViews:
             skipped=sum(max(0, -move.records) for move in moves),
             exact=all(move.exact for move in moves),
             moves=tuple(moves[:MAX_LIMIT]),
+            digest=digest,
         )
 
     async def _planned(self, key: Key, to: str) -> OffsetMove | None:
@@ -449,6 +470,12 @@ def _largest(groups: dict[str, _Lag]) -> _Lag:
 
 def _bytes(topic: BrokerTopic) -> int:
     return sum(store.durable_data_end - store.min_data_offset for store in topic.stores.values())
+
+
+def _digest(moves: Sequence[OffsetMove]) -> str:
+    """Return a digest of the offsets before ``moves``: their ends may grow between a preview and the reset."""
+    before = sorted((move.topic, move.partition, move.from_offset) for move in moves)
+    return blake2b(repr(before).encode(), digest_size=16).hexdigest()
 
 
 def _stored(store: LogStore, offset: int) -> int:

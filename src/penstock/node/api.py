@@ -415,7 +415,10 @@ class _Api:
         partition = _number(request, "partition", 0) if request.query_params.get("partition") else None
         only = {key: value for key, value in (("topic", topic), ("partition", partition)) if value is not None}
         try:
-            found = await _there(self._console.tube).reset(name, to, dry_run=dry_run, topic=topic, partition=partition)
+            found = await _there(self._console.tube).reset(
+                name, to, dry_run=dry_run, topic=topic, partition=partition,
+                expected=request.query_params.get("digest") or None,
+            )  # fmt: skip
         except RefusedError as error:
             raise _Failure(409, "refused", error.what, error.hint, error.why) from None
         except StorageError as error:

@@ -306,14 +306,20 @@ async def reset_offsets(api: Api) -> None:
     status, _, done = await api.send(f"{reset}?to=earliest", "POST")
     assert (status, done["dry_run"], done["partitions"], done["read_again"]) == (200, False, 3, 30)
     assert (await api.get("/groups/lake"))["group"]["lag_records"] == 42
-    assert (await api.send(f"{reset}?to=latest", "POST"))[2]["skipped"] == 42
+    preview = (await api.send(f"{reset}?to=%2B1&dry_run=1", "POST"))[2]
+    for status in (200, 409):  # a repeated request does not shift again
+        answer = await api.send(f"{reset}?to=%2B1&digest={preview['digest']}", "POST")
+        assert answer[0] == status, answer
+        assert (await api.get("/groups/lake"))["group"]["lag_records"] == 39
+    assert answer[2]["error"]["what"] == "the offsets of group 'lake' changed meanwhile"
+    assert (await api.send(f"{reset}?to=latest", "POST"))[2]["skipped"] == 39
     status, _, body = await api.send(f"{reset}?to=yesterday", "POST")
     assert (status, body["error"]["code"]) == (400, "bad_parameter")
     assert (await api.send("/groups/none/reset?to=latest", "POST"))[0] == 404
     assert (await api.send(f"{reset}?to=latest"))[0] == 404  # GET: a group of this name
     assert (await Api(api.ready, "").send(f"{reset}?to=latest", "POST"))[0] == 401
     rows = [row for row in read_audit(Path(api.ready.data_dir) / "audit") if row["method"] == "reset_offsets"]
-    assert [row["parameters"]["to"] for row in rows] == ["earliest", "latest"]
+    assert [row["parameters"]["to"] for row in rows] == ["earliest", "+1", "latest"]
 
 
 async def test_groups_with_members_and_of_pipelines_are_not_reset(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // Clients, topics, consumer groups, events, audit trail: a list, and a page for one row.
 import { useContext, useState } from "preact/hooks";
-import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, request, retention, Session, usePoll } from "./lib.js";
+import { age, bytes, clock, counted, Failure, html, lag, link, number, oldest, rate, request, retention, Session, usePoll } from "./lib.js";
 import { Facts, List, Plain } from "./table.js";
 
 export function Clients({ route }) {
@@ -34,7 +34,7 @@ function Client({ name }) {
       ["Address", client.address], ["Protocol", client.protocol], ["User", client.username], ["Owner", client.owner || null],
       ["Last packet", client.silent_s == null ? null : `${age(client.silent_s)} ago`], ["Keep alive", client.keep_alive_s ? age(client.keep_alive_s) : null],
       ["Session", client.persistent ? "persistent" : "ends with the connection"], ["Session expires in", client.ends_in_s == null ? null : age(client.ends_in_s)],
-      ["Queued", `${number(client.queued)} messages, ${bytes(client.queued_bytes)}`],
+      ["Queued", `${counted(client.queued, "message")}, ${bytes(client.queued_bytes)}`],
       ["In flight", `${number(client.inflight)}${client.inflight_limit ? ` of ${number(client.inflight_limit)}` : ""}`],
       ["Without acknowledgement", number(client.unacknowledged)], ["Limits reached", client.limits.join(", ") || null], ["Will topic", will_topic],
     ]} />
@@ -56,8 +56,8 @@ function Disconnect({ client }) {
   return html`<div class="action">
     ${asked === null ? html`<button class="secondary" onClick=${() => send(true)}>Disconnect…</button>` : html`
       <p role="alert">Disconnect <b>${client.client_id}</b>? ${asked.client.persistent
-        ? `Its session stays; ${number(asked.client.queued)} messages are queued.`
-        : `Its session ends: ${number(asked.client.queued + asked.client.inflight)} messages for it are lost.`} Most clients connect again.</p>
+        ? `Its session stays; ${counted(asked.client.queued, "message")} ${asked.client.queued === 1 ? "is" : "are"} queued.`
+        : `Its session ends: ${counted(asked.client.queued + asked.client.inflight, "message")} for it will be lost.`} Most clients connect again.</p>
       <button onClick=${() => send(false)}>Disconnect</button> <button class="secondary" onClick=${() => ask(null)}>Cancel</button>`}
     ${error && html`<${Failure} error=${error} />`}
   </div>`;
@@ -124,7 +124,7 @@ function Group({ name }) {
   if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
   const { group } = data;
   return html`<h1>${name}</h1>
-    <${Facts} facts=${[["State", group.state], ["Members", number(group.members)], ["Lag", `${lag(group)} records`], ["Oldest record", oldest(group)]]} />
+    <${Facts} facts=${[["State", group.state], ["Members", number(group.members)], ["Lag", `${lag(group)} ${group.lag_records === 1 ? "record" : "records"}`], ["Oldest record", oldest(group)]]} />
     ${operates && group.members === 0 && group.partitions > 0 && html`<${Reset} group=${name} partitions=${data.partitions} />`}
     <h2>Partitions</h2>
     <p>${number(data.partitions.length)} of ${number(group.partitions)}</p>
@@ -148,8 +148,8 @@ function Reset({ group, partitions }) {
   const [error, fail] = useState(null);
   const [kind, choose] = useState("earliest");
   const [only, limit] = useState({});
-  const send = (to, dryRun, where) => request(`groups/${encodeURIComponent(group)}/reset`, { to, ...where, dry_run: dryRun ? "1" : "" }, "POST")
-    .then((found) => { fail(null); show(dryRun ? found : null); finish(dryRun ? null : found); }, (problem) => { show(null); fail(problem); });
+  const send = (to, where, digest = null) => request(`groups/${encodeURIComponent(group)}/reset`, { to, ...where, digest, dry_run: digest === null ? "1" : "" }, "POST")
+    .then((found) => { fail(null); show(found.dry_run ? found : null); finish(found.dry_run ? null : found); }, (problem) => { show(null); fail(problem); });
   const preview = (event) => {
     event.preventDefault();
     const given = Object.fromEntries(new FormData(event.target));
@@ -157,9 +157,10 @@ function Reset({ group, partitions }) {
     const where = topic ? { topic, partition } : {};
     limit(where);
     const to = { time: () => String(new Date(given.time).getTime()), shift: () => `${given.direction}${given.records}`, offset: () => `offset:${given.offset}` };
-    send(to[kind]?.() ?? kind, true, where);
+    send(to[kind]?.() ?? kind, where);
   };
-  const words = (found) => [found.read_again && `${number(found.read_again)} records are read again`, found.skipped && `${number(found.skipped)} records are skipped`]
+  const records = (value, what) => value > 0 && `${counted(value, "record")} ${value === 1 ? "is" : "are"} ${what}`;
+  const words = (found) => [records(found.read_again, "read again"), records(found.skipped, "skipped")]
     .filter(Boolean).join(", ") || "no offset changes";
   return html`<details><summary>Reset offsets</summary>
     <form class="filters" onSubmit=${preview}>
@@ -175,14 +176,14 @@ function Reset({ group, partitions }) {
       <button class="secondary">Preview</button>
     </form>
     ${error && html`<${Failure} error=${error} />`}
-    ${done && html`<p role="status">The offsets of ${number(done.partitions)} partitions were reset: ${words(done)}.</p>`}
-    ${plan && html`<div class="action"><p role="alert">${plan.exact ? "" : "About: "}${words(plan)}, in ${number(plan.partitions)} partitions.</p>
+    ${done && html`<p role="status">The offsets of ${counted(done.partitions, "partition")} were reset: ${words(done)}.</p>`}
+    ${plan && html`<div class="action"><p role="alert">${plan.exact ? "" : "About: "}${words(plan)}, in ${counted(plan.partitions, "partition")}.</p>
       <${Plain} title="Preview" rows=${plan.moves} columns=${[
         { title: "Topic", cell: (row) => row.topic }, { title: "Partition", right: true, cell: (row) => row.partition },
         { title: "From", right: true, cell: (row) => row.from_offset }, { title: "To", right: true, cell: (row) => row.to_offset },
         { title: "Records", right: true, cell: (row) => (row.records > 0 ? `+${number(row.records)}` : number(row.records)) },
       ]} />
-      <button onClick=${() => send(plan.to, false, only)}>Reset: ${words(plan)}</button> <button class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
+      <button onClick=${() => { show(null); send(plan.to, only, plan.digest); }}>Reset: ${words(plan)}</button> <button class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
   </details>`;
 }
 
