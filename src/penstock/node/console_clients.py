@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, Protocol
@@ -38,6 +39,9 @@ MAX_STREAMS: Final = 16
 """Maximum number of live subscriptions: each receives every matching message once more."""
 MAX_WAITING: Final = 500
 """Messages of a live subscription that wait to be sent; further ones are dropped and counted."""
+MAX_DECODING_S: Final = 0.1
+"""Processor time for the payloads of a list of messages, as those with many values take; further messages are dropped
+and counted."""
 INTERVAL_S: Final = 0.25
 """Time between two lists of messages that are sent to a browser: at most 2,000 messages per second."""
 TOPICS_INTERVAL_S: Final = 1.0
@@ -83,15 +87,18 @@ class _Messages:
         self.arrived = asyncio.Event()
         self.dropped = 0
         self.filtered = 0
+        self._decoding_s = 0.0
 
     def receive(self, publish: Publish) -> None:
         """Accept a message."""
         if self.text and not _contains(publish, self.text):
             self.filtered += 1
-        elif len(self.waiting) >= MAX_WAITING:
+        elif len(self.waiting) >= MAX_WAITING or self._decoding_s >= MAX_DECODING_S:
             self.dropped += 1
         else:
+            began_s = time.thread_time()
             self.waiting.append(message_snapshot(publish, wall_clock_ms(), schemas=self._schemas))
+            self._decoding_s += time.thread_time() - began_s
         self.arrived.set()
 
     def next_line(self) -> bytes:
@@ -100,6 +107,7 @@ class _Messages:
         self.waiting.clear()
         self.arrived.clear()
         self.dropped = self.filtered = 0
+        self._decoding_s = 0.0
         return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
 
 

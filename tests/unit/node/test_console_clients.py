@@ -145,6 +145,16 @@ def test_counts_of_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(counts.next_line())["rows"] == []
 
 
+def test_the_time_for_payloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = console_clients._Messages("", NO_SCHEMAS)
+    monkeypatch.setattr("penstock.node.console_clients.time.thread_time", iter(range(100)).__next__)
+    for _ in range(2):  # a line begins anew
+        for _ in range(3):
+            messages.receive(Publish("a", b"1"))
+        line = json.loads(messages.next_line())
+        assert (len(line["rows"]), line["dropped"]) == (1, 2)
+
+
 async def test_live_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_clients, "MAX_WAITING", 5)
     monkeypatch.setattr(console_clients, "MAX_STREAMS", 1)
