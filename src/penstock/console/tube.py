@@ -230,8 +230,12 @@ class TubeViews:
                 why="each partition has its own offsets",
                 do="set topic and partition",
             )
-        lags = await self._computed()
-        keys = [key for key, _ in lags.offsets.get(name, ()) if topic in (None, key[1]) and partition in (None, key[2])]
+        # Not those of the lags: these may be older than the last commit of the group.
+        keys = [
+            key
+            for key, _ in self._broker.engine.offsets.items()
+            if key[0] == name and topic in (None, key[1]) and partition in (None, key[2])
+        ]
         if not keys:
             return None
         self._refuse_reset(name)

@@ -224,7 +224,9 @@ async def test_a_list_is_exported_as_it_is_filtered(tmp_path: Path) -> None:
             assert (await api.send(path))[0] == 400
 
 
-async def test_topics_and_groups_have_a_lag_in_records_and_seconds(tmp_path: Path) -> None:
+async def test_topics_and_groups_have_a_lag_in_records_and_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tube = Tube(topics={"water": TopicSection(partitions=3), "idle": TopicSection(partitions=1)})
     async with running(config(tmp_path, tube=tube)) as ready:
         api = Api(ready)
@@ -266,6 +268,15 @@ async def test_topics_and_groups_have_a_lag_in_records_and_seconds(tmp_path: Pat
         assert water["group_names"] == ["lake"]
         assert (await api.send("/topics/none"))[0] == 404
         assert (await api.send("/groups/none"))[0] == 404
+        monkeypatch.setattr("penstock.console.tube.LAG_S", 60.0)
+        await api.until("/groups", lambda now: now["total"] == 1)
+        async with Consumer(ready.tube_master, "late", ["water"]) as consumer:
+            async with Producer(ready.tube_master) as producer:
+                await producer.send("water", Record(b"1"))
+            async for _ in consumer:
+                break
+        status, _, plan = await api.send("/groups/late/reset?to=earliest&dry_run=1", "POST")
+        assert (status, plan["partitions"]) == (200, 3)  # also of offsets that no lag was computed for
 
 
 async def shift_offsets(api: Api, reset: str) -> None:
