@@ -114,7 +114,7 @@ def _after_id(payload: bytes, schema_id: int | None) -> int:
     return 5
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _compiled(text: str) -> tuple[AvroSchema, list[tuple[str, _Read]]]:
     schema = parse_avro_schema(text)
     return schema, [(field.name, _reader(field.type)) for field in schema.record.fields]

@@ -211,7 +211,7 @@ def _zigzag(number: int) -> bytes:
     return bytes([*found, left])
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _message_class(descriptors: bytes, message: str) -> tuple[type[Message], tuple[int, ...]]:
     """Return the class of the message, and its place in its file."""
     from google.protobuf.message_factory import GetMessageClass
@@ -220,7 +220,7 @@ def _message_class(descriptors: bytes, message: str) -> tuple[type[Message], tup
     return GetMessageClass(found), index_path(found)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _field_getters(descriptors: bytes, message: str, unknown_enums: str) -> list[tuple[str, _Get]]:
     found: Any = _message_class(descriptors, message)[0].DESCRIPTOR
     return _getters(found, unknown_enums)
