@@ -7,7 +7,7 @@ import heapq
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.tube.reader import PartitionInfo, RangeReader
     from penstock.tube.record import Record
 
-__all__ = ["ConsumeRequest", "consume", "newest_records", "stored_records"]
+__all__ = ["ConsumeRequest", "consume", "newest_records", "place_of", "print_record", "stored_records"]
 
 IDLE_S = 2.0
 """Seconds without a record after which a group without --follow ends."""
@@ -123,15 +123,8 @@ def consume(
 
     Apache's brokers are always read as a group, from earliest, latest or an offset.
     """
-    request = ConsumeRequest(
-        tube.tube_master,
-        topic,
-        parse_offset(start, "--from"),
-        None if until is None else parse_offset(until, "--until"),
-        tuple(parse_part(text) for text in partition or ()),
-        tuple(sorted(set(msg_type or ()))),
-        count,
-        tube.client(),
+    request = ConsumeRequest.of(
+        tube, topic, start, until, partition, types=tuple(sorted(set(msg_type or ()))), count=count
     )
     _check(request, group, follow=follow)
     if raw and as_json:
@@ -169,7 +162,19 @@ def newest_records(masters: str, topic: str, client: ClientOptions, count: int) 
     """
     request = ConsumeRequest(masters, topic, parse_offset(f"-{count}", "--records"), None, (), (), None, client)
     for row in stored_records(request, {}):
-        yield f"{row['broker_id']}:{row['partition']}@{row['offset']}", row["_record"]
+        yield place_of(row), row["_record"]
+
+
+def place_of(row: dict[str, Any]) -> str:
+    """Return the place of a row of :func:`stored_records`: BROKER:PARTITION@OFFSET."""
+    return f"{row['broker_id']}:{row['partition']}@{row['offset']}"
+
+
+def print_record(place: str, record: Record) -> None:
+    """Print a record as a line for people: its place, key and value."""
+    key = "-" if record.key is None else shown(record.key)
+    sys.stdout.write(f"{place}  {key}  {shown_payload(record.value, record.content_type)}\n")
+    sys.stdout.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,30 @@ class ConsumeRequest:
     types: tuple[str, ...]
     count: int | None
     client: ClientOptions
+
+    @classmethod
+    def of(
+        cls,
+        tube: TubeConnectionOptions,
+        topic: str,
+        start: str,
+        until: str | None,
+        partition: Sequence[str] | None,
+        *,
+        types: tuple[str, ...] = (),
+        count: int | None = None,
+    ) -> ConsumeRequest:
+        """Parse the options of a command. Raises ConfigError if one has an invalid value."""
+        return cls(
+            tube.tube_master,
+            topic,
+            parse_offset(start, "--from"),
+            None if until is None else parse_offset(until, "--until"),
+            tuple(parse_part(text) for text in partition or ()),
+            types,
+            count,
+            tube.client(),
+        )
 
     def partitions(self) -> list[PartitionInfo]:
         """Return the selected partitions. Raises RefusedError if the topic or a partition does not exist."""
@@ -442,7 +471,4 @@ class _Printer:
                 value = record.key + self._separator + value
             print_raw(LENGTH.pack(len(value)) + value if self._form is RawFormat.LENGTH else value + b"\n")
         else:
-            key = "-" if record.key is None else shown(record.key)
-            text = shown_payload(record.value, record.content_type)
-            sys.stdout.write(f"{row['broker_id']}:{row['partition']}  {key}  {text}\n")
-            sys.stdout.flush()
+            print_record(f"{row['broker_id']}:{row['partition']}", record)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import Json
-from penstock.cli.output import note, print_json, shown, shown_payload
+from penstock.cli.output import note, print_json
 from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects
-from penstock.cli.tube.consume import ConsumeRequest, stored_records
-from penstock.cli.tube.offset_spec import OFFSETS, parse_offset, parse_part
+from penstock.cli.tube.consume import ConsumeRequest, place_of, print_record, stored_records
+from penstock.cli.tube.offset_spec import OFFSETS
 from penstock.errors import ConfigError, LocalProtocolError, RefusedError
 
 if TYPE_CHECKING:
@@ -81,16 +80,7 @@ def search(
         wanted = RecordFilter(key=key, attribute=attribute, json=path, text=text)
     except LocalProtocolError as error:
         raise ConfigError(error.what, do=error.do) from None
-    request = ConsumeRequest(
-        tube.tube_master,
-        topic,
-        parse_offset(start, "--from"),
-        None if until is None else parse_offset(until, "--until"),
-        tuple(parse_part(part) for part in partition or ()),
-        (),
-        None,
-        tube.client(),
-    )
+    request = ConsumeRequest.of(tube, topic, start, until, partition)
     unavailable: dict[int, UnavailableError] = {}
     undecodable: list[str] = []
     found = compared = 0
@@ -104,10 +94,7 @@ def search(
             if as_json:
                 print_json(row)
             else:
-                place = f"{row['broker_id']}:{row['partition']}@{row['offset']}"
-                shown_key = "-" if record.key is None else shown(record.key)
-                sys.stdout.write(f"{place}  {shown_key}  {shown_payload(record.value, record.content_type)}\n")
-                sys.stdout.flush()
+                print_record(place_of(row), record)
             if found == count:
                 break
     except KeyboardInterrupt:
