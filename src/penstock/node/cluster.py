@@ -405,13 +405,18 @@ class ClusterMembership:
 
     async def _to_active_master(self, request: Request) -> Response:
         """Redirect an administration request to the active node."""
-        active = self.active
-        if active is None or active.node == self.node:
+        active = self._other_active()
+        if active is None:
             text = "no node of the cluster is active at present"
             return JSONResponse({"result": False, "errCode": 503, "errMsg": text}, status_code=503)
         url = self._url_of(active) + "webapi.htm" + (f"?{request.url.query}" if request.url.query else "")
         # Apache's master sends 302, with which clients repeat a POST as a GET without its parameters.
         return RedirectResponse(url, status_code=302 if request.method == "GET" else 307)
+
+    def _other_active(self) -> ActiveNode | None:
+        """Return the active node, if it is not this one."""
+        active = self.active  # read once: another thread sets it
+        return None if active is None or active.node == self.node else active
 
     def _url_of(self, active: ActiveNode) -> str:
         """URL of the active node, which has the same listeners as this one."""
@@ -419,17 +424,16 @@ class ClusterMembership:
 
     async def _to_active_console(self, _: Request) -> Response:
         """Redirect a browser to the console of the active node; it keeps the part of the URL after #."""
-        active = self.active
-        if active is None or active.node == self.node:
+        active = self._other_active()
+        if active is None:
             text = "\n".join([*self.problems(), "see the log of this node, and: penstock cluster status"])
             return PlainTextResponse(f"{text}\n", status_code=503)
         return RedirectResponse(self._url_of(active), status_code=307, headers={"Cache-Control": "no-store"})
 
     async def _refuse_console(self, _: Request) -> Response:
         """Refuse a request to the console API: a standby has nothing to show, and changes nothing."""
-        active = self.active
-        elected = active is not None and active.node != self.node
-        hint = f"use the active node: {self._url_of(active)}" if active and elected else "see: penstock cluster status"
+        active = self._other_active()
+        hint = f"use the active node: {self._url_of(active)}" if active else "see: penstock cluster status"
         error = {"code": "standby", "what": "this node is a standby", "why": "; ".join(self.problems()), "hint": hint}
         return JSONResponse({"error": error}, status_code=503, headers={"Cache-Control": "no-store"})
 
@@ -441,8 +445,8 @@ class ClusterMembership:
 
     def problems(self) -> list[str]:
         """Reasons why a standby is not ready, beginning with its role."""
-        active = self.active
-        if active is None or active.node == self.node:
+        active = self._other_active()
+        if active is None:
             found = ["standby: no node of the cluster is active at present"]
         else:
             mqtt = active.mqtt.get("mqtt", "")
