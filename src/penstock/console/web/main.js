@@ -80,17 +80,17 @@ function Help({ close }) {
   </article></dialog>`;
 }
 
-/** Shortcuts, never inside an input. */
+/** Shortcuts, never inside an input. The key after "g" names a page, however late it comes: a slow computer loses no key. */
 function useShortcuts(toggleHelp) {
   useEffect(() => {
-    let prefix = 0;
+    let going = false;
     const pressed = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
-      const after = performance.now() - prefix < 1500;
-      prefix = 0;
+      const after = going;
+      going = false;
       const page = after && TABS.find(([, , key]) => key === event.key);
       if (page) location.hash = link(page[0]);
-      else if (event.key === "g") prefix = performance.now();
+      else if (event.key === "g") going = true;
       else if (event.key === "/") document.querySelector("main input")?.focus();
       else if (event.key === "?") toggleHelp();
       else if (event.key === "j" || event.key === "k") {
@@ -100,8 +100,10 @@ function useShortcuts(toggleHelp) {
       } else return;
       event.preventDefault();
     };
+    const clicked = () => { going = false; };
     addEventListener("keydown", pressed);
-    return () => removeEventListener("keydown", pressed);
+    addEventListener("pointerdown", clicked);
+    return () => { removeEventListener("keydown", pressed); removeEventListener("pointerdown", clicked); };
   }, []);
 }
 
