@@ -60,7 +60,8 @@ class Producer:
 
     A broker that has not responded to a request or connection attempt for ``availability_timeout_s`` is avoided until
     it responds: records without key and partition go to other brokers. Records with a key or a partition wait for their
-    broker; records that were already sent to it wait for ``request_timeout_s``.
+    broker; records that were already sent to it wait for ``request_timeout_s``, or until the master no longer announces
+    it.
 
     ``await_topic``: wait up to ``topic_timeout_s`` also for a topic that does not exist. Apache's master does not tell
     whether it exists, so it is always waited for there.
@@ -140,7 +141,7 @@ class Producer:
         self._session = ProducerSession(
             parse_masters(masters), tls, self._routes, request_timeout_s=request_timeout_s,
             topic_timeout_s=topic_timeout_s, await_topic=await_topic, heartbeat_s=heartbeat_s,
-            heard=self._connect_ahead, settled=self._settled,
+            heard=self._announced, settled=self._settled,
         )  # fmt: skip
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
@@ -356,9 +357,9 @@ class Producer:
 
     # --- the master ---
 
-    def _connect_ahead(self, partitions: list[Partition]) -> None:
+    def _announced(self, partitions: list[Partition]) -> None:
         if self._sender is not None:
-            self._sender.connect_ahead(partitions)
+            self._sender.announced(partitions)
 
     def _settled(self, topic: str, failure: PenstockError | None) -> None:
         """Send or fail the records that wait for a topic, after it was published or refused."""

@@ -296,7 +296,49 @@ def test_a_broker_that_reconnects_in_time_stays_in_the_routes() -> None:
     join_broker(engine, NOW + 2900, connection="second")
     engine.tick(NOW + 3000)
     assert engine.cluster.topic_info("demo") is not None
-    assert engine.next_deadline() == NOW + 32_900
+    assert engine.next_deadline() == NOW + 5901, "its next heartbeat, 1 ms after the first, is overdue"
+
+
+def test_a_broker_whose_heartbeat_is_overdue_leaves_the_routes_of_producers_only() -> None:
+    """The cable of its machine is cut: no connection ends. Broker 1 is penstock's, broker 2 Apache's."""
+    engine = master(TopicSetting("demo", 3))
+    for number in (1, 2):
+        join_broker(engine, number=number, connection=f"broker {number}")
+
+    def routes() -> list[int]:
+        info = engine.cluster.topic_info("demo")
+        assert info is not None
+        return [place.broker_id for place in info.brokers]
+
+    def beats(number: int, interval: int, start: int, end: int) -> None:
+        for now in range(start + interval, end + 1, interval):
+            assert broker_beat(engine, now, number=number, connection=f"broker {number}").errCode == 200
+            engine.tick(now)
+
+    for number in (1, 2):
+        broker_beat(engine, NOW + 20, number=number, connection=f"broker {number}")
+    beats(2, 8000, NOW, NOW + 16_000)
+    assert routes() == [2], "in this test broker 1 was silent meanwhile"
+    beats(1, 500, NOW + 16_000, NOW + 30_000)  # its interval falls from the pause of 16 s to that of its heartbeats
+    beats(2, 8000, NOW + 16_000, NOW + 24_000)
+    assert routes() == [1, 2]
+    assert engine.next_deadline() == NOW + 33_500
+    engine.tick(NOW + 33_499)
+    assert routes() == [1, 2]
+    engine.tick(NOW + 33_500)
+    assert routes() == [2]
+    broker_beat(engine, NOW + 34_000, number=2, connection="broker 2")
+    assert {p.broker.id for p in engine.cluster.partitions(["demo"])} == {1, 2}, "consumers keep its partitions"
+    engine.stalled(NOW + 34_000, 20_000)
+    engine.tick(NOW + 50_000)
+    assert routes() == [2], "no heartbeat was read while the master was paused"
+    engine.tick(NOW + 54_000)
+    assert routes() == [1, 2], "if every broker is overdue, producers wait for them as before"
+    assert broker_beat(engine, NOW + 55_000, connection="broker 1").errCode == 200, "it need not register again"
+    assert routes() == [1]
+    engine.tick(NOW + 64_000)
+    assert routes() == [1]
+    assert broker_beat(engine, NOW + 64_000, number=2, connection="broker 2").errCode == 411
 
 
 def test_broker_that_stopped_writing_is_announced_to_consumers_only() -> None:
@@ -373,7 +415,8 @@ def test_a_member_may_ask_for_a_shorter_session() -> None:
         beat(engine, first)
         beat(engine, second)
     assert first.held
-    assert engine.next_deadline() == NOW + 10_000
+    engine.tick(NOW + 3_001)
+    assert engine.next_deadline() == NOW + 10_000, "the broker is overdue already"
     assert engine.shortest_session_ms <= 3_000, "the shell looks early enough"
     engine.tick(NOW + 9_999)
     assert set(engine.groups["lake"].members) == {"c1", "c2"}

@@ -160,8 +160,7 @@ class ProducerSession:
             if answer.errCode != ErrCode.NOT_READY:
                 _check_accepted(answer.errCode, answer.errMsg, "the master refuses this producer's heartbeat")
             self._routes.heartbeat_answered(answer)
-        for topic in self._routes.topics:
-            self._heard(self._routes.partitions(topic))
+        self._heard([partition for topic in self._routes.topics for partition in self._routes.partitions(topic)])
 
     def published(self, topic: str) -> asyncio.Task[None]:
         """Return the task that publishes ``topic``; starts it if necessary."""

@@ -192,11 +192,19 @@ class Sender:
             queue.scheduled = True
             self._loop.call_soon(self._send_ready, queue)
 
-    def connect_ahead(self, targets: list[Partition]) -> None:
-        """Connect to the brokers of ``targets``."""
+    def announced(self, targets: list[Partition]) -> None:
+        """Connect to the brokers of ``targets``, all partitions that the master announces.
+
+        Open requests to another broker that is late fail: its machine may have disappeared.
+        """
         for target in targets:
             if target.broker.id not in self._ready and target.broker.id not in self._idle:
                 self._connect_soon(target)
+        there = {target.broker.id for target in targets}
+        for broker_id, state in self._states.items():
+            connection = self._ready.get(broker_id)
+            if state.late and state.unanswered and connection is not None and broker_id not in there:
+                connection.abort()
 
     def messages(self) -> list[PendingRecord]:
         """All messages without an outcome."""

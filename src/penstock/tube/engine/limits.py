@@ -48,6 +48,10 @@ class TubeLimits:
     broker_session_ms: Annotated[int, Interval(ge=1000, le=3_600_000)] = 30_000
     """Time in ms without a heartbeat after which a broker is offline until it registers again. It ends the session of a
     machine that disappeared without closing its connection."""
+    broker_overdue_ms: Annotated[int, Interval(ge=500, le=3_600_000)] = 3000
+    """Time in ms after a broker's next heartbeat was due after which producers get its partitions only if no other
+    broker has the topic, until its next heartbeat. The largest recent interval of its heartbeats determines when one is
+    due: penstock's brokers send one every half second, Apache's every 8 s."""
     broker_reconnect_ms: Annotated[int, Interval(ge=0, le=3_600_000)] = 3000
     """Time in ms after the end of a broker's connection to the master after which the broker is offline until it
     registers again. A killed broker's connection ends at once. penstock's brokers register again within a second,

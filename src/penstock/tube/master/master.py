@@ -40,14 +40,17 @@ TAKEN_UP_S = 1.0
 """Maximum wait of an administration request until brokers serve a new topic; they send two heartbeats per second
 meanwhile."""
 
-_STARTS = frozenset(
+_EARLIER_DEADLINES = frozenset(
     {
         MethodId.PRODUCER_REGISTER,
         MethodId.CONSUMER_REGISTER,
         MethodId.CONSUMER_REGISTER_V2,
         MethodId.BROKER_REGISTER,
+        MethodId.BROKER_HEARTBEAT,
     }
 )
+"""Requests after which the engine may have an earlier deadline than before: a new session, or a broker that may be
+overdue."""
 
 
 class TubeMaster(CommitClient[list[Setting | Removal]]):
@@ -277,7 +280,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._store_broker_changes()
         if self._timer is None:
             self._arm()
-        elif request.method in _STARTS:
+        elif request.method in _EARLIER_DEADLINES:
             self._set_timer_by(self._clock() + self.engine.shortest_session_ms)
         if self._waiters:
             self._wake()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.client.connection import ConnectionPool
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, master_pb2
+from penstock.tube.engine.limits import TubeLimits
+from penstock.tube.engine.master.master import MasterConfig
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
+from tests.histories.proxy import Proxy
+from tests.ports import free_port
 from tests.unit.tube.servers import scripted, tube, until
 
 
@@ -315,3 +322,55 @@ def test_settings_are_checked() -> None:
         Producer("127.0.0.1:1", batch_messages=0)
     with pytest.raises(ConfigError, match="max_in_flight"):
         Producer("127.0.0.1:1", max_in_flight=0)
+
+
+async def test_messages_in_flight_over_a_cut_cable_are_sent_elsewhere_when_the_master_drops_the_broker(
+    tmp_path: Path,
+) -> None:
+    """No connection ends, and no time limit of the client either."""
+    limits = TubeLimits(broker_overdue_ms=500)
+    master = TubeMaster(tmp_path / "master", config=MasterConfig(limits=limits))
+    at = await master.start("127.0.0.1", 0)
+    listening = [free_port(), free_port()]
+    async with AsyncExitStack() as stack:
+        to_master = await stack.enter_async_context(Proxy(at))
+        to_broker = await stack.enter_async_context(Proxy(("127.0.0.1", listening[1])))
+        for number, port, advertised, master_port in (
+            (1, listening[0], listening[0], at[1]),
+            (2, listening[1], to_broker.port, to_master.port),
+        ):
+            broker = TubeBroker(
+                tmp_path / str(number), broker_id=number, masters=[f"127.0.0.1:{master_port}"], heartbeat_s=0.05,
+                advertise=f"127.0.0.1:{advertised}",
+            )  # fmt: skip
+            await broker.start("127.0.0.1", port)
+            stack.push_async_callback(broker.close)
+            assert broker.registered is not None
+            await broker.registered.wait()
+        await master.create_topic("demo", ready_s=10)
+        assert await master.wait_taken_up(["demo"])
+        registered = master.engine.cluster.brokers[2]
+        connection = registered.connection
+        producer = Producer(
+            f"127.0.0.1:{at[1]}", heartbeat_s=0.1, request_timeout_s=3600, delivery_timeout_s=3600,
+        )  # fmt: skip
+        async with producer, asyncio.timeout(60):
+            await until_writes_to(producer, 2)
+            to_master.hold()
+            to_broker.hold()
+            sent = await asyncio.gather(*(producer.send("demo", b"y") for _ in range(12)))
+            assert {result.broker_id for result in sent} == {1}
+            assert producer.retried > 0, "some were in flight to the other one"
+            assert registered.online, "its session continues, for its consumers"
+            to_master.release()
+            to_broker.release()
+            await until(lambda: not registered.overdue)
+            assert registered.connection == connection, "it did not need to register again"
+            await until_writes_to(producer, 2)
+    await master.close()
+
+
+async def until_writes_to(producer: Producer, broker_id: int) -> None:
+    """Return when round robin uses a broker."""
+    while (await producer.send("demo", b"z")).broker_id != broker_id:
+        await asyncio.sleep(0.01)

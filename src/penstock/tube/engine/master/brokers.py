@@ -40,12 +40,28 @@ class BrokerHandler:
         return (self._deadline(broker) for broker in self._master.cluster.brokers.values() if broker.online)
 
     def tick(self, now: int) -> None:
-        """End the sessions of brokers without heartbeats or connection, which then count as offline."""
+        """End the sessions of brokers without heartbeats or connection, which then count as offline, and find brokers
+        whose heartbeat is overdue."""
         for broker in self._master.cluster.brokers.values():
-            if broker.online and self._deadline(broker) <= now:
+            if not broker.online:
+                continue
+            if self._expiry(broker) <= now:
                 self._master.cluster.lost(broker)
+            elif self._deadline(broker) <= now:
+                broker.overdue = True
 
     def _deadline(self, broker: RegisteredBroker) -> int:
+        """Return when the broker is overdue or, if it is, when its session ends.
+
+        Only its own heartbeats show how often a broker sends them: penstock's every half second, Apache's every 8 s.
+        """
+        expiry = self._expiry(broker)
+        if broker.overdue or not broker.interval_ms:
+            return expiry
+        due = broker.last_seen + broker.interval_ms
+        return min(expiry, due + self._master.config.limits.broker_overdue_ms)
+
+    def _expiry(self, broker: RegisteredBroker) -> int:
         limits = self._master.config.limits
         expiry = broker.last_seen + limits.broker_session_ms
         if broker.disconnected_at is None:
@@ -117,7 +133,7 @@ class BrokerHandler:
         # must not renew the other's session: it registers again, and is refused because the id is in use.
         if broker is None or not broker.online or broker.connection != context.connection:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"broker {request.brokerId} is not registered, register again")
-        broker.last_seen = context.now_ms
+        cluster.seen(broker, context.now_ms)
         if request.takeConfInfo or request.readStatusRpt != broker.read_status:
             self._report(
                 broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,

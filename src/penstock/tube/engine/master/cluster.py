@@ -41,9 +41,11 @@ class RegisteredBroker:
         "disconnected_at",
         "failure",
         "info",
+        "interval_ms",
         "last_seen",
         "need_report",
         "online",
+        "overdue",
         "push",
         "read_status",
         "removed",
@@ -66,6 +68,8 @@ class RegisteredBroker:
         self.connection: object = None  # connection on which it registered
         self.disconnected_at: int | None = None  # time when that connection ended; None if it is open
         self.last_seen = 0
+        self.interval_ms = 0  # largest recent time between two heartbeats; 0 before the first one
+        self.overdue = False  # True if its next heartbeat is late: producers use other brokers
         self.config_id = config_id
         self.check_sum = 0
         self.topics: list[str] = []  # configuration texts to send
@@ -109,8 +113,19 @@ class Cluster:
             self._new_version(now)
         broker.online = True
         broker.last_seen = now
+        broker.interval_ms = 0
+        broker.overdue = False
         broker.serving = {}
         return broker
+
+    def seen(self, broker: RegisteredBroker, now: int) -> None:
+        """Register a heartbeat, and how often they come.
+
+        After an interruption the interval falls by an eighth per heartbeat.
+        """
+        broker.interval_ms = max(now - broker.last_seen, broker.interval_ms * 7 // 8, 1)
+        broker.last_seen = now
+        broker.overdue = False
 
     def lost(self, broker: RegisteredBroker) -> None:
         """End a broker's session. It stays in the broker list, like configured brokers."""
@@ -220,13 +235,19 @@ class Cluster:
         return TopicInfo(name, tuple(found), None)
 
     def topic_info(self, name: str) -> TopicInfo | None:
-        """Return the brokers that accept records for ``name``; None if no broker does."""
-        found = []
+        """Return the brokers that accept records for ``name``; None if no broker does.
+
+        Brokers whose heartbeat is overdue are included only if there are no others.
+        """
+        found: list[BrokerTopic] = []
+        overdue: list[BrokerTopic] = []
         for broker_id in sorted(self.brokers):
             broker = self.brokers[broker_id]
             config = self._served(broker, name)
             if config is not None and config.accept_publish and not broker.write_status and not broker.stop_write:
-                found.append(BrokerTopic(broker_id, config.partitions or 1, config.stores or 1))
+                place = BrokerTopic(broker_id, config.partitions or 1, config.stores or 1)
+                (overdue if broker.overdue else found).append(place)
+        found = found or overdue
         topic = self.topics.get(name)
         if not found or name == OFFSET_HISTORY_TOPIC:
             return None

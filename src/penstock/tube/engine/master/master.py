@@ -192,7 +192,7 @@ class MasterEngine:
         """Return the minimum time after which a new session or a waiting group needs `tick`."""
         limits = self.config.limits
         consumer_ms = min(self.config.consumer_session_ms, LEAST_SESSION_MS)
-        sessions = (limits.broker_session_ms, limits.producer_session_ms, consumer_ms)
+        sessions = (limits.broker_session_ms, limits.broker_overdue_ms, limits.producer_session_ms, consumer_ms)
         return min(*sessions, SETTLE_MS)
 
     def next_deadline(self) -> int | None:
