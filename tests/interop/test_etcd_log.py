@@ -301,23 +301,33 @@ def test_a_watch_reports_changes_and_follows_the_client_to_another_member(three:
 
 def test_a_follower_reads_every_commit_in_order(three: EtcdCluster, tmp_path: Path, prefix: str) -> None:
     node = Node(three, tmp_path / "node", prefix)
-    follower = LogFollower(EtcdClient(three.endpoints), prefix, {NAME: node.position()})
+    follower = LogFollower(EtcdClient(three.endpoints), prefix, [NAME])
+    position = node.position()
     found: list[bytes] = []
+
+    def read(wait_s: float = 1.0) -> bool:
+        nonlocal position
+        frames = follower.next({NAME: position}, wait_s).get(NAME, [])
+        if frames:
+            position = position._replace(sequence=frames[-1].sequence)
+            found.extend(frame.body for frame in frames)
+        return bool(frames)
+
     try:
         for number in range(100):
             node.put("a", b"%d" % number)
             while len(found) <= number:
-                found += [frame.body for frame in follower.next().get(NAME, ())]
+                read()
         for number in range(100, 700):
             node.put("a", b"%d" % number)
         while len(found) < 700:
-            found += [frame.body for frame in follower.next().get(NAME, ())]
+            read()
         assert [value_in(body) for body in found] == [b"%d" % number for number in range(700)]
-        assert follower.positions[NAME] == node.position()
-        assert follower.next(0.1) == {}
+        assert position == node.position()
+        assert not read(0.1)
         three.pause(three.member(follower._client.endpoint))
         node.put("a", b"paused")
-        wait_until(lambda: bool(next_or_none(follower)))
+        wait_until(read)
     finally:
         for member in range(3):
             three.resume(member)
@@ -472,15 +482,11 @@ def test_a_node_with_data_begins_a_new_log(three: EtcdCluster, tmp_path: Path, p
 
 
 def follow(client: EtcdClient, prefix: str, position: LogPosition) -> None:
-    follower = LogFollower(client, prefix, {NAME: position})
+    follower = LogFollower(client, prefix, [NAME])
     try:
-        follower.next()
+        follower.next({NAME: position})
     finally:
         follower.close()
-
-
-def next_or_none(follower: LogFollower) -> object:
-    return follower.next().get(NAME)
 
 
 def wait_until(reached: Callable[[], bool]) -> None:

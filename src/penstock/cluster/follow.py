@@ -7,7 +7,7 @@ watch may miss changes (see :mod:`penstock.cluster.watch`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import CommitFrame, Head
@@ -25,27 +25,27 @@ MOST_FRAMES = 256
 
 
 class LogFollower:
-    """Follows the logs of a cluster from the positions ``applied``, by name. Must be closed."""
+    """Follows the logs ``names`` of a cluster. Must be closed."""
 
-    def __init__(self, client: EtcdClient, prefix: str, applied: Mapping[str, LogPosition]) -> None:
-        self.positions = dict(applied)
-        """The last commit of each log that was returned."""
+    def __init__(self, client: EtcdClient, prefix: str, names: Iterable[str]) -> None:
         self._client = client
-        self._keys = {name: LogKeys(prefix, name) for name in applied}
+        self._keys = {name: LogKeys(prefix, name) for name in names}
         self._changed = threading.Event()
         self._watch = KeyWatch(client, [keys.head for keys in self._keys.values()], self._changed.set)
 
-    def next(self, wait_s: float = LOOK_S) -> dict[str, list[CommitFrame]]:
-        """Return new commits by log, at most 256 of each; waits up to ``wait_s`` for some.
+    def next(self, applied: Mapping[str, LogPosition], wait_s: float = LOOK_S) -> dict[str, list[CommitFrame]]:
+        """Return the commits after those in ``applied`` by log, at most 256 of each; waits up to ``wait_s`` for some.
+
+        The caller says what it has: commits that were read before an error are not returned, and read again.
 
         Raises:
             StorageError: etcd has deleted commits that were not read, or has another log, or an earlier state of it.
-            UnavailableError, RefusedError: etcd does not answer; the next call continues.
+            UnavailableError, RefusedError: etcd does not answer; call again.
         """
-        found = self._read()
+        found = self._read(applied)
         if not found and self._changed.wait(wait_s):
             self._changed.clear()
-            found = self._read()
+            found = self._read(applied)
         return found
 
     def close(self) -> None:
@@ -53,23 +53,22 @@ class LogFollower:
         self._changed.set()
         self._watch.close()
 
-    def _read(self) -> dict[str, list[CommitFrame]]:
+    def _read(self, applied: Mapping[str, LogPosition]) -> dict[str, list[CommitFrame]]:
         found = {}
         for name, keys in self._keys.items():
-            position = self.positions[name]
+            position = applied[name]
             head = read_head(self._client, keys)
             if head is None or head.identity != position.identity or head.sequence < position.sequence:
                 raise _restored(name, f"this node has commit {position.sequence}", head, position)
             end_sequence = min(head.sequence, position.sequence + MOST_FRAMES)
             if end_sequence > position.sequence:
                 try:
-                    frames = found[name] = list(read_frames(self._client, keys, position.sequence, end_sequence))
+                    found[name] = list(read_frames(self._client, keys, position.sequence, end_sequence))
                 except StorageError:
                     now = read_head(self._client, keys)
                     if now is None or now.identity != head.identity or now.sequence < head.sequence:
                         raise _restored(name, f"etcd had commit {head.sequence}", now, position) from None
                     raise
-                self.positions[name] = position._replace(sequence=frames[-1].sequence)
         self._watch.follow_endpoint()
         return found
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from penstock.cluster.client import EtcdClient
@@ -152,7 +152,7 @@ class Standby:
 
     def start(self) -> None:
         """Begin to follow."""
-        self._follower = LogFollower(self._client, self._prefix, self.positions)
+        self._follower = LogFollower(self._client, self._prefix, self._logs)
         self._thread.start()
 
     def close(self) -> None:
@@ -174,23 +174,30 @@ class Standby:
                 head = read_head(self._client, keys)
                 if head is not None and head.identity == log.position.identity:
                     for frame in read_frames(self._client, keys, log.position.sequence, head.sequence):
-                        self._apply(name, [frame.body])
+                        self._apply(name, [frame])
         except (StorageError, UnavailableError, RefusedError) as error:
             _log.info("the start of the logs reads the last commits: %s", error)
 
-    def _apply(self, name: str, bodies: Sequence[bytes]) -> None:
+    def _apply(self, name: str, frames: Iterable[CommitFrame]) -> None:
         environment, log, preload = self._environments[name], self._logs[name], self._preloads.get(name)
-        for body in bodies:
+        for frame in frames:
+            # The environment counts its commits by itself: without this check, one that is missing would be lost.
+            if frame.sequence != log.position.sequence + 1:
+                raise StorageError(
+                    f"{name}: commit {frame.sequence} was received after commit {log.position.sequence}",
+                    why="commits between them are missing, which is a defect of penstock",
+                    do="restart this node, and report the defect",
+                )
             while True:
                 try:
-                    environment.commit_body(body, "following the active node")
+                    environment.commit_body(frame.body, "following the active node")
                     break
                 except OutOfSpaceError as full:
                     self._note_obstacle(type(full).__name__, "this node does not follow the active one for now", full)
                     if self._closed.wait(1.0):
                         raise
             if preload is not None:
-                preload.apply(body, log.position)
+                preload.apply(frame.body, log.position)
 
     def _follow(self) -> None:
         """Apply commits and report them; runs in the thread."""
@@ -203,9 +210,9 @@ class Standby:
                 if time.monotonic() - reported > 1:
                     is_reported = self._report_unless_full()
                     reported = time.monotonic()
-                for name, frames in self._follower.next().items():
+                for name, frames in self._follower.next(self.positions).items():
                     self._note_clock(frames[-1])
-                    self._apply(name, [frame.body for frame in frames])
+                    self._apply(name, frames)
                 if self._obstacle and is_reported:
                     _log.info("this node follows the active one again")
                     self._obstacle = ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import pytest
 
@@ -82,7 +83,7 @@ class ScriptedFollower:
         self.found = found
         self.steps = steps
 
-    def next(self) -> dict[str, list[CommitFrame]]:
+    def next(self, _applied: Mapping[str, LogPosition]) -> dict[str, list[CommitFrame]]:
         step = self.steps.pop(0)
         if not self.steps:
             self.found[0]._closed.set()
@@ -145,6 +146,56 @@ def test_a_standby_follows_a_full_etcd_which_refuses_its_reports(
     ]
 
 
+class IdleWatch:
+    """Reports no change."""
+
+    def __init__(self, _client: EtcdClient, _keys: list[bytes], _on_change: Callable[[], None]) -> None:
+        """Nothing to watch."""
+
+    def follow_endpoint(self) -> None:
+        """Watch nothing elsewhere."""
+
+
+def frame(sequence: int) -> CommitFrame:
+    return CommitFrame(1, sequence, 0, 0, 0, 0, b"%d" % sequence)
+
+
+def test_commits_that_were_read_before_an_error_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other log's error interrupts is not lost: the standby says each time what it has applied."""
+    answers = iter([9, UnavailableError("no answer", applied=None), 9, 7])
+
+    def head(*_: object) -> Head:
+        answer = next(answers)
+        if isinstance(answer, UnavailableError):
+            raise answer
+        return Head(b"identity", answer, 1)
+
+    monkeypatch.setattr(follow, "KeyWatch", IdleWatch)
+    monkeypatch.setattr(follow, "read_head", head)
+    monkeypatch.setattr(follow, "read_frames", lambda _client, _keys, after, end: map(frame, range(after + 1, end + 1)))
+    follower = LogFollower(EtcdClient(["127.0.0.1:1"]), "/test/", ["keys", "rows"])
+    applied = {"keys": POSITION, "rows": POSITION}
+    with pytest.raises(UnavailableError):
+        follower.next(applied)
+    assert follower.next(applied) == {"keys": [frame(8), frame(9)]}
+
+
+def test_a_standby_stops_before_a_commit_whose_predecessor_it_lacks(log: StandbyLog) -> None:
+    applied: list[bytes] = []
+
+    class Environment:
+        def commit_body(self, body: bytes, _what: str) -> None:
+            log.append(log.position.sequence + 1, body)
+            applied.append(body)
+
+    log.recover(POSITION)
+    node = Standby(EtcdClient(["127.0.0.1:1"]), "/test/", "node", {"rows": cast(Any, Environment())}, {"rows": log})
+    node._apply("rows", [frame(8)])
+    with pytest.raises(StorageError, match="commit 10 was received after commit 8"):
+        node._apply("rows", [frame(10)])
+    assert applied == [b"8"]
+
+
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
@@ -157,17 +208,12 @@ def test_a_log_that_has_lost_commits_was_restored_and_one_with_the_same_end_has_
     monkeypatch: pytest.MonkeyPatch, heads: list[int], message: str
 ) -> None:
     """etcd may be restored between two reads."""
-
-    class Watch:
-        def __init__(self, _client: EtcdClient, _keys: list[bytes], _on_change: Callable[[], None]) -> None:
-            """Nothing to watch."""
-
     answers = iter([Head(b"identity", sequence, 1) for sequence in heads])
-    monkeypatch.setattr(follow, "KeyWatch", Watch)
+    monkeypatch.setattr(follow, "KeyWatch", IdleWatch)
     monkeypatch.setattr(follow, "read_head", lambda *_: next(answers))
     monkeypatch.setattr(EtcdClient, "call", lambda *_args, **_options: pb.RangeResponse())
-    follower = LogFollower(EtcdClient(["127.0.0.1:1"]), "/test/", {"rows": POSITION})
+    follower = LogFollower(EtcdClient(["127.0.0.1:1"]), "/test/", ["rows"])
     with pytest.raises(StorageError) as caught:
-        follower.next()
+        follower.next({"rows": POSITION})
     assert caught.value.what == message
     assert ("cluster.new_log" in str(caught.value)) == (len(set(heads)) > 1 or heads == [6])
