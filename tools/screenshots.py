@@ -44,6 +44,9 @@ IMAGES = {
     "console-topic-tree.png": Screenshot(
         f"{_CONSOLE}.py::test_the_topic_tree_shows_counts_and_the_last_payload_of_each_level", "topic-tree"
     ),
+    "console-key-changes.png": Screenshot(
+        f"{_CONSOLE}.py::test_a_key_is_changed_after_a_preview_and_has_a_history", "key-changes"
+    ),
     "console-records.png": Screenshot(
         f"{_CONSOLE}_records.py::test_records_are_filtered_paged_opened_and_exported[light]", "light-records-filtered"
     ),

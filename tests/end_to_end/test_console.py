@@ -47,6 +47,7 @@ PAGES = (
     "records/water/0/0",
     "groups/lake",
     "keys/plant%2Fa",
+    "watch?key=plant/a",
     "audit",
 )
 
@@ -274,7 +275,7 @@ async def test_messages_are_followed_published_and_exported(decoding_node: Node)
 async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path) -> None:
     from playwright.async_api import expect
 
-    async for node in console_node(tmp_path, statestore={"extensions": ["as-of"]}):
+    async for node in console_node(tmp_path, statestore={"extensions": ["as-of", "prefix-observe"]}):
         ready = await filled(node)
         async with browsing(ready) as browser:
             page = browser.page
@@ -300,10 +301,38 @@ async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path
             lines = (await page.locator("pre.difference").first.inner_text()).rstrip().split("\n")
             assert lines == ["  {", '    "value": [', "-     7", "+     8", "    ]", "  }"]
             await browser.look("key-history")
-            await page.get_by_role("button", name="Delete…").click()
-            await page.get_by_role("button", name="Delete the key").click()
-            await expect(page.get_by_text("The key was deleted.")).to_be_visible()
-            await expect(page.get_by_text("key 'plant/a' does not exist")).to_be_visible()
+            await page.get_by_text("Watch changes").click()
+            changes = page.get_by_role("region", name="Changes")
+            await expect(changes.locator("summary")).to_contain_text("current value")
+            async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+                await store.set("plant/a", '{"value": [9]}')
+                await expect(changes.locator("summary")).to_have_count(2)
+                await page.get_by_role("button", name="Load it again").click()
+                await expect(page.locator("pre").first).to_contain_text("9")
+                await page.get_by_role("button", name="Delete…").click()
+                await page.get_by_role("button", name="Delete the key").click()
+                await expect(page.get_by_text("The key was deleted.")).to_be_visible()
+                await expect(page.get_by_text("key 'plant/a' does not exist")).to_be_visible()
+                await browser.open("keys?prefix=plant/")
+                await page.get_by_role("link", name="Watch changes").click()
+                await expect(changes.get_by_role("status")).to_have_text("0 received")
+                for value in ('{"bar": 4.1, "valve": "open"}', '{"bar": 4.5, "valve": "open"}'):
+                    await store.set("plant/press", value)
+                await expect(changes.locator("summary")).to_have_count(2)
+                await store.set("plant/limit", "7")
+                await store.delete("plant/limit")
+            newest = changes.locator("summary")
+            await expect(newest).to_have_count(4)
+            await expect(newest.first).to_contain_text("DELETE")
+            await newest.nth(2).click()
+            lines = (await changes.locator("pre.difference").inner_text()).rstrip().split("\n")
+            assert lines == ["  {", '-   "bar": 4.1,', '+   "bar": 4.5,', '    "valve": "open"', "  }"]
+            await browser.look("key-changes")
+            async with page.expect_download() as saved:
+                await page.get_by_role("button", name="Export NDJSON").click()
+            exported = await asyncio.to_thread(Path(await (await saved.value).path()).read_text)
+            operations = [json.loads(line)["operation"] for line in exported.splitlines()]
+            assert operations == ["SET", "SET", "SET", "DELETE"]
 
 
 async def test_the_keyboard_reaches_pages_filter_rows_and_help(node: Node) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "Health",
     "Hop",
     "Key",
+    "KeyChangeSnapshot",
     "KeyVersion",
     "ListenerSnapshot",
     "Load",
@@ -243,6 +244,27 @@ class KeyVersion:
     at: int
     value_bytes: int
     format: str
+    value: str | None
+    value_base64: str | None
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChangeSnapshot:
+    """A change of an observed key, or its entry at the beginning; ``at``: its arrival in ms.
+
+    ``operation``: ``ENTRY``, ``SET``, ``DELETE`` or ``EXPIRE``. ``value``, or ``value_base64`` if it is not text, is
+    None for the last two. ``truncated``: only the beginning is shown.
+    """
+
+    at: int
+    key: str | None
+    key_base64: str
+    operation: str
+    version: str | None
+    expires_in_s: float | None
+    value_bytes: int | None
+    format: str | None
     value: str | None
     value_base64: str | None
     truncated: bool

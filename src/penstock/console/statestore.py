@@ -59,6 +59,15 @@ class StateStoreViews:
         record = self._service.record(key)
         return None if record is None else self._key(record, len(record.value))
 
+    def expires_at(self, key: bytes) -> int | None:
+        """Return when a key expires on the clock of :meth:`steady`, 0: never; None if it does not exist."""
+        record = self._service.record(key)
+        return None if record is None else record.expires_at
+
+    def steady(self) -> int:
+        """Return the time in ms by which keys expire."""
+        return self._service.steady()
+
     def _key(self, record: Record, shown: int | None) -> Key:
         service = self._service
         value = None if shown is None else record.value[:shown]

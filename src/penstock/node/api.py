@@ -302,6 +302,17 @@ class _Api:
         await self._record("read_values", caller, {"key": name, "versions": len(rows)})
         return {"rows": rows, "ends": ends}
 
+    async def key_changes(self, request: Request, caller: Caller) -> object:
+        views = _there(self._console.statestore)
+        asked = {name: request.query_params[name] for name in ("key", "prefix") if request.query_params.get(name)}
+        if len(asked) != 1:
+            raise LocalProtocolError("key-changes needs a key or a prefix", do="add ?key=KEY or ?prefix=PREFIX")
+        ((kind, name),) = asked.items()
+        watching = self._clients.watch(_acting(caller), name.encode(), views, prefix=kind == "prefix")
+        observation = await _carried_out(watching)
+        await self._record("watch_keys", caller, asked)
+        return _LinesResponse(observation)
+
     async def set_key(self, request: Request, caller: Caller) -> object:
         _there(self._console.statestore)
         name, params = request.path_params["name"], request.query_params
@@ -590,6 +601,7 @@ def api_routes(
         route("/keys/{name:path}", api.set_key, Role.OPERATOR, method="PUT"),
         route("/keys/{name:path}", api.delete_key, Role.OPERATOR, method="DELETE"),
         route("/key-versions/{name:path}", api.key_versions, Role.VIEWER),
+        route("/key-changes", api.key_changes, Role.VIEWER),
         route("/log-levels", api.log_levels, Role.VIEWER),
         route("/log-levels/{part}", api.set_log_level, Role.ADMINISTRATOR, method="PUT"),
         route("/backup", api.backup, Role.ADMINISTRATOR, method="POST"),

@@ -1,4 +1,4 @@
-"""MQTT connections of the console to its own node: live messages, publish, and changes of keys, for a user.
+"""MQTT connections of the console to its own node: live messages and changes of keys, publish, and writes, for a user.
 
 They are in-process clients of the broker with the permissions of the user by the policies, so that limits, rules,
 fencing and durability apply as to any client. The administration token has all permissions.
@@ -12,13 +12,13 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, Protocol
 
 from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
 from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
-from penstock.console.snapshots import Header, KeyVersion, MessageSnapshot, as_json
-from penstock.errors import RefusedError, UnavailableError
+from penstock.console.snapshots import Header, KeyChangeSnapshot, KeyVersion, MessageSnapshot, as_json
+from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
@@ -28,6 +28,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.node.security import CONSOLE
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.observations import Entry, KeyChange, Observation
 from penstock.statestore.client.writes import Write
 from penstock.statestore.codec.commands import Condition
 from penstock.statestore.errors import InvalidRequestError, StateStoreError
@@ -36,14 +37,14 @@ from penstock.statestore.hlc import MAX_COUNTER, Hlc
 __all__ = ["MAX_STREAMS", "ChangedMeanwhileError", "ConsoleClients", "LiveSubscription", "message_snapshot"]
 
 MAX_STREAMS: Final = 16
-"""Maximum number of live subscriptions: each receives every matching message once more."""
+"""Maximum number of live subscriptions and observations: each receives every matching message once more."""
 MAX_WAITING: Final = 500
-"""Messages of a live subscription that wait to be sent; further ones are dropped and counted."""
+"""Messages or changes that wait to be sent to a browser; further ones are dropped and counted."""
 MAX_DECODING_S: Final = 0.1
-"""Processor time for the payloads of a list of messages, as those with many values take; further messages are dropped
-and counted."""
+"""Processor time for the payloads of a list of messages or changes, as those with many values take; further ones are
+dropped and counted."""
 INTERVAL_S: Final = 0.25
-"""Time between two lists of messages that are sent to a browser: at most 2,000 messages per second."""
+"""Time between two lists of messages or changes that are sent to a browser: at most 2,000 per second."""
 TOPICS_INTERVAL_S: Final = 1.0
 """Time between two lists of topics that are sent to a browser."""
 MAX_TOPICS: Final = 1000
@@ -54,6 +55,8 @@ _MAX_KEPT: Final = 16 * 1024
 """Longest payload that is kept as a whole until the list is sent."""
 SILENCE_S: Final = 15.0
 """Time without messages after which an empty list is sent, so that a closed browser is noticed."""
+MAX_EXPIRIES: Final = 10_000
+"""Keys of an observed prefix whose expiry is remembered, to distinguish it from a deletion."""
 MAX_VERSIONS: Final = 50
 """Maximum number of versions in the history of a key."""
 
@@ -62,53 +65,114 @@ class ChangedMeanwhileError(RefusedError):
     """A key has another version than the one that the user saw."""
 
 
+class _Expiries(Protocol):
+    """When keys expire."""
+
+    def expires_at(self, key: bytes) -> int | None:
+        """Return when a key expires, 0: never; None if it does not exist."""
+
+    def steady(self) -> int:
+        """Return the current time in ms on the same clock."""
+
+
 class _Stream(Protocol):
-    """Messages of a live subscription, or data about them, which are sent as lines of JSON."""
+    """Messages or changes, or data about them, which are sent as lines of JSON."""
 
     interval_s: float
     """Time between two lines in seconds."""
     arrived: asyncio.Event
 
-    def receive(self, publish: Publish) -> None:
-        """Accept a message."""
-
     def next_line(self) -> bytes:
         """Return what arrived since the last line."""
 
 
-class _Messages:
-    """Messages that wait, and the numbers of those that were left out."""
+class _Rows:
+    """Rows that wait, and the numbers of those that were left out."""
 
-    def __init__(self, text: str, schemas: PayloadSchemas) -> None:
-        self._schemas = schemas
+    def __init__(self) -> None:
         self.interval_s = INTERVAL_S
-        self.text = text
-        self.waiting: list[MessageSnapshot] = []
+        self.waiting: list[MessageSnapshot | KeyChangeSnapshot] = []
         self.arrived = asyncio.Event()
         self.dropped = 0
         self.filtered = 0
         self._decoding_s = 0.0
 
-    def receive(self, publish: Publish) -> None:
-        """Accept a message."""
-        if self.text and not _contains(publish, self.text):
-            self.filtered += 1
-        elif len(self.waiting) >= MAX_WAITING or self._decoding_s >= MAX_DECODING_S:
+    def add(self, decode: Callable[[], MessageSnapshot | KeyChangeSnapshot]) -> None:
+        """Add the row that ``decode`` returns, unless too many wait or their decoding took too long."""
+        if len(self.waiting) >= MAX_WAITING or self._decoding_s >= MAX_DECODING_S:
             self.dropped += 1
         else:
             began_s = time.thread_time()
-            self.waiting.append(message_snapshot(publish, wall_clock_ms(), schemas=self._schemas))
+            self.waiting.append(decode())
             self._decoding_s += time.thread_time() - began_s
         self.arrived.set()
 
     def next_line(self) -> bytes:
-        """Return the waiting messages and the counts since the last line, as a line of JSON."""
+        """Return the waiting rows and the counts since the last line, as a line of JSON."""
         line = {"rows": as_json(tuple(self.waiting)), "dropped": self.dropped, "filtered": self.filtered}
         self.waiting.clear()
         self.arrived.clear()
         self.dropped = self.filtered = 0
         self._decoding_s = 0.0
         return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+
+
+class _Messages(_Rows):
+    """Messages with ``text``; the others are counted in ``filtered``."""
+
+    def __init__(self, text: str, schemas: PayloadSchemas) -> None:
+        super().__init__()
+        self.text = text
+        self._schemas = schemas
+
+    def receive(self, publish: Publish) -> None:
+        """Accept a message."""
+        if self.text and not _contains(publish, self.text):
+            self.filtered += 1
+            self.arrived.set()
+        else:
+            self.add(lambda: message_snapshot(publish, wall_clock_ms(), schemas=self._schemas))
+
+
+class _KeyChanges(_Rows):
+    """Changes of a key or of the keys with a prefix. ``expiries``: those of the store, without permissions."""
+
+    def __init__(self, expiries: _Expiries) -> None:
+        super().__init__()
+        self._expiries = expiries
+        self._expire: dict[bytes, int] = {}
+        """When keys expire whose value was seen. A notification does not distinguish an expiry from a deletion."""
+
+    async def follow(self, changes: Observation) -> None:
+        """Accept changes until the observation ends with its connection, which ends the stream."""
+        with suppress(PenstockError):
+            async for change in changes:
+                self.receive(change)
+        self.arrived.set()
+
+    def begin(self, key: bytes, entry: Entry) -> None:
+        """Accept the entry of a key when its observation begins."""
+        self._add(KeyChange(key, "ENTRY", entry.value, entry.version))
+
+    def receive(self, change: KeyChange) -> None:
+        """Accept a change."""
+        if change.value is not None:
+            self._add(change)
+        else:
+            expires_at = self._expire.pop(change.key, 0)
+            has_expired = 0 < expires_at <= self._expiries.steady()
+            self._add(change._replace(operation="EXPIRE") if has_expired else change)
+
+    def _add(self, change: KeyChange) -> None:
+        expires_at = 0 if change.value is None else self._expiries.expires_at(change.key) or 0
+        if change.value is not None:
+            self._expire.pop(change.key, None)
+            if expires_at:
+                if len(self._expire) >= MAX_EXPIRIES:
+                    del self._expire[next(iter(self._expire))]
+                self._expire[change.key] = expires_at
+        expires_in_s = (expires_at - self._expiries.steady()) / 1000 if expires_at else None
+        self.add(lambda: _change_snapshot(change, wall_clock_ms(), expires_in_s))
 
 
 class _TopicCounts:
@@ -175,7 +239,7 @@ class _TopicCount:
 
 
 class LiveSubscription:
-    """A subscription whose messages are lines of JSON."""
+    """A subscription or an observation whose messages or changes are lines of JSON."""
 
     def __init__(self, client: MqttClient, stream: _Stream, close: Callable[[], Awaitable[None]]) -> None:
         self._client = client
@@ -246,13 +310,25 @@ class ConsoleClients:
         Raises:
             PenstockError: the broker refused it, or there are too many.
         """
-        return await self._subscribe(user, topic_filter, _Messages(text.casefold(), self.schemas))
+        messages = _Messages(text.casefold(), self.schemas)
+        return await self._subscribe(user, topic_filter, messages, messages.receive)
 
     async def subscribe_topics(self, user: str, topic_filter: str) -> LiveSubscription:
         """Like :meth:`subscribe`, with counts of messages by topic instead of the messages."""
-        return await self._subscribe(user, topic_filter, _TopicCounts(self.schemas))
+        counts = _TopicCounts(self.schemas)
+        return await self._subscribe(user, topic_filter, counts, counts.receive)
 
-    async def _subscribe(self, user: str, topic_filter: str, stream: _Stream) -> LiveSubscription:
+    async def _subscribe(
+        self, user: str, topic_filter: str, stream: _Stream, receive: Callable[[Publish], None]
+    ) -> LiveSubscription:
+        async with self._limited() as stack:
+            client = await stack.enter_async_context(self._connected(user, receive))
+            await client.subscribe(Subscription(topic_filter, qos=0, retain_as_published=True))
+            return LiveSubscription(client, stream, stack.pop_all().aclose)
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[AsyncExitStack]:
+        """Count a stream until the stack is closed. Raises UnavailableError."""
         if self._streams >= MAX_STREAMS:
             raise UnavailableError(
                 f"{self._streams} live subscriptions are open", applied=False, do="close one in another tab, or wait"
@@ -260,14 +336,28 @@ class ConsoleClients:
         async with AsyncExitStack() as stack:
             self._streams += 1
             stack.callback(self._closed)
-            client = await stack.enter_async_context(self._connected(user, stream.receive))
-            await client.subscribe(Subscription(topic_filter, qos=0, retain_as_published=True))
-            return LiveSubscription(client, stream, stack.pop_all().aclose)
+            yield stack
 
     def _closed(self) -> None:
         self._streams -= 1
 
     # Keys
+
+    async def watch(self, user: str, name: bytes, expiries: _Expiries, *, prefix: bool) -> LiveSubscription:
+        """Observe a key, or all keys with a prefix (extension ``prefix-observe``); close the observation when done.
+
+        The first row of an existing key is its entry. Raises as :meth:`subscribe`.
+        """
+        async with self._limited() as stack:
+            client = await stack.enter_async_context(self._connected(user))
+            store = await stack.enter_async_context(StateStoreClient(client, reconnect=False))
+            observing = store.observe_prefix(name) if prefix else store.observe(name)
+            observation = await stack.enter_async_context(observing)
+            stream = _KeyChanges(expiries)
+            if observation.entry is not None:
+                stream.begin(name, observation.entry)
+            stack.push_async_callback(_cancel, asyncio.create_task(stream.follow(observation)))
+            return LiveSubscription(client, stream, stack.pop_all().aclose)
 
     async def set_key(
         self, user: str, key: bytes, value: bytes, *, version: str | None, ttl_ms: int | None, fencing_token: Hlc | None
@@ -325,6 +415,12 @@ class ConsoleClients:
             yield store
 
 
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
 async def _expected(store: StateStoreClient, key: bytes, version: str | None) -> bytes | None:
     """Return the value of the key at ``version``, which must be the current one."""
     entry = await store.get(key)
@@ -349,6 +445,28 @@ def _before(version: Hlc) -> Hlc:
 
 def _contains(publish: Publish, text: str) -> bool:
     return text in publish.topic.casefold() or text in publish.payload.decode("utf-8", "ignore").casefold()
+
+
+def _change_snapshot(change: KeyChange, at: int, expires_in_s: float | None) -> KeyChangeSnapshot:
+    value = change.value
+    shown = None if value is None else show_payload(value)
+    try:
+        key = change.key.decode()
+    except UnicodeDecodeError:
+        key = None
+    return KeyChangeSnapshot(
+        at=at,
+        key=key,
+        key_base64=base64.b64encode(change.key).decode(),
+        operation=change.operation,
+        version=None if change.version is None else str(change.version),
+        expires_in_s=expires_in_s,
+        value_bytes=None if value is None else len(value),
+        format=None if shown is None else shown.format,
+        value=None if shown is None else shown.value,
+        value_base64=None if shown is None else shown.base64,
+        truncated=shown is not None and shown.truncated,
+    )
 
 
 def message_snapshot(

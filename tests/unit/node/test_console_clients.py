@@ -20,6 +20,8 @@ from penstock.node.config.mqtt import Security
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.audit import read_audit
 from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.observations import KeyChange
+from penstock.statestore.hlc import Hlc
 from tests.unit.node.test_api import Api, mqtt
 from tests.unit.node.test_http_access import basic, running, users
 from tests.unit.node.test_node import config
@@ -220,6 +222,68 @@ async def test_a_key_is_changed_only_if_it_has_the_version_that_was_shown(tmp_pa
         assert [each for each in methods if each != "read_values"] == ["set_key", "set_key", "delete_key"]
 
 
+async def test_changes_of_a_key_and_of_a_prefix_are_shown_as_they_happen(tmp_path: Path) -> None:
+    async with running(config(tmp_path, statestore={"extensions": ["prefix-observe"]})) as ready:
+        api = Api(ready)
+        async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+            await store.set("plant/a", '{"bar": 4}', ttl_ms=600_000)
+            async with (
+                live(api, "key=plant/a", "key-changes") as one,
+                live(api, "prefix=plant/", "key-changes") as more,
+            ):
+                (entry,) = await one.rows(1)
+                assert (entry["operation"], entry["value"], entry["format"]) == ("ENTRY", '{"bar": 4}', "json")
+                assert 0 < entry["expires_in_s"] <= 600
+                await store.set("plant/b", cbor2.dumps({"bar": 1}))
+                await store.set("other", "1")
+                changed = await store.set("plant/a", "5", ttl_ms=1)
+                await store.delete("plant/b")
+                found = await more.rows(4)
+                by_key = {key: [row for row in found if row["key"] == key] for key in ("plant/a", "plant/b")}
+                assert [row["operation"] for row in by_key["plant/b"]] == ["SET", "DELETE"]
+                assert (by_key["plant/b"][0]["format"], by_key["plant/b"][0]["value"]) == ("cbor", '{"bar": 1}')
+                assert (by_key["plant/b"][1]["value"], by_key["plant/b"][1]["value_bytes"]) == (None, None)
+                for rows in (by_key["plant/a"], await one.rows(2)):
+                    assert [row["operation"] for row in rows] == ["SET", "EXPIRE"]
+                    assert (rows[0]["version"], rows[0]["value"]) == (str(changed.version), "5")
+        for query in ("", "?key=a&prefix=b"):
+            assert (await api.send(f"/key-changes{query}"))[0] == 400
+        entries = [entry["parameters"] for entry in read_audit(tmp_path / "audit") if entry["method"] == "watch_keys"]
+        assert entries == [{"key": "plant/a"}, {"prefix": "plant/"}]
+
+
+def test_changes_of_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_clients, "MAX_WAITING", 3)
+    monkeypatch.setattr(console_clients, "MAX_EXPIRIES", 2)
+
+    class Store:
+        now = 0
+
+        def expires_at(self, _key: bytes) -> int:
+            return 10
+
+        def steady(self) -> int:
+            return self.now
+
+    store = Store()
+    changes = console_clients._KeyChanges(store)
+    for key in (b"a", b"\xff", b"c", b"d"):  # the expiry of the first two is forgotten
+        changes.receive(KeyChange(key, "SET", b"\xfe", Hlc(1, 0, "n")))
+    line = json.loads(changes.next_line())
+    assert [(row["key"], row["key_base64"], row["value_base64"]) for row in line["rows"]] == [
+        ("a", "YQ==", "/g=="),
+        (None, "/w==", "/g=="),
+        ("c", "Yw==", "/g=="),
+    ]
+    assert line["dropped"] == 1
+    changes.receive(KeyChange(b"c", "DELETE", None, None))
+    store.now = 10
+    for key in (b"a", b"d"):
+        changes.receive(KeyChange(key, "DELETE", None, None))
+    operations = [row["operation"] for row in json.loads(changes.next_line())["rows"]]
+    assert operations == ["DELETE", "DELETE", "EXPIRE"]
+
+
 async def test_a_fenced_key_needs_its_token(tmp_path: Path) -> None:
     async with running(config(tmp_path)) as ready:
         api = Api(ready)
@@ -251,10 +315,14 @@ async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
             ("/retained/other", "GET"),
             ("/keys/other", "PUT"),
             ("/key-versions/other", "GET"),
+            ("/key-changes?key=other", "GET"),
+            ("/key-changes?prefix=other/", "GET"),
         ):
             assert (await oscar.send(path, method, "x" if method != "GET" else ""))[0] == 403, path
         async with live(oscar, "filter=plant/%23") as found:
             assert [row["topic"] for row in await found.rows(1)] == ["plant/a"]
+        status, _, body = await oscar.send("/key-changes?prefix=plant/")
+        assert (status, "statestore.extensions: [prefix-observe]" in body["error"]["hint"]) == (403, True)
         assert (await oscar.send("/keys/plant/a", "PUT", "1"))[0] == 200
         versions = await oscar.get("/key-versions/plant/a")
         assert ([row["value"] for row in versions["rows"]], versions["ends"]) == (["1"], "disabled")

@@ -1,6 +1,8 @@
-// Keys of the state store: a list, and a page for one key with its value, history and changes.
-import { useContext, useState } from "preact/hooks";
+// Keys of the state store: a list, a page for one key with its value and history, forms that write, and live changes.
+import { useContext, useMemo, useState } from "preact/hooks";
 import { age, bytes, clock, Failure, html, indented, link, request, Session, usePoll } from "./lib.js";
+import { Live } from "./live.js";
+import { start } from "./messages.js";
 import { Facts, List } from "./table.js";
 
 const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
@@ -9,7 +11,7 @@ const MAX_LINES = 1000; // of a comparison
 export function Keys({ route }) {
   const { operates } = useContext(Session);
   if (route.name !== null) return html`<${Key} name=${route.name} key=${route.name} />`;
-  return html`<h1>State store keys</h1><${List} title="State store keys" route=${route} rowKey=${(row) => row.key_base64}
+  return html`<h1>State store keys</h1><p><a href=${link("watch", null, { prefix: route.parameters.prefix })}>Watch changes</a></p><${List} title="State store keys" route=${route} rowKey=${(row) => row.key_base64}
     open=${(row) => (row.key === null ? link("keys") : link("keys", row.key))}
     filters=${[{ name: "prefix", title: "Prefix", placeholder: "plant/line-3/" }, { name: "q", title: "Contains" }]}
     columns=${[
@@ -37,7 +39,8 @@ function Key({ name }) {
   const changed = (text) => change({ changes: changes + 1, message: text });
   const { data, error } = usePoll(`keys/${encodeURIComponent(name)}`, { changes }, 0); // once: each read is recorded in the audit trail
   const told = message && html`<p role="status">${message}</p>`;
-  if (error) return html`<h1><code>${name}</code></h1>${told}<${Failure} error=${error} />`;
+  const watched = html`<${WatchedKey} key="watched" name=${name} version=${data?.version} load=${() => changed(null)} />`;
+  if (error) return html`<h1><code>${name}</code></h1>${told}<${Failure} error=${error} />${error.status === 404 && watched}`;
   if (!data) return html`<h1><code>${name}</code></h1><p aria-busy="true">Loading…</p>`;
   return html`<h1><code>${name}</code></h1>${told}
     <${Facts} facts=${[
@@ -48,7 +51,60 @@ function Key({ name }) {
     <pre tabindex="0"><code>${shown(data.value, data.value_base64)}</code></pre>
     ${operates && data.value !== null && html`<${Edit} key=${`edit ${data.version}`} name=${name} data=${data} changed=${changed} />`}
     ${operates && html`<${Delete} key=${`delete ${data.version}`} name=${name} data=${data} changed=${changed} />`}
-    <${History} key=${`history ${data.version}`} name=${name} />`;
+    <${History} key=${`history ${data.version}`} name=${name} />${watched}`;
+}
+
+/** The changes of the key whose page is open, on demand: each observation is recorded in the audit trail. */
+function WatchedKey({ name, version, load }) {
+  const [opened, open] = useState(false);
+  const [newest, arrive] = useState(null);
+  const other = newest && (newest.value === null && newest.value_base64 === null ? version !== undefined : newest.version !== version);
+  return html`<details onToggle=${(event) => open(event.target.open)}><summary>Watch changes</summary>
+    ${opened && other && html`<p>The value above is not the current one. <button class="plain" onClick=${load}>Load it again</button></p>`}
+    ${opened && html`<${LiveChanges} parameters=${{ key: name }} arrived=${(rows) => rows.length > 0 && arrive(rows.at(-1))} />`}</details>`;
+}
+
+export function Watch({ route }) {
+  const { key, prefix } = route.parameters;
+  const name = key ?? prefix;
+  const submit = (event) => {
+    event.preventDefault();
+    const { kind, text } = Object.fromEntries(new FormData(event.target));
+    location.hash = link("watch", null, { [kind]: text });
+  };
+  return html`<h1>Changes of keys</h1><p><a href=${link("keys", null, { prefix })}>State store keys</a></p>
+    <search><form class="filters" key=${JSON.stringify(route.parameters)} onSubmit=${submit}>
+      <label class="short">Watch<select name="kind"><option value="prefix" selected=${key === undefined}>a prefix</option><option value="key" selected=${key !== undefined}>a key</option></select></label>
+      <label>Prefix or key<input name="text" required defaultValue=${name ?? ""} placeholder="plant/line-3/" autocapitalize="off" spellcheck=${false} /></label>
+      <button class="secondary">Watch</button>
+    </form></search>
+    ${name ? html`<${LiveChanges} parameters=${key === undefined ? { prefix } : { key }} />`
+      : html`<p>Watch a key or a prefix to see changes as they happen, within the permissions of the user. A prefix needs <code>statestore.extensions: [prefix-observe]</code> in the configuration of the node.</p>`}`;
+}
+
+function LiveChanges({ parameters, arrived }) {
+  const { version } = useContext(Session);
+  return html`<${Live} key=${`${JSON.stringify(parameters)}\0${version}`} title="Changes" path="key-changes" parameters=${parameters} file="penstock-key-changes.ndjson" arrived=${arrived}
+    row=${(row, older) => html`<${Change} key=${row.number} row=${row} before=${() => older((each) => each.key_base64 === row.key_base64)} />`} />`;
+}
+
+const OPERATIONS = { ENTRY: ["current value", "dim"], SET: ["SET", "added"], DELETE: ["DELETE", "removed"], EXPIRE: ["expired", "removed"] };
+
+function Change({ row, before }) {
+  const [opened, open] = useState(false);
+  const [operation, level] = OPERATIONS[row.operation] ?? [row.operation, "warn"];
+  return html`<details class="letter message difference" onToggle=${(event) => open(event.target.open)}><summary><code>${keyText(row)}</code> <strong class=${level}>${operation}</strong>${" "}
+    <small class="dim">${clock(row.at).slice(11)} UTC${row.value_bytes === null ? "" : `, ${bytes(row.value_bytes)}`}</small>${row.value_bytes !== null && html` <span>${start(row)}</span>`}</summary>
+    ${opened && html`<${ChangeDetails} row=${row} before=${before} />`}</details>`;
+}
+
+function ChangeDetails({ row, before }) {
+  const older = useMemo(before, []); // it may leave the list later
+  const text = (each) => (each.value_bytes === null ? "" : shown(each.value, each.value_base64));
+  return html`<${Facts} facts=${[["Version", row.version], ["Arrived", `${clock(row.at)} UTC`], ["Expires in", row.value_bytes === null ? null : row.expires_in_s === null ? "never" : age(row.expires_in_s)]]} />
+    ${row.truncated && html`<p class="warn">Only the beginning of the value is shown.</p>`}
+    ${older && row.operation !== "ENTRY" ? html`<p>Difference to ${older.version ?? "the change before"}:</p><${Difference} before=${text(older)} after=${text(row)} />`
+      : row.value_bytes !== null && html`<pre tabindex="0"><code>${text(row)}</code></pre>`}`;
 }
 
 /** Write another value if the key still has the version that is shown; the difference is confirmed. */

@@ -187,12 +187,13 @@ export function indented(text) {
   return lines.join("\n");
 }
 
-/** An error with cause and action; a form for credentials where they are missing. */
+/** An error with cause and action; a form for credentials where they are missing or do not suffice. */
 export function Failure({ error }) {
   const { login } = useContext(Session);
-  if (error.status === 401 || error.status === 403) return html`<${Login} error=${error} login=${login} />`;
+  if (error.status === 401) return html`<${Login} error=${error} login=${login} />`;
   return html`<div role="alert" class="reason problem"><strong>${error.message}</strong>
-    ${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>${error.hint}</p>`}</div>`;
+    ${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>${error.hint}</p>`}</div>
+    ${error.status === 403 && html`<details><summary>Sign in as another user</summary><${Login} login=${login} /></details>`}`;
 }
 
 /** A problem or a warning of the node, or of a part of it, with cause and action. */
@@ -214,7 +215,7 @@ function Login({ error, login }) {
     login(user ? `Basic ${btoa(utf8)}` : `Bearer ${secret.trim()}`);
   };
   return html`<article class="login"><h2>Sign in</h2>
-    <p role="alert">${error.message}</p>
+    ${error && html`<p role="alert">${error.message}</p>`}
     <form onSubmit=${send}>
       <label>User name <small>empty for the administration token</small>
         <input name="user" autocomplete="username" /></label>

@@ -3,7 +3,7 @@ import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, request, Session, useRoute } from "./lib.js";
 import { Cluster, inCluster } from "./cluster.js";
-import { Keys } from "./keys.js";
+import { Keys, Watch } from "./keys.js";
 import { DeadLetters } from "./letters.js";
 import { Messages } from "./messages.js";
 import { Retained, Subscriptions } from "./mqtt.js";
@@ -28,7 +28,7 @@ const TABS = PAGES.filter(([page]) => page !== "cluster" || inCluster);
 // Pages that are reached from another one, whose tab is marked.
 const INNER = {
   records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], subscriptions: ["clients", Subscriptions],
-  retained: ["messages", Retained], tree: ["messages", TopicTree], audit: ["events", Audit],
+  retained: ["messages", Retained], tree: ["messages", TopicTree], watch: ["keys", Watch], audit: ["events", Audit],
 };
 
 function App() {

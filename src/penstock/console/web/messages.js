@@ -1,10 +1,10 @@
 // Live MQTT messages by topic filter, and a form to publish one.
-import { useContext, useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, bytes, clock, credentials, Failure, html, link, number, request, saveFile, Session } from "./lib.js";
+import { useContext, useState } from "preact/hooks";
+import { ApiError, bytes, clock, Failure, html, link, number, request, Session } from "./lib.js";
+import { Live } from "./live.js";
 import { hexdump, pretty } from "./records.js";
 import { Facts } from "./table.js";
 
-const KEPT = 500;
 /** Formats whose value the node shows as JSON. */
 const BINARY = { cbor: "CBOR", msgpack: "MessagePack", sparkplug: "Sparkplug B", avro: "Avro", protobuf: "Protobuf" };
 const VIEWS = [["auto", "decoded"], ["text", "as text"], ["hex", "hexadecimal"]];
@@ -33,23 +33,6 @@ export function Message({ row }) {
     <pre tabindex="0" class=${view === "hex" || row.value === null ? "hex" : ""}><code>${payloadText(row, view)}</code></pre>`;
 }
 
-/** Read lines of JSON until the signal aborts or the node ends the stream. */
-export async function readLines(path, parameters, signal, accept) {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
-  const authorization = credentials.get();
-  const response = await fetch(`api/v1/${path}?${query}`, { signal, headers: authorization ? { Authorization: authorization } : {} });
-  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => null))?.error ?? { what: `HTTP status ${response.status}` });
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) throw new ApiError(0, { what: "The node ended the subscription.", hint: "It stops, or closed the client. Subscribe again." });
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    lines.forEach((line) => accept(JSON.parse(line)));
-  }
-}
-
 export function Messages({ route }) {
   const { operates, version } = useContext(Session);
   const { filter = "", q = "" } = route.parameters;
@@ -64,56 +47,13 @@ export function Messages({ route }) {
       <button class="secondary">Subscribe</button>
     </form></search>
     ${operates && html`<${Publish} topic=${/[+#]/.test(filter) ? "" : filter} />`}
-    ${filter ? html`<${Live} key=${`${filter}\0${q}\0${version}`} filter=${filter} text=${q} />`
+    ${filter ? html`<${Live} key=${`${filter}\0${q}\0${version}`} title="Live messages" path="messages" parameters=${{ filter, q }} file="penstock-messages.ndjson" row=${(row) => html`<${Arrived} key=${row.number} row=${row} />`} />`
       : html`<p>Subscribe to see messages as they arrive, beginning with the retained ones. They are delivered with QoS 0, and within the permissions of the user.</p>`}`;
 }
 
-function Live({ filter, text }) {
-  const [shown, show] = useState({ rows: [], received: 0, dropped: 0, filtered: 0 });
-  const [error, fail] = useState(null);
-  const [paused, pause] = useState(false);
-  const [hidden, hide] = useState(document.hidden);
-  const held = useRef(null); // what arrived during a pause
-  const count = useRef(0);
-  useEffect(() => {
-    const changed = () => hide(document.hidden);
-    document.addEventListener("visibilitychange", changed);
-    return () => document.removeEventListener("visibilitychange", changed);
-  }, []);
-  const add = (before, part) => ({
-    rows: [...part.rows, ...before.rows].slice(0, KEPT), received: before.received + part.rows.length,
-    dropped: before.dropped + part.dropped, filtered: before.filtered + part.filtered,
-  });
-  const accept = (line) => {
-    const part = { ...line, rows: line.rows.map((row) => ({ ...row, number: (count.current += 1) })).reverse() };
-    if (held.current !== null) held.current = add(held.current, part);
-    else show((before) => add(before, part));
-  };
-  useEffect(() => {
-    if (hidden) return undefined; // a hidden tab holds no connection
-    const stop = new AbortController();
-    readLines("messages", { filter, q: text }, stop.signal, accept).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
-    return () => stop.abort();
-  }, [hidden]);
-  const toggle = () => {
-    if (paused) {
-      const arrived = held.current;
-      held.current = null;
-      show((before) => add(before, arrived));
-    } else held.current = { rows: [], received: 0, dropped: 0, filtered: 0 };
-    pause(!paused);
-  };
-  const save = () => saveFile("penstock-messages.ndjson", shown.rows.toReversed().map(({ number: _, ...row }) => `${JSON.stringify(row)}\n`).join(""));
-  return html`<section aria-label="Live messages">
-    ${error && html`<${Failure} error=${error} />`}
-    <p class="pages"><span role="status">${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
-      ${shown.dropped > 0 && html`<span class="warn">${number(shown.dropped)} not shown: they arrive too fast</span>`}
-      <button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>
-      ${shown.rows.length > 0 && html`<button class="plain" onClick=${save}>Export NDJSON</button>
-      <button class="plain" onClick=${() => show({ rows: [], received: 0, dropped: 0, filtered: 0 })}>Clear</button>`}</p>
-    ${shown.rows.map((row) => html`<details class="letter message" key=${row.number}><summary><code>${row.topic}</code>${row.retain ? html` <span class="dim">retained</span>` : ""}${" "}
-      <small class="dim">${clock(row.at).slice(11)} UTC, ${bytes(row.bytes)}</small> <span>${start(row)}</span></summary><${Message} row=${row} /></details>`)}
-  </section>`;
+function Arrived({ row }) {
+  return html`<details class="letter message"><summary><code>${row.topic}</code>${row.retain ? html` <span class="dim">retained</span>` : ""}${" "}
+    <small class="dim">${clock(row.at).slice(11)} UTC, ${bytes(row.bytes)}</small> <span>${start(row)}</span></summary><${Message} row=${row} /></details>`;
 }
 
 export function start(row) {

@@ -1,7 +1,8 @@
 // The tree of MQTT topics with rates and last payloads, from a subscription that exists while the page is visible.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { bytes, clock, counted, Failure, html, link, number, rate } from "./lib.js";
-import { Message, readLines, start } from "./messages.js";
+import { readLines } from "./live.js";
+import { Message, start } from "./messages.js";
 import { Plain } from "./table.js";
 
 const MOST = 10_000; // topics that are kept

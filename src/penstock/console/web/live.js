@@ -1,0 +1,76 @@
+// Rows of the API that arrive while a page is open: MQTT messages, changes of keys.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ApiError, credentials, Failure, html, number, saveFile } from "./lib.js";
+
+const KEPT = 500;
+
+/** Read lines of JSON until the signal aborts or the node ends the stream; `begun()` is called when it begins. */
+export async function readLines(path, parameters, signal, accept, begun = () => {}) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
+  const authorization = credentials.get();
+  const response = await fetch(`api/v1/${path}?${query}`, { signal, headers: authorization ? { Authorization: authorization } : {} });
+  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => null))?.error ?? { what: `HTTP status ${response.status}` });
+  begun();
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new ApiError(0, { what: "The node ended the subscription.", hint: "It stops, or closed the client. Subscribe again." });
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    lines.forEach((line) => accept(JSON.parse(line)));
+  }
+}
+
+/**
+ * Rows of a stream as they arrive, newest first, with pause and export. `row(row, older)` returns a row, with a function
+ * for the first older one that passes a test; `arrived(rows)` is told of new ones, also during a pause.
+ */
+export function Live({ title, path, parameters, file, row, arrived }) {
+  const [shown, show] = useState({ rows: [], received: 0, dropped: 0, filtered: 0 });
+  const [error, fail] = useState(null);
+  const [paused, pause] = useState(false);
+  const [hidden, hide] = useState(document.hidden);
+  const [connected, connect] = useState(false);
+  const held = useRef(null); // what arrived during a pause
+  const count = useRef(0);
+  useEffect(() => {
+    const changed = () => hide(document.hidden);
+    document.addEventListener("visibilitychange", changed);
+    return () => document.removeEventListener("visibilitychange", changed);
+  }, []);
+  const add = (before, part) => ({
+    rows: [...part.rows, ...before.rows].slice(0, KEPT), received: before.received + part.rows.length,
+    dropped: before.dropped + part.dropped, filtered: before.filtered + part.filtered,
+  });
+  const accept = (line) => {
+    arrived?.(line.rows);
+    const part = { ...line, rows: line.rows.map((row) => ({ ...row, number: (count.current += 1) })).reverse() };
+    if (held.current !== null) held.current = add(held.current, part);
+    else show((before) => add(before, part));
+  };
+  useEffect(() => {
+    if (hidden) return undefined; // a hidden tab holds no connection
+    const stop = new AbortController();
+    readLines(path, parameters, stop.signal, accept, () => connect(true)).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
+    return () => { stop.abort(); connect(false); };
+  }, [hidden]);
+  const toggle = () => {
+    if (paused) {
+      const arrived = held.current;
+      held.current = null;
+      show((before) => add(before, arrived));
+    } else held.current = { rows: [], received: 0, dropped: 0, filtered: 0 };
+    pause(!paused);
+  };
+  const save = () => saveFile(file, shown.rows.toReversed().map(({ number: _, ...each }) => `${JSON.stringify(each)}\n`).join(""));
+  return html`<section aria-label=${title}>
+    ${error && html`<${Failure} error=${error} />`}
+    <p class="pages"><span role="status">${connected || error ? "" : "Connecting… "}${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
+      ${shown.dropped > 0 && html`<span class="warn">${number(shown.dropped)} not shown: they arrive too fast</span>`}
+      <button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>
+      ${shown.rows.length > 0 && html`<button class="plain" onClick=${save}>Export NDJSON</button>
+      <button class="plain" onClick=${() => show({ rows: [], received: 0, dropped: 0, filtered: 0 })}>Clear</button>`}</p>
+    ${shown.rows.map((each, index) => row(each, (test) => shown.rows.slice(index + 1).find(test)))}
+  </section>`;
+}
