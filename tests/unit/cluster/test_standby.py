@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -162,7 +162,7 @@ def frame(sequence: int) -> CommitFrame:
 
 def test_commits_that_were_read_before_an_error_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other log's error interrupts is not lost: the standby says each time what it has applied."""
-    answers = iter([9, UnavailableError("no answer", applied=None), 9, 7])
+    answers: Iterator[int | UnavailableError] = iter([9, UnavailableError("no answer", applied=None), 9, 7])
 
     def head(*_: object) -> Head:
         answer = next(answers)
