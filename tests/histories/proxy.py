@@ -17,6 +17,8 @@ class Proxy:
         self._target = target
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._answering = asyncio.Event()
+        self._answering.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self.port = 0
@@ -31,7 +33,7 @@ class Proxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        self._flowing.set()
+        self.release()
         self.cut()
         await self._server.wait_closed()
 
@@ -54,9 +56,14 @@ class Proxy:
         """Forward nothing until :meth:`release`."""
         self._flowing.clear()
 
+    def hold_responses(self) -> None:
+        """Forward nothing from the target until :meth:`release`."""
+        self._answering.clear()
+
     def release(self) -> None:
         """Forward what was held."""
         self._flowing.set()
+        self._answering.set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -65,12 +72,16 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, back}
-        await asyncio.gather(self._forward(reader, back), self._forward(there, writer))
+        await asyncio.gather(self._forward(reader, back), self._forward(there, writer, self._answering))
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answering: asyncio.Event | None = None
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(65_536):
                 await self._flowing.wait()
+                if answering is not None:
+                    await answering.wait()
                 writer.write(data)
                 await writer.drain()
         writer.close()

@@ -1,24 +1,25 @@
 """A TubeMQ cluster as the target of a rule: a producer that finds the brokers through the masters.
 
-Messages wait in order until the producer accepts them, which is bounded by its requests in flight: a backlog that is
-sent after an outage does not delay clients. A message whose outcome is unknown is sent again, with the same id.
+Messages wait in order until the producer accepts them, which is bounded by its messages in flight: a backlog that is
+sent after an outage does not delay clients. A message that the producer returns is sent again, with the same id and
+before all later ones; the producer returns later messages of the same partition with it. So a key's records are in the
+order of the publishers in each partition, except that an earlier attempt may have stored copies of some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from heapq import heappop, heappush
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.node.config.tube_cluster import TubeClusterSection
 from penstock.node.rules import Done
 from penstock.runtime.backoff import Backoff
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.producer import Producer
+from penstock.tube.producer import Producer, SendResult
 from penstock.tube.record import Record
 
 __all__ = ["TubeClusterTarget"]
@@ -33,6 +34,15 @@ _IN_FLIGHT: Final = 1000
 _BATCH: Final = 250
 """Maximum number of messages in the producer, and of results that one response has."""
 _RETRY_S, _RETRY_MOST_S = 0.2, 2.0
+
+
+class _Message(NamedTuple):
+    """A message without a result. ``number``: unique, in the order of arrival. ``sent``: the producer had it."""
+
+    number: int
+    record: Record
+    done: Done
+    sent: bool = False
 
 
 class TubeClusterTarget:
@@ -51,15 +61,21 @@ class TubeClusterTarget:
         self._partition = partition
         login = section.login()
         self._producer = Producer(
-            ",".join(section.masters), reorder=True, max_in_flight=_IN_FLIGHT, batch_messages=_BATCH,
+            ",".join(section.masters), ordered=True, max_in_flight=_IN_FLIGHT, batch_messages=_BATCH,
             request_timeout_s=DELIVERY_S, delivery_timeout_s=DELIVERY_S, topic_timeout_s=DELIVERY_S,
             heartbeat_s=_HEARTBEAT_S, user=login.user, password=login.password, tls=login.tls,
         )  # fmt: skip
-        self._queue: deque[tuple[Record, Done]] = deque()
-        """Messages that the producer has not accepted."""
+        self._queue: list[_Message] = []
+        """Messages that are not in the producer: a heap in the order of arrival."""
         self._arrived = asyncio.Event()
+        self._numbers = 0
         self._pending = 0
         """Messages without a result."""
+        self._backoff = Backoff(_RETRY_S, _RETRY_MOST_S)
+        self._paused = False
+        """True if the producer has returned messages: the next ones are sent after a pause."""
+        self._returned = 0
+        """Messages that the producer has returned. If it has failed more, their callbacks are about to be called."""
         self._error: PenstockError | None = None
         """The last error since the last stored message."""
         self._task: asyncio.Task[None] | None = None
@@ -78,8 +94,8 @@ class TubeClusterTarget:
         await self._producer.close()
         await asyncio.sleep(0)  # the results of the last messages are returned by callbacks
         while self._queue:  # also with messages that the rule sent again meanwhile
-            _, done = self._queue.popleft()
-            self._ended(done, self._waits("the node is shutting down", applied=False))
+            message = heappop(self._queue)
+            self._ended(message, self._waits("the node is shutting down", applied=None if message.sent else False))
 
     def prepare(self, record: Record) -> Record:
         """Return the record; the producer encodes it [RuleTarget]."""
@@ -88,8 +104,8 @@ class TubeClusterTarget:
     def append(self, prepared: Any, done: Done) -> None:
         """Send the message; ``done`` gets the result or a PenstockError later [RuleTarget]."""
         self._pending += 1
-        self._queue.append((prepared, done))
-        self._arrived.set()
+        self._numbers += 1
+        self._push(_Message(self._numbers, prepared, done))
 
     def retries(self, error: PenstockError) -> bool:
         """Return True if the message may be stored later, as when the topic is created or the user gets a right
@@ -103,45 +119,61 @@ class TubeClusterTarget:
         return self._error if self._pending else None
 
     async def _run(self) -> None:
-        backoff = Backoff(_RETRY_S, _RETRY_MOST_S)
         while True:
             try:
                 await self._producer.start()
                 break
             except PenstockError as error:
                 self._failed(error)
-                await asyncio.sleep(backoff.failed())
+                await asyncio.sleep(self._backoff.failed())
+        self._backoff.reset()
+        topic = self._section.topic
         while True:
             self._arrived.clear()
             while self._queue:
-                await self._send_next()
+                if self._paused:
+                    await asyncio.sleep(self._backoff.failed())
+                    self._paused = False
+                await self._producer.wait_for_room(topic)
+                if self._producer.failed != self._returned:
+                    await asyncio.sleep(0)
+                elif not self._paused:
+                    await self._send_oldest()
             await self._arrived.wait()
 
-    async def _send_next(self) -> None:
-        """Pass the oldest message to the producer when that has room."""
-        record, done = self._queue[0]
+    async def _send_oldest(self) -> None:
+        """Pass the oldest message to the producer, which has room."""
+        message = heappop(self._queue)
         try:
-            future = await self._producer.queue(self._section.topic, record, self._partition)
+            future = await self._producer.queue(self._section.topic, message.record, self._partition)
         except PenstockError as error:
-            self._queue.popleft()
-            self._ended(done, error)
-            return
-        self._queue.popleft()
-        future.add_done_callback(self._returns(done))
+            self._ended(message, error)
+        else:
+            future.add_done_callback(lambda stored: self._stored(message, stored))
 
-    def _returns(self, done: Done) -> Callable[[asyncio.Future[Any]], None]:
-        def stored(future: asyncio.Future[Any]) -> None:
-            self._ended(done, future.exception() or future.result())
+    def _stored(self, message: _Message, future: asyncio.Future[SendResult]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._returned += 1
+        self._ended(message, error or future.result())
 
-        return stored
+    def _push(self, message: _Message) -> None:
+        heappush(self._queue, message)
+        self._arrived.set()
 
-    def _ended(self, done: Done, result: object) -> None:
-        self._pending -= 1
+    def _ended(self, message: _Message, result: object) -> None:
+        """Return the result of a message, or let it wait if it may be stored later."""
         if not isinstance(result, PenstockError):
             self._error = None
+            self._backoff.reset()
         elif self.retries(result):
             self._failed(result)
-        done(result)
+            if self._task is not None and not self._task.done():
+                self._paused = True
+                self._push(message._replace(sent=True))
+                return
+        self._pending -= 1
+        message.done(result)
 
     def _failed(self, error: PenstockError) -> None:
         first, self._error = self._error is None, self._waits(f"{error.what}: {error.why}" if error.why else error.what)

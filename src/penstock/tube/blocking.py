@@ -38,6 +38,7 @@ class ProducerOptions(TypedDict, total=False):
     client_id: str | None
     idempotent: bool
     reorder: bool
+    ordered: bool
     max_in_flight: int
     max_in_flight_bytes: int
     batch_messages: int

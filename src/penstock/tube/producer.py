@@ -70,6 +70,12 @@ class Producer:
     messages again even after later ones are stored. ``connections``: pool shared with other clients; default: a
     separate pool.
 
+    ``ordered``: a record with a key or partition is never stored after a later one in the same partition, whatever
+    fails. penstock's brokers get numbered records, so that they store none twice; others have one request in flight per
+    partition. If the master no longer announces a broker that does not respond, its records go, in order, to the
+    partitions that their keys then have. If a record is not acknowledged in time, the later ones of its partition fail
+    with it, in order.
+
     ``user`` and ``password`` authenticate in a cluster with users; ``tls``: for master and brokers, on their TLS ports.
     """
 
@@ -80,6 +86,7 @@ class Producer:
         client_id: str | None = None,
         idempotent: bool = False,
         reorder: bool = False,
+        ordered: bool = False,
         max_in_flight: int = 10_000,
         max_in_flight_bytes: int = 64 << 20,
         batch_messages: int = 2_000,
@@ -106,9 +113,14 @@ class Producer:
             availability_timeout_s=availability_timeout_s,
         )  # fmt: skip
         check_login(user, password, tls)
+        if ordered and (reorder or idempotent):
+            raise LocalProtocolError(
+                "tube: ordered excludes reorder and idempotent", do="set only one of these options"
+            )
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("producer"))
         self.sent = 0
         self.acknowledged = 0
+        self.failed = 0
         self._settings = SenderSettings(
             request_timeout_s=request_timeout_s,
             delivery_timeout_s=delivery_timeout_s,
@@ -117,6 +129,7 @@ class Producer:
             batch_messages=batch_messages,
             batch_bytes=batch_bytes,
             reorder=reorder,
+            ordered=ordered,
             idempotent=idempotent,
             idle_s=idle_s,
             availability_timeout_s=availability_timeout_s,
@@ -290,9 +303,13 @@ class Producer:
         key: bytes | str | None = None,
     ) -> asyncio.Future[SendResult]:
         """Accept ``record`` once there is room; the future has the result or error of :meth:`send`."""
+        await self.wait_for_room(topic)
+        return self._accept(topic, record, partition, key)
+
+    async def wait_for_room(self, topic: str) -> None:
+        """Return when :meth:`queue` accepts a record of ``topic`` at once."""
         while self._must_wait(topic):
             await self._wait_for_room()
-        return self._accept(topic, record, partition, key)
 
     async def send_all(
         self,
@@ -312,8 +329,7 @@ class Producer:
         futures = []
         try:
             for record in records:
-                while self._must_wait(topic):
-                    await self._wait_for_room()
+                await self.wait_for_room(topic)
                 futures.append(self._accept(topic, record, partition, key))
         finally:
             for future in futures:
@@ -461,6 +477,7 @@ class Producer:
         if message.future.done():
             return
         if isinstance(outcome, PenstockError):
+            self.failed += 1
             message.future.set_exception(outcome)
         else:
             self.acknowledged += 1

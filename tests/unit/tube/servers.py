@@ -63,10 +63,10 @@ class Tube:
         _, self.port = await self.master.start("127.0.0.1", self.port, tls=self.tls, tls_port=0)
         return self.master
 
-    async def start_broker(self, number: int = 1) -> TubeBroker:
+    async def start_broker(self, number: int = 1, *, advertise: str | None = None) -> TubeBroker:
         broker = TubeBroker(
             self.path / str(number), broker_id=number, masters=[self.masters], heartbeat_s=0.05,
-            access=self._access(), master_user=None if self.users is None else BROKER_USER,
+            access=self._access(), master_user=None if self.users is None else BROKER_USER, advertise=advertise,
         )  # fmt: skip
         port = self.ports.setdefault(number, free_port())
         await broker.start("127.0.0.1", port, tls=self.tls, tls_port=0)

@@ -313,6 +313,15 @@ async def test_message_that_was_overtaken_is_not_put_behind() -> None:
     assert script.log == [b"1", b"2"]
 
 
+async def test_an_ordered_producer_keeps_the_order_at_a_broker_of_apache() -> None:
+    script = Script(419, 200, 0, 503, 200, 419, 419)
+    results = await run(script, 9, ordered=True, request_timeout_s=0.3)
+    assert not any(isinstance(result, Exception) for result in results)
+    assert script.log == [b"%d" % n for n in range(9)]
+    with pytest.raises(LocalProtocolError, match="ordered excludes reorder"):
+        Producer("127.0.0.1:1", ordered=True, reorder=True)
+
+
 async def test_a_permanent_refusal_does_not_stop_other_sends() -> None:
     script = Script(403)
     first, second = await run(script, 2)

@@ -127,6 +127,7 @@ class SenderSettings:
     batch_messages: int
     batch_bytes: int
     reorder: bool
+    ordered: bool
     idempotent: bool
     idle_s: float
     availability_timeout_s: float
@@ -205,6 +206,9 @@ class Sender:
             connection = self._ready.get(broker_id)
             if state.late and state.unanswered and connection is not None and broker_id not in there:
                 connection.abort()
+        if self._settings.ordered:
+            for queue in [q for q in self._queues.values() if not q.empty and q.target.broker.id not in there]:
+                self._leave(queue)
 
     def messages(self) -> list[PendingRecord]:
         """All messages without an outcome."""
@@ -230,9 +234,10 @@ class Sender:
 
     def _queue_for(self, target: Partition) -> PartitionQueue[PendingRecord]:
         settings = self._settings
-        new_id = partial(random.randrange, 1, 1 << 62) if settings.idempotent else None
+        new_id = _new_producer_id if settings.idempotent else None
+        requests = 1 if settings.ordered else settings.window
         queue: PartitionQueue[PendingRecord] = PartitionQueue(
-            target, requests=settings.window, reorder=settings.reorder, new_producer_id=new_id
+            target, requests=requests, reorder=settings.reorder, new_producer_id=new_id
         )
         connection = self._ready.get(target.broker.id)
         if connection is not None:
@@ -240,14 +245,16 @@ class Sender:
         return queue
 
     def _configure(self, queue: PartitionQueue[PendingRecord], connection: ClientConnection) -> None:
-        """Choose between batches and single messages, as the broker supports."""
+        """Choose between batches and single messages, numbered or not, as the broker supports."""
         settings = self._settings
         if connection.extensions:
             queue.batch = (settings.batch_messages, settings.batch_bytes)
             queue.requests = BATCHES_IN_FLIGHT
         else:
             queue.batch = (1, 0)
-            queue.requests = settings.window
+            queue.requests = 1 if settings.ordered else settings.window
+        if settings.ordered:
+            queue.number_with(_new_producer_id if connection.extensions else None)
 
     def _send_ready(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Send requests within the limits."""
@@ -361,6 +368,22 @@ class Sender:
                     message.error, message.sequence = error, -1
                     self.push(other, message)
 
+    def _leave(self, queue: PartitionQueue[PendingRecord]) -> None:
+        """Move the records of a broker that does not respond and is not announced to other partitions, before later
+        records with their keys are sent there."""
+        connection, state = self._ready.get(queue.target.broker.id), self._states.get(queue.target.broker.id)
+        if connection is not None and not connection.closed and not (state is not None and state.late):
+            return  # it responds, and refuses what it does not accept
+        for message in queue.take_all():
+            if message.abandoned:
+                continue
+            try:
+                other = self._routes.choose(message.topic, message.key, message.partition, monotonic_ms())
+            except RefusedError as error:  # the partition no longer exists
+                self._finish(message, error)
+                continue
+            self.push(queue.target if other is None else other, message)
+
     def _other_partition(self, target: Partition, message: PendingRecord) -> Partition | None:
         routes = self._routes
         if any((p.broker.id, p.id) == (target.broker.id, target.id) for p in routes.partitions(message.topic)):
@@ -400,7 +423,7 @@ class Sender:
         self.retried += len(retry)
         if any(_overflowed(message) for message in (*retry, *given_up)):
             # Apache's brokers have room for some thousand messages not yet on disk, for all producers together.
-            queue.requests = max(queue.requests // 2, LEAST_REQUESTS)
+            queue.requests = min(queue.requests, max(queue.requests // 2, LEAST_REQUESTS))
         queue.held = True  # a pause before the next attempt
         timer: asyncio.TimerHandle
 
@@ -418,6 +441,13 @@ class Sender:
         """Fail waiting records whose deadline has passed. A numbered record stays queued, but its caller gets the
         error."""
         now = self._loop.time()
+        if self._settings.ordered:
+            # Later records of the partition fail too: the caller sends all of them again, in order.
+            waiting = queue.messages()
+            if waiting and waiting[0].deadline <= now and not queue.in_flight:
+                for message in queue.take_all():
+                    self._give_up(queue, message, error)
+            return
         for message in queue.remove_waiting(lambda message: message.deadline <= now or message.future.done()):
             self._give_up(queue, message, error)
         if self._settings.idempotent:
@@ -431,7 +461,8 @@ class Sender:
         cause = error if error is not None else message.error
         why = cause.what if cause is not None else f"no connection to broker {queue.target.broker.address}"
         limit = self._settings.delivery_timeout_s
-        text = f"tube: a message for {queue.target.key} was not acknowledged within {limit:g} s"
+        late = "a message" if message.deadline <= self._loop.time() else "an earlier message than this one"
+        text = f"tube: {late} for {queue.target.key} was not acknowledged within {limit:g} s"
         self._finish(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
 
     def _move_elsewhere(self, queue: PartitionQueue[PendingRecord]) -> None:
@@ -579,6 +610,10 @@ class Sender:
                     del self._used[broker_id], self._ready[broker_id]
                     self._idle.add(broker_id)
                     self._connections.release(connection, user=self)
+
+
+def _new_producer_id() -> int:
+    return random.randrange(1, 1 << 62)  # noqa: S311 - identifies a sequence of numbers
 
 
 def _overflowed(message: PendingRecord) -> bool:

@@ -276,17 +276,32 @@ class PartitionQueue(Generic[T]):
         self.abandoned: list[T] = []
         """Skipped messages that no caller waits for; the shell removes them."""
         self._reorder = reorder
-        self._new_producer_id = new_producer_id
-        self._renumber = new_producer_id is not None
+        self._new_producer_id: Callable[[], int] | None = None
+        self._renumber = False
         self._next_sequence = 0
         self._waiting: deque[T] = deque()
         self._flight: dict[int, list[T]] = {}  # in the order of sending
         self._failed: list[tuple[int, list[T]]] = []
         self._sent = 0
         self._overtaken = -1  # number of the latest request that succeeded
+        self.number_with(new_producer_id)
+
+    def number_with(self, new_producer_id: Callable[[], int] | None) -> None:
+        """Number the messages from now on, or no longer (None). Changes nothing if that is so already."""
+        if (new_producer_id is None) != (self._new_producer_id is None):
+            self._new_producer_id = new_producer_id
+            self._renumber = new_producer_id is not None
+            self.producer_id = 0
+            for message in self._waiting:
+                message.sequence = -1
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(map(len, self._flight.values())) + sum(len(batch) for _, batch in self._failed)
+
+    @property
+    def in_flight(self) -> bool:
+        """True if the outcome of a request is not known yet."""
+        return bool(self._flight)
 
     @property
     def empty(self) -> bool:
@@ -384,6 +399,21 @@ class PartitionQueue(Generic[T]):
             (taken if message.sequence < 0 and leaves(message) else kept).append(message)
         if taken:
             self._waiting = kept
+        return taken
+
+    def take_all(self) -> list[T]:
+        """Remove and return all messages, in order; outcomes of requests in flight are then ignored.
+
+        Numbered messages lose their numbers: later ones begin a new sequence.
+        """
+        sent = sorted([*self._flight.items(), *self._failed], key=lambda item: item[0])
+        taken = [*(message for _, batch in sent for message in batch), *self._waiting]
+        self._flight.clear()
+        self._failed.clear()
+        self._waiting.clear()
+        for message in taken:
+            message.sequence = -1
+        self._renumber = self._new_producer_id is not None
         return taken
 
     def numbered(self) -> list[T]:
