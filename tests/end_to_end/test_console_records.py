@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.node.node import Node
+from penstock.node.node import Node, ReadyNode
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from tests.end_to_end.console_browser import LOOKS, ONE_LOOK, browsing, console_node
@@ -120,20 +121,44 @@ async def test_new_records_are_followed_paused_and_continued(node: Node) -> None
         await expect(page.get_by_role("status")).to_contain_text("20 records of 40 examined")
 
 
-async def test_binary_values_are_shown_as_hexadecimal(node: Node) -> None:
+async def test_binary_values_are_shown_as_hexadecimal_or_with_their_schema(tmp_path: Path) -> None:
+    (tmp_path / "reading.avsc").write_text(
+        '{"type": "record", "name": "Reading", "fields": [{"name": "bar", "type": "double"}]}'
+    )
+    schema = {"filter": "press/#", "format": "avro", "schema_file": str(tmp_path / "reading.avsc")}
+    async for node in console_node(tmp_path / "data", console={"payloads": [schema]}):
+        ready = await node.start()
+        await produce(ready.tube_master, range(1))
+        async with Producer(ready.tube_master) as producer:
+            await producer.send("water", Record(struct.pack("<d", 4.5), topic="press/1"))
+            await producer.send("water", Record(b"other", topic="press/1"))
+        await _read_values(ready)
+
+
+async def _read_values(ready: ReadyNode) -> None:
     from playwright.async_api import expect
 
-    ready = await node.start()
-    await produce(ready.tube_master, range(1))
     async with browsing(ready) as browser:
         page: Any = browser.page
         browser.allowed = ("401 (Unauthorized)",)
         await browser.open("records/water")
         await browser.sign_in()
-        await page.locator("tbody a").first.click()
+        await page.locator("tbody a").last.click()
         await expect(page.locator("pre")).to_contain_text("00000000  c8 c9 ca cb")
         await expect(page.get_by_role("heading", name="Value (hexadecimal: it is not text)")).to_be_visible()
         async with page.expect_download() as saved:
             await page.get_by_role("button", name="Save").click()
         path = await (await saved.value).path()
         assert await asyncio.to_thread(Path(path).read_bytes) == bytes(range(200, 250))
+        await browser.open("records/water?json=bar%20%3E%204")
+        await expect(page.get_by_role("status")).to_contain_text("1 record of 3 examined")
+        await page.locator("tbody a").first.click()
+        await expect(page.get_by_role("heading", name="Value (Avro, decoded with its schema)")).to_be_visible()
+        await expect(page.locator("pre")).to_have_text('{\n  "bar": 4.5\n}')
+        await browser.look("record-avro")
+        await page.get_by_role("button", name="Hexadecimal").click()
+        await expect(page.locator("pre")).to_contain_text("00000000  00 00 00 00 00 00 12 40")
+        await browser.open("records/water?q=other")
+        await page.locator("tbody a").first.click()
+        await expect(page.get_by_text("the payload is not Avro of this schema")).to_be_visible()
+        await browser.look("record-avro-problem")

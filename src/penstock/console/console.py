@@ -17,6 +17,7 @@ from penstock.console.cluster import ClusterViews
 from penstock.console.events import EventRing
 from penstock.console.mqtt import MqttViews
 from penstock.console.pages import Pages
+from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
 from penstock.console.pipelines import PipelineViews
 from penstock.console.rates import Rates
 from penstock.console.snapshots import (
@@ -86,7 +87,7 @@ class Console:
     counter.
 
     ``disk``: bytes used by the data directory and free on its file system. ``managed``: names of the pipelines whose
-    dead letters the node manages.
+    dead letters the node manages. ``schemas``: those of the values of records.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Console:
         disk: Callable[[], tuple[int, int]],
         stalls: Callable[[], int] = lambda: 0,
         managed: Callable[[], Collection[str]] = tuple,
+        schemas: PayloadSchemas = NO_SCHEMAS,
     ) -> None:
         self.events = EventRing()
         self.pages = Pages()
@@ -116,6 +118,7 @@ class Console:
         self._disk = disk
         self._stalls = stalls
         self._managed = managed
+        self._schemas = schemas
         self._server: MqttServer | None = None
         self._store: StateStoreService | None = None
         self._broker: TubeBroker | None = None
@@ -157,7 +160,7 @@ class Console:
         """Add the views of TubeMQ, which has started."""
         self._broker = broker
         self._commits["tube"] = lambda: broker.commits.queue.longest_s
-        self.tube = TubeViews(master, broker, self.pages, rate=self._topics.rate)
+        self.tube = TubeViews(master, broker, self.pages, rate=self._topics.rate, schemas=self._schemas)
 
     def show_cluster(self, read: Callable[[], ClusterSnapshot]) -> None:
         """Add the view of the cluster, see :class:`ClusterViews`; before the node starts."""

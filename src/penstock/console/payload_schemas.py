@@ -1,4 +1,4 @@
-"""Schemas of the payloads of MQTT topics: Avro records and Protobuf messages as values for JSON."""
+"""Schemas of the payloads of MQTT and TubeMQ topics: Avro records and Protobuf messages as values for JSON."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - local times have no time zone
 
 @dataclass(frozen=True, slots=True)
 class PayloadSchema:
-    """The schema of the payloads of topics that match ``filter``."""
+    """The schema of the payloads of the MQTT topics that match ``filter``, or of the TubeMQ topic ``topic``."""
 
-    filter: str
+    filter: str | None
     messages: AvroMessages | ProtobufMessages
+    topic: str | None = None
 
     @property
     def format(self) -> str:
@@ -72,8 +73,19 @@ class PayloadSchemas:
         self._schemas = tuple(schemas)
 
     def of(self, topic: str) -> PayloadSchema | None:
-        """Return the first schema whose filter matches ``topic``."""
-        return next((each for each in self._schemas if matches(each.filter, topic)), None)
+        """Return the first schema whose filter matches the MQTT topic ``topic``."""
+        return next((each for each in self._schemas if each.filter is not None and matches(each.filter, topic)), None)
+
+    def of_record(self, topic: str, mqtt_topic: str | None) -> PayloadSchema | None:
+        """Return the first schema of the TubeMQ topic ``topic``, or whose filter matches the MQTT topic of a record."""
+        return next(
+            (
+                each
+                for each in self._schemas
+                if (each.topic == topic if each.filter is None else mqtt_topic and matches(each.filter, mqtt_topic))
+            ),
+            None,
+        )
 
 
 NO_SCHEMAS = PayloadSchemas()

@@ -14,10 +14,10 @@ from typing import Any, Final
 import cbor2
 import msgpack  # type: ignore[import-untyped]
 
-from penstock.console.payload_schemas import MAX_VALUES, NO_SCHEMAS, PayloadSchemas
+from penstock.console.payload_schemas import MAX_VALUES, NO_SCHEMAS, PayloadSchema, PayloadSchemas
 from penstock.mqtt.sparkplug import NAMESPACE, parse_topic, payload_as_dict
 
-__all__ = ["MAX_PAYLOAD_BYTES", "Payload", "show_payload"]
+__all__ = ["MAX_PAYLOAD_BYTES", "Payload", "decode_payload", "show_payload"]
 
 MAX_PAYLOAD_BYTES: Final = 16 * 1024
 """Longest payload that is shown as a whole."""
@@ -62,14 +62,24 @@ def show_payload(
     schema = schemas.of(topic) if topic else None
     if schema is None:
         return _recognized(data, content_type, limit, topic)
+    try:
+        return Payload(schema.format, decode_payload(data, schema, limit), base64.b64encode(data).decode())
+    except ValueError as error:
+        return replace(_recognized(data, content_type, limit, topic), problem=str(error))
+
+
+def decode_payload(data: bytes, schema: PayloadSchema, limit: int = MAX_PAYLOAD_BYTES) -> str:
+    """Return ``data`` as JSON by its schema.
+
+    Raises:
+        ValueError: it does not have the schema, or is too long to be decoded.
+    """
     if len(data) > limit:
-        problem = f"only payloads of at most {limit} bytes are decoded here"
-    else:
-        try:
-            return Payload(schema.format, _as_json(schema.decode(data), data), base64.b64encode(data).decode())
-        except (ValueError, RecursionError) as error:
-            problem = str(error)
-    return replace(_recognized(data, content_type, limit, topic), problem=problem)
+        raise ValueError(f"only payloads of at most {limit} bytes are decoded here")
+    try:
+        return _as_json(schema.decode(data), data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 def _recognized(data: bytes, content_type: str, limit: int, topic: str) -> Payload:

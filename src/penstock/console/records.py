@@ -19,10 +19,12 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from penstock.console.pages import DEFAULT_LIMIT, decode_cursor, encode_cursor
+from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
+from penstock.console.payloads import MAX_PAYLOAD_BYTES, decode_payload
 from penstock.console.snapshots import Header, RecordPage, RecordSnapshot
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.tube.broker.broker import TubeBroker
@@ -182,10 +184,11 @@ class _Range:
 
 
 class RecordViews:
-    """Records of the topics of ``broker``; nothing is changed."""
+    """Records of the topics of ``broker``; nothing is changed. ``schemas``: those of their values."""
 
-    def __init__(self, broker: TubeBroker) -> None:
+    def __init__(self, broker: TubeBroker, schemas: PayloadSchemas = NO_SCHEMAS) -> None:
         self._broker = broker
+        self._schemas = schemas
         self._lock = asyncio.Lock()  # not that of the lists: a search takes longer
 
     async def records(self, topic: str, query: RecordQuery) -> RecordPage | None:
@@ -208,9 +211,22 @@ class RecordViews:
             return None
         found = _Range(store, partition, offset, offset + INDEX_RECORD_BYTES, older=False)
         found.fill()
-        return _row(found.buffer[0], whole=True) if found.buffer and found.buffer[0].offset == offset else None
+        if not found.buffer or found.buffer[0].offset != offset:
+            return None
+        return self._decoded(topic, found.buffer[0]).row(whole=True)
 
     # Private
+
+    def _decoded(self, topic: str, found: _Found) -> _Decoded:
+        """Decode the value of a record by the schema of its topic."""
+        record = found.record
+        schema = None if record is None else self._schemas.of_record(topic, record.topic)
+        if record is None or schema is None:
+            return _Decoded(found)
+        try:
+            return _Decoded(found, schema.format, decode_payload(record.value, schema))
+        except ValueError as error:
+            return _Decoded(found, problem=str(error))
 
     def _stores(self, name: str) -> dict[int, LogStore | None] | None:
         """The stores by partition; None where nothing was ever stored. They are not opened for this."""
@@ -248,6 +264,7 @@ class RecordViews:
         older = ranges[0].older if ranges else query.start == "newest"
         ends = [(each.partition, each.store.durable_end) for each in ranges]
         rows: list[RecordSnapshot] = []
+        first_filter = query.wanted.without_value  # decoding takes longer
         examined = unsearched = shown = 0
         began_s = time.perf_counter()
         ends_s = began_s + MAX_S
@@ -283,10 +300,13 @@ class RecordViews:
             found = ranges[number].buffer.popleft()
             empty.append(number)
             examined += 1
-            if query.wanted.needs_json and found.size > MAX_JSON_BYTES:
+            if not first_filter.passes(found.record):
+                continue
+            decoded = self._decoded(topic, found)
+            if query.wanted.needs_json and (found.size > MAX_JSON_BYTES or decoded.too_long):
                 unsearched += 1
-            if query.wanted.passes(found.record):
-                rows.append(_row(found, whole=query.whole))
+            if query.wanted.passes(decoded.record):
+                rows.append(decoded.row(whole=query.whole))
                 shown += found.size
         more = [each for each in ranges if not each.finished]
         later = ends if older else [(each.partition, each.place()) for each in ranges]
@@ -356,6 +376,40 @@ def _continued(stores: dict[int, LogStore | None], cursor: str) -> list[_Range]:
 def _cursor(places: Iterable[tuple[int, int, int]], *, older: bool) -> str:
     """The cursor of (partition, start, stop)."""
     return encode_cursor("older" if older else "newer", ",".join(":".join(map(str, place)) for place in places))
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A record, and its value as JSON if it has the schema of its topic."""
+
+    found: _Found
+    format: str = ""
+    json: str | None = None
+    problem: str | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """The record with the decoded value, for filters."""
+        record = self.found.record
+        if record is None or self.json is None:
+            return record
+        return replace(record, value=self.json.encode("utf-8", "replace"))
+
+    @property
+    def too_long(self) -> bool:
+        """True if the value is too long for its schema."""
+        record = self.found.record
+        return self.problem is not None and record is not None and len(record.value) > MAX_PAYLOAD_BYTES
+
+    def row(self, *, whole: bool) -> RecordSnapshot:
+        """Return the row of a list; ``whole``: with the complete value."""
+        row = _row(self.found, whole=whole)
+        if self.json is None:
+            return replace(row, problem=self.problem)
+        value = self.json if whole else self.json[:MAX_VALUE_BYTES]
+        assert self.found.record is not None, "it was decoded"
+        data = base64.b64encode(self.found.record.value).decode() if whole else None
+        return replace(row, format=self.format, value=value, value_base64=data, truncated=len(value) < len(self.json))
 
 
 def _row(found: _Found, *, whole: bool) -> RecordSnapshot:

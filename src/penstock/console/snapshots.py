@@ -431,9 +431,11 @@ class Header:
 class RecordSnapshot:
     """A record of a TubeMQ partition. ``at``: when the broker appended it.
 
-    ``format``: ``json``, ``text`` or ``binary`` by its value, or ``undecodable``: its attributes do not fit its length.
-    ``key`` and ``value`` that are not text are in ``key_base64`` and ``value_base64``. ``value_bytes`` is the whole
-    size; ``truncated``: the value is cut, see the record alone.
+    ``format``: ``json``, ``text`` or ``binary`` by its value, ``avro`` or ``protobuf`` by the schema of its topic, or
+    ``undecodable``: its attributes do not fit its length. ``key`` and ``value`` that are not text are in ``key_base64``
+    and ``value_base64``; with a schema, ``value`` is JSON, and a whole record has its bytes in ``value_base64``.
+    ``value_bytes`` is the whole size; ``truncated``: the value is cut, see the record alone. ``problem``: the reason
+    why the schema was not used.
     """
 
     partition: int
@@ -452,6 +454,7 @@ class RecordSnapshot:
     content_type: str | None = None
     event_time_at: int | None = None
     headers: tuple[Header, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

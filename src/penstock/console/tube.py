@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Final
 
 from penstock.console.pages import MAX_LIMIT, Page, PageQuery, Pages
+from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
 from penstock.console.records import RecordViews
 from penstock.console.snapshots import (
     GroupDetail,
@@ -88,7 +89,7 @@ class _Lags:
 class TubeViews:
     """Views of ``broker`` and ``master``, both of this process; only :meth:`reset` changes state.
 
-    ``rate``: records per second of a topic; None if it is not known.
+    ``rate``: records per second of a topic; None if it is not known. ``schemas``: those of the values of records.
     """
 
     def __init__(
@@ -98,13 +99,14 @@ class TubeViews:
         pages: Pages,
         *,
         rate: Callable[[str], float | None] = lambda _: None,
+        schemas: PayloadSchemas = NO_SCHEMAS,
     ) -> None:
         self._master = master
         self._broker = broker
         self._pages = pages
         self._rate = rate
         self._lags = _Lags()
-        self.browser = RecordViews(broker)
+        self.browser = RecordViews(broker, schemas)
         """Records of the topics."""
 
     def counted(self) -> dict[str, float]:

@@ -166,6 +166,7 @@ class Node:
             disk=lambda: (self._disk.used_bytes, self._disk.free_bytes),
             stalls=lambda: self._stalls,
             managed=config.pipelines.keys,
+            schemas=config.console.schemas,
         )
         self._backups: Backups | None = None
         self._persistence: Persistence | None = None

@@ -95,6 +95,11 @@ class RecordFilter:
         """True if a value must be JSON to pass."""
         return self._condition is not None
 
+    @property
+    def without_value(self) -> RecordFilter:
+        """The part of the filter that does not look at the value."""
+        return RecordFilter(self.key, self.attribute) if self.json or self.text else self
+
     def passes(self, record: Record | None) -> bool:
         """Return whether ``record`` passes; None, an undecodable one, if there is no filter.
 

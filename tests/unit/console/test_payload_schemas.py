@@ -156,6 +156,9 @@ def test_a_long_payload_and_other_topics_are_shown_without_the_schema() -> None:
         ({"format": "avro", "schema_file": "a.avsc", "encoding": "confluent"}, "expected a schema_id"),
         ({"format": "avro", "schema_file": "missing.avsc"}, "expected a readable schema_file"),
         ({"format": "avro", "schema_file": "plant.desc"}, "expected a"),
+        ({"format": "avro", "schema_file": "a.avsc", "topic": "water"}, "set either `filter`"),
+        ({"format": "avro", "schema_file": "a.avsc", "filter": None}, "set either `filter`"),
+        ({"format": "avro", "schema_file": "a.avsc", "filter": None, "topic": "a/b"}, "a/b"),
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_used_is_refused_at_the_start(
@@ -163,7 +166,7 @@ def test_a_schema_that_cannot_be_used_is_refused_at_the_start(
 ) -> None:
     (tmp_path / "plant.desc").write_bytes(SET)
     (tmp_path / "a.avsc").write_text(AVRO)
-    entry = {**given, "filter": "plant/+", "schema_file": str(tmp_path / given["schema_file"])}
+    entry = {"filter": "plant/+", **given, "schema_file": str(tmp_path / given["schema_file"])}
     with pytest.raises(ConfigError) as error:
         validate(Document("test", {"payloads": [entry]}), ConsoleSection)
     assert problem in str(error.value)
@@ -176,9 +179,12 @@ def test_the_first_schema_whose_filter_matches_is_used(tmp_path: Path) -> None:
     made = ConsoleSection.model_validate(
         {
             "payloads": [
+                {"topic": "water", "format": "avro", "schema_file": tmp_path / "a.avsc"},
                 {"filter": "plant/a", "format": "avro", "schema_file": tmp_path / "a.avsc"},
                 {"filter": "plant/+", "format": "protobuf", "schema_file": tmp_path / "plant.desc", "message": "Node"},
             ]
         }
     ).schemas
     assert [each and each.format for each in map(made.of, ("plant/a", "plant/b", "x"))] == ["avro", "protobuf", None]
+    found = [made.of_record(*each) for each in (("water", "plant/b"), ("oil", "plant/b"), ("oil", None), ("oil", "x"))]
+    assert [each and each.format for each in found] == ["avro", "protobuf", None, None]

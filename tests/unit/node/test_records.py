@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,6 +62,48 @@ async def every(api: Api, path: str) -> list[dict[str, Any]]:
             return rows
         after = f"&after={page['next']}"
     raise AssertionError("the pages do not end")
+
+
+async def test_values_with_a_schema_are_decoded_and_filtered(tmp_path: Path) -> None:
+    (tmp_path / "reading.avsc").write_text(
+        json.dumps({"type": "record", "name": "Reading", "fields": [
+            {"name": "bar", "type": "double"}, {"name": "note", "type": "string"}]})
+    )  # fmt: skip
+    schemas = [{"topic": "water", "format": "avro", "schema_file": str(tmp_path / "reading.avsc")}]
+    started = config(
+        tmp_path / "data", console={"payloads": schemas}, tube=Tube(topics={"water": TopicSection(partitions=1)})
+    )
+    node = Node(started)
+    try:
+        ready = await node.start()
+        api = Api(ready)
+        values = [struct.pack("<d", bar) + b"\x02" + b"x" for bar in (4.5, 5.5)]
+        long = 5000
+        values += [
+            b"not Avro",
+            struct.pack("<d", 1) + bytes((long * 2 & 0x7F | 0x80, long * 2 >> 7)) + b"n" * long,
+            b"\xff" * 20_000,
+        ]
+        async with Producer(ready.tube_master) as producer:
+            for number, value in enumerate(values):
+                await producer.send("water", Record(value, key=b"%d" % number))
+        page = await api.get("/topics/water/records?from=earliest")
+        assert [row["format"] for row in page["rows"]] == ["avro", "avro", "text", "avro", "binary"]
+        assert json.loads(page["rows"][0]["value"]) == {"bar": 4.5, "note": "x"}
+        assert [row["truncated"] for row in page["rows"]] == [False, False, False, True, True]
+        assert (page["rows"][0]["problem"], page["rows"][0]["value_base64"]) == (None, None)
+        assert "is not Avro of this schema" in page["rows"][2]["problem"]
+        assert page["rows"][4]["problem"] == "only payloads of at most 16384 bytes are decoded here"
+        found = await api.get(f"/topics/water/records?json={quote('bar > 5')}")
+        assert [row["key"] for row in found["rows"]] == ["1"]
+        assert (found["examined"], found["unsearched"]) == (5, 1)
+        assert [row["key"] for row in (await api.get("/topics/water/records?q=%22note%22&key=0"))["rows"]] == ["0"]
+        one = await api.get(f"/topics/water/records/0/{page['rows'][3]['offset']}")
+        assert len(json.loads(one["value"])["note"]) == long
+        assert base64.b64decode(one["value_base64"]) == values[3]
+        assert not one["truncated"]
+    finally:
+        await node.close()
 
 
 async def test_pages_have_every_record_once_in_both_directions(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import { Facts } from "./table.js";
 
 const STARTS = [["newest", "newest"], ["earliest", "earliest"], ["time", "a time"], ["offset", "an offset"], ["end", "new records"]];
 const KEPT = 500; // records of a live list
+/** Formats whose value the node decoded with a schema. */
+const SCHEMAS = { avro: "Avro", protobuf: "Protobuf" };
 const EVERY = 1000;
 
 /** Text of bytes in the form of hexdump: offset, bytes, characters. */
@@ -21,7 +23,7 @@ export function hexdump(base64) {
 
 export const pretty = (row) => {
   if (row.value === null) return row.value_base64 === null ? "" : hexdump(row.value_base64);
-  return row.format === "json" && !row.truncated ? indented(row.value) : row.value;
+  return (row.format === "json" || SCHEMAS[row.format]) && !row.truncated ? indented(row.value) : row.value;
 };
 
 const start = (value) => (value === null ? "" : value.length > 120 ? `${value.slice(0, 120)}…` : value);
@@ -83,7 +85,7 @@ function notes(data) {
   return [
     data.damaged > 0 && `${counted(data.damaged, "record")} cannot be read: the checksum is wrong.`,
     data.expired && "The retention has deleted records between the chosen start and the first one.",
-    data.unsearched > 0 && `${number(data.unsearched)} values are longer than 256 KiB and were not searched for the JSON path.`,
+    data.unsearched > 0 && `${number(data.unsearched)} values are longer than 256 KiB, with a schema 16 KiB, and were not searched for the JSON path.`,
   ].filter(Boolean);
 }
 
@@ -162,9 +164,10 @@ function One({ topic, partition, offset }) {
     <${Facts} facts=${[
       ["Appended (UTC)", millis(data.at)], ["Event time (UTC)", data.event_time_at === null ? null : millis(data.event_time_at)], ["Key", keyText(data)], ["MQTT topic", data.topic],
       ["Id", data.id], ["Message type", data.msg_type], ["Content type", data.content_type], ["Size", bytes(data.value_bytes)],
+      ...(data.problem ? [["Schema not used", html`<span class="warn">${data.problem}</span>`]] : []),
     ]} />
     ${data.headers.length > 0 && html`<h2>Headers</h2><${Facts} facts=${data.headers.map((each) => [each.name, each.value ?? html`<code>base64:${each.value_base64}</code>`])} />`}
-    <h2>Value${data.format === "binary" ? " (hexadecimal: it is not text)" : data.format === "json" ? " (JSON)" : ""}</h2>
+    <h2>Value${data.format === "binary" ? " (hexadecimal: it is not text)" : data.format === "json" ? " (JSON)" : SCHEMAS[data.format] ? ` (${SCHEMAS[data.format]}, decoded with its schema)` : ""}</h2>
     <${Value} row=${data} name=${`${topic}-${partition}-${offset}`} />
     <nav class="pages" aria-label="Neighbours"><a href=${link("records", topic, { partition, from: "offset", at: offset })}>Records from here</a>
       <a href=${link("records", topic, { partition, from: "time", at: data.at })}>Records of this time</a></nav>`;
@@ -174,7 +177,7 @@ function One({ topic, partition, offset }) {
 export function Value({ row, name }) {
   const [raw, showRaw] = useState(false);
   if (row.value === null && row.value_base64 === null) return html`<p class="bad">The attributes do not fit the length of the message: another program wrote it.</p>`;
-  const data = () => (row.value !== null ? new TextEncoder().encode(row.value) : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
+  const data = () => (row.value_base64 === null ? new TextEncoder().encode(row.value) : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
   const save = () => {
     const address = URL.createObjectURL(new Blob([data()]));
     Object.assign(document.createElement("a"), { href: address, download: `${name}.${row.format === "json" ? "json" : row.format === "text" ? "txt" : "bin"}` }).click();

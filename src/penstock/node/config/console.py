@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from penstock.console.payload_schemas import PayloadSchema, PayloadSchemas
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.node.config.listeners import Section
+from penstock.node.config.tube_cluster import TopicName
 from penstock.payloads.avro import AvroMessages
 from penstock.payloads.avro_schema import parse_avro_schema
 from penstock.payloads.protobuf import ProtobufMessages
@@ -31,9 +32,13 @@ FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isin
 
 
 class PayloadSchemaSection(Section):
-    """Schema of the payloads of the MQTT topics that match ``filter``."""
+    """Schema of the payloads of the MQTT topics that match ``filter``, or of the TubeMQ topic ``topic``."""
 
-    filter: FilterText = Field(description="MQTT topic filter")
+    filter: FilterText | None = Field(
+        default=None,
+        description="MQTT topic filter, also of records that a rule copied from MQTT. Set either this or `topic`",
+    )
+    topic: TopicName | None = Field(default=None, description="TubeMQ topic")
     format: Literal["avro", "protobuf"] = Field(description="format of the payloads")
     schema_file: Path = Field(
         description="file with the Avro schema, a record, in JSON; for `protobuf` a descriptor set of `protoc`. It is "
@@ -54,6 +59,8 @@ class PayloadSchemaSection(Section):
 
     @model_validator(mode="after")
     def _read(self) -> PayloadSchemaSection:
+        if (self.filter is None) == (self.topic is None):
+            raise ValueError("set either `filter` (MQTT topics) or `topic` (a TubeMQ topic)")
         if (self.format == "protobuf") != (self.message is not None):
             raise ValueError("expected message with `format: protobuf`, and only there")
         if self.format == "protobuf" and self.encoding == "single_object":
@@ -76,7 +83,7 @@ class PayloadSchemaSection(Section):
     @property
     def schema_of_topics(self) -> PayloadSchema:
         """The schema, read from its file."""
-        return PayloadSchema(self.filter, self._messages)
+        return PayloadSchema(self.filter, self._messages, self.topic)
 
 
 class ConsoleSection(Section):
@@ -84,7 +91,7 @@ class ConsoleSection(Section):
 
     payloads: list[PayloadSchemaSection] = Field(
         default_factory=list,
-        description="schemas of payloads by MQTT topic; the first whose filter matches is used",
+        description="schemas of payloads by MQTT or TubeMQ topic; the first that matches is used",
     )
 
     @property

@@ -433,7 +433,7 @@ class NodeConfig(Section):
     pipelines: dict[Annotated[str, Field(min_length=1)], PipelineSection] = Field(
         default_factory=dict, description="pipelines by name, whose dead letters the web console manages"
     )
-    console: ConsoleSection = Field(default_factory=ConsoleSection, description="web console: schemas of MQTT payloads")
+    console: ConsoleSection = Field(default_factory=ConsoleSection, description="web console: schemas of payloads")
     cluster: ClusterSection | None = Field(
         default=None, description="cluster with standby nodes, which needs etcd; default: a single node"
     )
