@@ -56,6 +56,9 @@ IMAGES = {
     "console-dead-letters.png": Screenshot(
         f"{_CONSOLE}_dead_letters.py::test_letters_are_corrected_redriven_and_discarded[light]", "light-dead-letters"
     ),
+    "console-ledger.png": Screenshot(
+        f"{_CONSOLE}_dead_letters.py::test_letters_are_corrected_redriven_and_discarded[narrow]", "light-ledger"
+    ),
 }
 """Images by file name in ``docs/images``."""
 

@@ -34,10 +34,24 @@ CHANGES = [
     {"mark": "~", "what": "step parsed", "text": "parse a -> parse b"},
     {"mark": "!", "what": "sink rows", "text": "its column x has another type"},
 ]
-PLAN = {"pipeline": "plain", "changes": CHANGES}
+SUMS = {"batches": 42, "read": 12_400, "exploded": 0, "out": 12_380, "dead": 20, "filtered": 0, "duplicates": 0}
+LEDGER = {"sink": "bottles", "batch": 41, "version": 3, **SUMS, "late": 0}
+RECONCILED = LEDGER | {"ok": True, "off": [], "unknown": []}
+OFF = "the table has 36 rows of batch 12, the ledger has 37"
+STEP = {
+    "step": "parsed", "kind": "parse", "live": 96, "filtered": 0, "dead": 4,
+    "rows": [{"line": "line-3", "pressure": 4.5, "at": "2026-11-26T10:00:00.000Z", "note": None} for _ in range(3)],
+    "rejections": [{"code": "parse.not_json", "reason": "not JSON", "rows": 4}],
+}  # fmt: skip
+COMMANDS = ROWS | {
+    "plan": [{"pipeline": "plain", "changes": CHANGES}],
+    "status": [LEDGER, LEDGER | {"sink": "alarms"}],
+    "reconcile": [RECONCILED, RECONCILED | {"sink": "alarms", "ok": False, "off": [OFF]}],
+    "sample": [STEP, STEP | {"step": "checked", "kind": "expect", "rejections": [], "dead": 0}],
+}
 CANNED = (
-    f"import json, sys\nplanned = sys.argv[2] == 'plan'\n"
-    f"for row in [{PLAN}] if planned else {ROWS}[sys.argv[3]]: print(json.dumps(row))\nsys.exit(planned)"
+    f"import json, sys\nverb = sys.argv[3 if sys.argv[2] == 'dead-letter' else 2]\n"
+    f"for row in {COMMANDS}[verb]: print(json.dumps(row))\nsys.exit(verb in ('plan', 'reconcile'))"
 )
 
 
@@ -90,6 +104,25 @@ async def test_letters_are_corrected_redriven_and_discarded(
             step = page.locator("li.node").filter(has_text="parsed").first
             await expect(step.get_by_role("link", name="2 open dead letters")).to_be_visible()
             await browser.look(f"{look}-letters-of-steps")
+            await page.get_by_role("link", name="Counts of all runs, reconcile").click()
+            await expect(page.get_by_role("region", name="Ledger")).to_contain_text("12\u202f380")
+            await page.get_by_role("button", name="Reconcile").click()
+            await expect(page.get_by_role("status")).to_contain_text("1 sink has differences.")
+            await expect(page.get_by_role("region", name="Result of each sink")).to_contain_text("alarmsoff")
+            await expect(page.get_by_text(OFF)).to_be_visible()
+            await browser.look(f"{look}-ledger")
+            if look == "narrow":  # for the documentation
+                await page.set_viewport_size({"width": 1280, "height": 900})
+                await browser.look("light-ledger")
+                await page.set_viewport_size({"width": width, "height": 900})
+            await page.go_back()
+            await step.get_by_role("link", name="sample rows").click()
+            await expect(page.get_by_role("combobox", name="Step")).to_have_value("parsed")
+            await page.get_by_role("button", name="Sample").click()
+            await expect(page.get_by_role("status")).to_contain_text("Step parsed, the newest 100 records")
+            await expect(page.get_by_role("region", name="Rows after parsed")).to_contain_text("4.5")
+            await browser.look(f"{look}-sample")
+            await page.go_back()
         await page.get_by_role("link", name="List, correct, redrive").click()
         letters = page.locator("details.letter")
         await expect(letters).to_have_count(2)

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.cli.main import main
+from penstock.console.pipeline_jobs import sampled_step
 from penstock.pipelines.testing import runner
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -78,6 +79,9 @@ def test_each_step_shows_its_rows_and_what_it_rejected(file: Path, capsys: pytes
         ("a", {"high": 5.0}), ("a", {"high": 5.0}), ("b", None),
     ]  # fmt: skip
     assert sorted((row["place"], row["highest"]) for row in steps["hours"]["rows"]) == [("a", 7.0), ("b", 2.0)]
+    shown = sampled_step(steps["known"])  # as the web console shows them
+    limits = shown.columns.index("limits")
+    assert [row[limits] for row in shown.rows] == ['{"high": 5.0}', '{"high": 5.0}', None]
 
 
 def test_the_newest_records_of_one_step_are_a_table(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,11 @@ __all__ = [
     "Header",
     "Health",
     "Hop",
+    "JobError",
     "Key",
     "KeyChangeSnapshot",
     "KeyVersion",
+    "LedgerSink",
     "ListenerSnapshot",
     "Load",
     "MemberSnapshot",
@@ -36,14 +38,18 @@ __all__ = [
     "PartitionSnapshot",
     "PipelineDetail",
     "PipelineExpectation",
+    "PipelineJob",
     "PipelineNode",
     "PipelineSink",
     "PipelineSnapshot",
     "Reason",
+    "ReconciledSink",
     "RecordPage",
     "RecordSnapshot",
     "RetainedSnapshot",
     "Rule",
+    "SampledRejection",
+    "SampledStep",
     "Severity",
     "SubscriptionSnapshot",
     "TopicDetail",
@@ -575,6 +581,99 @@ class PipelineExpectation:
     expectation: str
     rows: int
     violations: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSink:
+    """Counts of a sink in the ledger, over all batches of all runs. ``batch``: the last one, None before the first.
+
+    ``version``: version of the pipeline file that computed the last batch, None if it is not known.
+    """
+
+    sink: str
+    batch: int | None
+    version: int | None
+    batches: int
+    read: int
+    exploded: int
+    out: int
+    dead: int
+    filtered: int
+    duplicates: int
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReconciledSink:
+    """The ledger of a sink, compared with source and target: the differences are in ``off``, values that cannot be
+    checked in ``unknown``."""
+
+    sink: str
+    ok: bool
+    batches: int
+    read: int
+    exploded: int
+    out: int
+    dead: int
+    filtered: int
+    duplicates: int
+    late: int
+    off: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRejection:
+    """Rows of a sample that a step rejected for one reason."""
+
+    code: str
+    reason: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """Rows after a step, of a sample of the newest records. ``live``: all that passed; ``rows`` has the first of them.
+
+    A value is text, or JSON if it is not text; None is null. ``filtered`` and ``dead`` count the rows that this step or
+    one before it excluded; ``rejections`` are its own.
+    """
+
+    step: str
+    kind: str
+    live: int
+    filtered: int
+    dead: int
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | None, ...], ...]
+    rejections: tuple[SampledRejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """The error with which a job failed."""
+
+    what: str
+    why: str | None
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineJob:
+    """A command for a pipeline that may take minutes: ``reconcile`` or ``sample``, with its results so far.
+
+    ``state``: ``running``, ``done``, ``failed`` (see ``error``) or ``cancelled``. ``parameters``: those of the request.
+    """
+
+    pipeline: str
+    job: str
+    state: str
+    started_at: int
+    duration_s: float
+    parameters: Mapping[str, str]
+    sinks: tuple[ReconciledSink, ...] = ()
+    steps: tuple[SampledStep, ...] = ()
+    error: JobError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.node.backup import Backups, Item, encode_item, error_item
 from penstock.node.console_clients import ChangedMeanwhileError, ConsoleClients, LiveSubscription, message_snapshot
 from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
-from penstock.node.pipeline_commands import CommandResult, PipelineCommands
+from penstock.node.pipeline_commands import CommandResult, JobKind, PipelineCommands
 from penstock.runtime.observability.audit import AuditTrail, read_audit
 from penstock.runtime.observability.log_levels import check_level, levels, set_level
 from penstock.runtime.observability.logs import LogLevel
@@ -65,6 +65,8 @@ _MAX_BODY: Final = 64 << 20
 """Limit of a request's body: the list of the files that the receiver of a backup has."""
 _MAX_PAYLOAD: Final = 8 << 20
 """Limit of a corrected payload in bytes; no topic of TubeMQ accepts a larger one."""
+MAX_SAMPLE: Final = 100
+"""Limit of the rows of a step in a sample, which the node keeps until the next one."""
 _CHANGES: Final = ("redrive", "correct", "resolve", "discard", "reopen", "purge")
 """Commands of `penstock pipeline dead-letter` that change letters."""
 
@@ -519,6 +521,30 @@ class _Api:
         found = await _command_result(self._commands.plan(self._managed(request)))
         return {"pipeline": found["pipeline"], "changes": found["changes"]}
 
+    async def ledger(self, request: Request, _caller: Caller) -> object:
+        rows = await _command_result(self._commands.ledger(self._managed(request)))
+        return {"rows": rows, "next": None, "total": len(rows), "matched": len(rows)}
+
+    async def job(self, request: Request, _caller: Caller) -> object:
+        return {"job": self._commands.job(_kind(request), self._managed(request))}
+
+    async def start_job(self, request: Request, caller: Caller) -> object:
+        kind, name = _kind(request), self._managed(request)
+        parameters = _of_sample(request) if kind is JobKind.SAMPLE else {}
+
+        async def start() -> object:
+            return self._commands.start_job(kind, name, parameters)
+
+        job = await _command_result(start())
+        await self._record(f"{kind}_pipeline", caller, {"pipeline": name, **parameters})
+        return {"job": job}
+
+    async def cancel_job(self, request: Request, caller: Caller) -> object:
+        kind, name = _kind(request), self._managed(request)
+        job = await self._commands.cancel_job(kind, name)
+        await self._record(f"cancel_{kind}", caller, {"pipeline": name})
+        return {"job": job}
+
     async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
         """Write an entry of the audit trail; it is durable when this returns."""
         row = {
@@ -585,6 +611,12 @@ def api_routes(
         route("/pipelines/{name:path}/dead-letters/records", api.dead_letter_records, Role.OPERATOR),
         route("/pipelines/{name:path}/dead-letters/{verb}", api.change_dead_letters, Role.OPERATOR, method="POST"),
         route("/pipelines/{name:path}/plan", api.plan, Role.OPERATOR),
+        route("/pipelines/{name:path}/ledger", api.ledger, Role.OPERATOR),
+        *(
+            route(f"/pipelines/{{name:path}}/{kind}", handler, Role.OPERATOR, method)
+            for kind in JobKind
+            for method, handler in (("GET", api.job), ("POST", api.start_job), ("DELETE", api.cancel_job))
+        ),
         route("/pipelines/{name:path}", api.pipeline, Role.VIEWER),
         route("/events", api.events, Role.VIEWER),
         route("/clients", api.clients, Role.VIEWER),
@@ -628,6 +660,21 @@ async def _command_result(command: Awaitable[T]) -> T:
         raise _Failure(409, "refused", error.what, error.hint, error.why) from None
     except UnavailableError as error:
         raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
+
+
+def _kind(request: Request) -> JobKind:
+    """Return the kind of the job, which is the last part of the path."""
+    return JobKind(request.url.path.rpartition("/")[2])
+
+
+def _of_sample(request: Request) -> dict[str, str]:
+    """Return the options of `penstock pipeline sample` in a request."""
+    counts = {
+        "records": str(_number(request, "records", 100, 1, 10_000)),
+        "limit": str(_number(request, "limit", 5, 0, MAX_SAMPLE)),
+    }
+    step = request.query_params.get("step", "")
+    return counts | ({"step": step} if step else {})
 
 
 def _acting(caller: Caller) -> str:

@@ -1,7 +1,10 @@
-"""Dead letters and plans of the pipelines in the configuration, for the console.
+"""Dead letters, plans, ledgers and samples of the pipelines in the configuration, for the console.
 
 Each request runs a command of ``penstock pipeline`` in a process of its own: tables need pyarrow, which is not loaded
 into the node, and a large table or an unreadable file does not affect it. One process runs at a time.
+
+A job is a command that may take minutes and prints its results one by one. It continues without a browser, and its
+results are kept until the next one. One job of each kind runs at a time, next to the other commands.
 """
 
 from __future__ import annotations
@@ -10,24 +13,33 @@ import asyncio
 import json
 import os
 import sys
+import time
 from asyncio import StreamReader
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.console.pipeline_jobs import ledger_sink, reconciled_sink, sampled_step
+from penstock.console.snapshots import JobError, LedgerSink, PipelineJob, ReconciledSink, SampledStep
+from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.node.config.node import PipelineSection
+from penstock.runtime.io.clock import wall_clock_ms
 
-__all__ = ["CommandResult", "PipelineCommands", "missing_files"]
+__all__ = ["CommandResult", "JobKind", "PipelineCommands", "missing_files"]
 
 TIMEOUT_S: Final = 120.0
 """Time limit of a command; a redrive waits for the acknowledgements of the source."""
 MAX_OUTPUT: Final = 64 << 20
 """Limit of the output of a command in bytes: the letters of a page with their records."""
+JOB_TIMEOUT_S: Final = 3600.0
+"""Time limit of a job: a reconciliation counts all records and rows again."""
+MAX_JOB_OUTPUT: Final = 8 << 20
+"""Limit of the output of a job in bytes, which is kept."""
 _PROGRAM: Final = (sys.executable, "-m", "penstock.cli")
-_NEEDS_STATE_DIR: Final = frozenset({"redrive", "plan"})
+_NEEDS_STATE_DIR: Final = frozenset({"redrive", "plan", "status", "reconcile"})
 
 
 class CommandResult(NamedTuple):
@@ -37,13 +49,69 @@ class CommandResult(NamedTuple):
     notes: list[str]
 
 
+class JobKind(StrEnum):
+    """Command of a job."""
+
+    RECONCILE = "reconcile"
+    SAMPLE = "sample"
+
+
+class _Job:
+    """A job, and what it has printed."""
+
+    def __init__(self, kind: JobKind, name: str, parameters: Mapping[str, str]) -> None:
+        self.name = name
+        self.kind = kind
+        self.task: asyncio.Task[None] | None = None
+        self.state = "running"
+        self.error: JobError | None = None
+        self._parameters = parameters
+        self._started_at = wall_clock_ms()
+        self._started_s = time.monotonic()
+        self._ended_s: float | None = None
+        self._sinks: list[ReconciledSink] = []
+        self._steps: list[SampledStep] = []
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a result."""
+        if self.kind is JobKind.RECONCILE:
+            self._sinks.append(reconciled_sink(row))
+        else:
+            self._steps.append(sampled_step(row))
+
+    @property
+    def is_off(self) -> bool:
+        """Whether a sink has differences, which is the exit status 1 of the command."""
+        return any(not sink.ok for sink in self._sinks)
+
+    def end(self, state: str, error: PenstockError | None = None) -> None:
+        """Keep how the job ended."""
+        self.state, self._ended_s = state, time.monotonic()
+        self.error = None if error is None else JobError(error.what, error.why, error.hint)
+
+    def snapshot(self) -> PipelineJob:
+        """Return the job with its results so far."""
+        now_s = time.monotonic() if self._ended_s is None else self._ended_s
+        return PipelineJob(
+            pipeline=self.name,
+            job=self.kind.value,
+            state=self.state,
+            started_at=self._started_at,
+            duration_s=now_s - self._started_s,
+            parameters=self._parameters,
+            sinks=tuple(self._sinks),
+            steps=tuple(self._steps),
+            error=self.error,
+        )
+
+
 def missing_files(pipelines: Mapping[str, PipelineSection]) -> list[ConfigError]:
     """Return an error for each pipeline whose file does not exist: only the console needs it, so the node starts."""
     return [
         ConfigError(
             f"the file of pipeline {name!r} does not exist: {section.file}",
             option=f"pipelines.{name}.file",
-            why="the console cannot show its dead letters and changes",
+            why="the console cannot show its dead letters, changes and ledger",
             do="correct `file`, which is relative to the configuration file",
         )
         for name, section in pipelines.items()
@@ -57,17 +125,19 @@ class PipelineCommands:
     def __init__(self, pipelines: Mapping[str, PipelineSection]) -> None:
         self.pipelines = pipelines
         self._one = asyncio.Lock()
-        self._process: Process | None = None
+        self._processes: set[Process] = set()
+        self._jobs: dict[tuple[JobKind, str], _Job] = {}
         self._closed = False
 
     async def close(self) -> None:
-        """End the command that runs, and refuse further ones."""
+        """End the commands that run, and refuse further ones."""
         self._closed = True
-        if self._process is not None:
+        for process in self._processes:
             with suppress(ProcessLookupError):
-                self._process.kill()
+                process.kill()
         async with self._one:
             pass
+        await asyncio.gather(*(job.task for job in self._jobs.values() if job.task is not None), return_exceptions=True)
 
     async def plan(self, name: str) -> dict[str, Any]:
         """Run ``penstock pipeline plan`` for the pipeline ``name``, and return the plan.
@@ -77,6 +147,14 @@ class PipelineCommands:
         """
         # Status 1 with a plan: the file has a change with which a run cannot continue.
         return (await self._command(name, "plan", ["plan"], [], rows_if=(0, 1))).rows[0]
+
+    async def ledger(self, name: str) -> list[LedgerSink]:
+        """Run ``penstock pipeline status`` for the pipeline ``name``, and return the counts of its ledger.
+
+        Raises:
+            RefusedError, UnavailableError: as :meth:`dead_letters`.
+        """
+        return [ledger_sink(row) for row in (await self._command(name, "status", ["status"], [])).rows]
 
     async def dead_letters(self, name: str, verb: str, options: Sequence[str], payload: bytes = b"") -> CommandResult:
         """Run ``penstock pipeline dead-letter VERB`` with ``options`` for the pipeline ``name``.
@@ -89,6 +167,75 @@ class PipelineCommands:
         """
         return await self._command(name, verb, ["dead-letter", verb], options, payload)
 
+    # Jobs
+
+    def start_job(self, kind: JobKind, name: str, parameters: Mapping[str, str]) -> PipelineJob:
+        """Start a job for the pipeline ``name``; ``parameters`` are options of its command by name.
+
+        Raises:
+            RefusedError: one of this kind runs already.
+            UnavailableError: the node is shutting down.
+        """
+        if self._closed:
+            raise _closing()
+        for job in self._jobs.values():
+            if job.kind is kind and job.state == "running":
+                raise RefusedError(
+                    f"`{kind}` of pipeline {job.name!r} is running", do="wait until it has ended, or cancel it there"
+                )
+        job = self._jobs[kind, name] = _Job(kind, name, parameters)
+        job.task = asyncio.create_task(self._run_job(job, [f"--{key}={value}" for key, value in parameters.items()]))
+        return job.snapshot()
+
+    def job(self, kind: JobKind, name: str) -> PipelineJob | None:
+        """Return the running or last job of this kind for the pipeline ``name``; None if there was none."""
+        job = self._jobs.get((kind, name))
+        return None if job is None else job.snapshot()
+
+    async def cancel_job(self, kind: JobKind, name: str) -> PipelineJob | None:
+        """End the running job of this kind for the pipeline ``name``; return :meth:`job`."""
+        job = self._jobs.get((kind, name))
+        if job is not None and job.task is not None:
+            job.task.cancel()
+            await asyncio.wait([job.task])
+        return self.job(kind, name)
+
+    async def _run_job(self, job: _Job, options: Sequence[str]) -> None:
+        rest = bytearray()
+        total = 0
+
+        def received(chunk: bytes) -> None:
+            nonlocal rest, total
+            total += len(chunk)
+            if total > MAX_JOB_OUTPUT:
+                raise _too_much(MAX_JOB_OUTPUT)
+            rest += chunk
+            if b"\n" in chunk:
+                *lines, rest = rest.split(b"\n")
+                for line in lines:
+                    job.add(json.loads(line))
+
+        try:
+            arguments, directory = self._arguments(job.name, job.kind, [job.kind], options)
+            async with asyncio.timeout(JOB_TIMEOUT_S):
+                status, err = await self._run(job.name, job.kind, arguments, directory, b"", received)
+            failure = (
+                None if status == 0 or (status == 1 and job.is_off and _printed_error(err) is None) else _failure(err)
+            )
+            job.end("done" if failure is None else "failed", failure)
+        except asyncio.CancelledError:
+            job.end("cancelled")
+            raise
+        except TimeoutError:
+            job.end("failed", _too_long(job.name, job.kind, JOB_TIMEOUT_S))
+        except PenstockError as error:
+            job.end("failed", error)
+        except (ValueError, TypeError, KeyError) as error:
+            what, do = f"`{job.kind}` printed an unknown result", "restart the node: another version was installed"
+            job.end("failed", RefusedError(what, why=repr(error), do=do))
+
+    # Processes
+
     async def _command(
         self,
         name: str,
@@ -100,51 +247,82 @@ class PipelineCommands:
         rows_if: Collection[int] = (0,),
     ) -> CommandResult:
         """Run a command; ``rows_if``: exit statuses with which it printed its rows."""
+        arguments, directory = self._arguments(name, verb, command, options)
+        out = bytearray()
+
+        def received(chunk: bytes) -> None:
+            out.extend(chunk)
+            if len(out) > MAX_OUTPUT:
+                raise _too_much(MAX_OUTPUT)
+
+        try:
+            async with self._one, asyncio.timeout(TIMEOUT_S):
+                if self._closed:
+                    raise _closing()
+                status, err = await self._run(name, verb, arguments, directory, payload, received)
+        except TimeoutError:
+            raise _too_long(name, verb, TIMEOUT_S) from None
+        if status not in rows_if or (status != 0 and not out):
+            raise _failure(err)
+        return CommandResult([json.loads(line) for line in out.decode().splitlines()], err.splitlines())
+
+    def _arguments(
+        self, name: str, verb: str, command: Sequence[str], options: Sequence[str]
+    ) -> tuple[list[str], Path]:
+        """Return the arguments and the working directory of a command."""
         section = self.pipelines[name]
         arguments = ["pipeline", *command, str(section.file.absolute()), "--json", *options]
         if section.state_dir is not None and verb in _NEEDS_STATE_DIR:
             state = section.state_dir
             arguments.append(f"--state-dir={state.absolute() if isinstance(state, Path) else state}")
-        directory = section.file.parent if section.directory is None else section.directory
+        return arguments, section.file.parent if section.directory is None else section.directory
+
+    async def _run(
+        self,
+        name: str,
+        verb: str,
+        arguments: Sequence[str],
+        directory: Path,
+        payload: bytes,
+        received: Callable[[bytes], None],
+    ) -> tuple[int, str]:
+        """Run a process, and pass on its standard output; return its exit status and its standard error."""
         try:
-            async with self._one, asyncio.timeout(TIMEOUT_S):
-                if self._closed:
-                    raise UnavailableError("the node is shutting down", applied=False)
-                status, out, err = await self._run(arguments, directory, payload)
-        except TimeoutError:
-            raise UnavailableError(
-                f"pipeline {name!r}: `{verb}` took longer than {TIMEOUT_S:.0f} s", do=_ON_THE_MACHINE
-            ) from None
+            process = await asyncio.create_subprocess_exec(
+                *_PROGRAM,
+                *arguments,
+                cwd=directory,
+                env={**os.environ, "NO_COLOR": "1"},
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+            )
         except OSError as error:
             raise RefusedError(
                 f"pipeline {name!r}: `{verb}` cannot run in {directory}",
                 why=error.strerror,
                 do="correct `pipelines` in the configuration of the node, and restart it",
             ) from error
-        if status not in rows_if or (status != 0 and not out):
-            raise _failure(err)
-        return CommandResult([json.loads(line) for line in out.splitlines()], err.splitlines())
-
-    async def _run(self, arguments: Sequence[str], directory: Path, payload: bytes) -> tuple[int, str, str]:
-        process = self._process = await asyncio.create_subprocess_exec(
-            *_PROGRAM,
-            *arguments,
-            cwd=directory,
-            env={**os.environ, "NO_COLOR": "1"},
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-        )
         assert process.stdout is not None
         assert process.stderr is not None
-        output = asyncio.create_task(_read(process.stdout))
-        errors = asyncio.create_task(_read(process.stderr))
-        tasks = (output, errors, asyncio.create_task(_write(process, payload)))
+        self._processes.add(process)
+        err = bytearray()
+
+        def complained(chunk: bytes) -> None:
+            err.extend(chunk)
+            if len(err) > MAX_OUTPUT:
+                raise _too_much(MAX_OUTPUT)
+
+        tasks = [
+            asyncio.create_task(each)
+            for each in (
+                _read(process.stdout, received), _read(process.stderr, complained), _write(process, payload),
+            )
+        ]  # fmt: skip
         try:
             await asyncio.gather(*tasks)
-            return await process.wait(), output.result().decode(), errors.result().decode(errors="replace")
+            return await process.wait(), err.decode(errors="replace")
         finally:
-            self._process = None
             for task in tasks:
                 task.cancel()
             if process.returncode is None:
@@ -153,18 +331,27 @@ class PipelineCommands:
                 await asyncio.wait(tasks)
                 # A process whose pipes are not read to their end is never reported as ended.
                 await process.communicate()
+            self._processes.discard(process)
 
 
 _ON_THE_MACHINE: Final = "run the command on the machine: penstock pipeline"
 
 
-async def _read(stream: StreamReader) -> bytes:
-    data = bytearray()
+def _too_much(limit: int) -> UnavailableError:
+    return UnavailableError(f"the output is larger than {limit >> 20} MiB", do=_ON_THE_MACHINE)
+
+
+def _too_long(name: str, verb: str, limit_s: float) -> UnavailableError:
+    return UnavailableError(f"pipeline {name!r}: `{verb}` took longer than {limit_s:.0f} s", do=_ON_THE_MACHINE)
+
+
+def _closing() -> UnavailableError:
+    return UnavailableError("the node is shutting down", applied=False)
+
+
+async def _read(stream: StreamReader, received: Callable[[bytes], None]) -> None:
     while chunk := await stream.read(1 << 16):
-        data += chunk
-        if len(data) > MAX_OUTPUT:
-            raise UnavailableError(f"the output is larger than {MAX_OUTPUT >> 20} MiB", do=_ON_THE_MACHINE)
-    return bytes(data)
+        received(chunk)
 
 
 async def _write(process: Process, payload: bytes) -> None:
@@ -175,10 +362,15 @@ async def _write(process: Process, payload: bytes) -> None:
         process.stdin.close()
 
 
-def _failure(text: str) -> RefusedError:
-    """Return the error that a command printed last, as JSON; the end of its text if it printed none."""
+def _printed_error(text: str) -> RefusedError | None:
+    """Return the error that a command printed last, as JSON; None if it printed none."""
     for line in reversed(text.splitlines()):
         with suppress(ValueError, TypeError, KeyError):
             error = json.loads(line)["error"]
             return RefusedError(error["what"], why=error["why"], do=error["hint"])
-    return RefusedError(text.strip()[-2000:] or "the command failed")
+    return None
+
+
+def _failure(text: str) -> RefusedError:
+    """Return the error that a command printed last, or the end of its text if it printed none."""
+    return _printed_error(text) or RefusedError(text.strip()[-2000:] or "the command failed")

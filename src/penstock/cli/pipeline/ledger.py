@@ -256,8 +256,9 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
     from penstock.pipelines.ledger import reconcile as books
 
     pipeline, state, _ = run_of(file, state_dir, into)
-    accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
-    for account in accounts:
+    is_off = False
+    for account in books.each_reconciled(pipeline, state, books.source_count(pipeline, state)):
+        is_off |= bool(account.off)
         sums = {name: getattr(account.counts, name) for name in _SUMS}
         if as_json:
             print_json(
@@ -274,7 +275,8 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
             sys.stdout.write(f"  off: {text}\n")
         for text in account.unknown:
             sys.stdout.write(f"  unknown: {text}\n")
-    if any(account.off for account in accounts):
+        sys.stdout.flush()
+    if is_off:
         raise typer.Exit(1)
 
 

@@ -3,6 +3,7 @@ import { h, render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, request, Session, useRoute } from "./lib.js";
 import { Cluster, inCluster } from "./cluster.js";
+import { Ledger, Sample } from "./jobs.js";
 import { Keys, Watch } from "./keys.js";
 import { DeadLetters } from "./letters.js";
 import { Messages } from "./messages.js";
@@ -27,8 +28,9 @@ const PAGES = [
 const TABS = PAGES.filter(([page]) => page !== "cluster" || inCluster);
 // Pages that are reached from another one, whose tab is marked.
 const INNER = {
-  records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], subscriptions: ["clients", Subscriptions],
-  retained: ["messages", Retained], tree: ["messages", TopicTree], watch: ["keys", Watch], audit: ["events", Audit],
+  records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], ledger: ["pipelines", Ledger], sample: ["pipelines", Sample],
+  subscriptions: ["clients", Subscriptions], retained: ["messages", Retained], tree: ["messages", TopicTree], watch: ["keys", Watch],
+  audit: ["events", Audit],
 };
 
 function App() {

@@ -43,11 +43,12 @@ function Pipeline({ name }) {
       ["Spark", pipeline.spark_ui && html`<a href=${pipeline.spark_ui} rel="noreferrer">Web interface of Spark</a>, as the driver's host sees it`],
       ["Consumer groups", html`<a href=${link("groups", null, { q: `pipeline-${name}-` })}>pipeline-${name}-…</a>`],
       ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>, or here if the node has the pipeline in <code>pipelines</code> of its configuration`],
+      ...(pipeline.managed ? [["Ledger", html`<a href=${link("ledger", name)}>Counts of all runs, reconcile</a>`], ["Sample", html`<a href=${link("sample", name)}>Rows after each step</a>`]] : []),
     ]} />
     ${pipeline.managed && html`<${Changes} name=${name} />`}
     ${data.graph.length > 0 && html`<h2>Graph</h2><${Graph} nodes=${data.graph} card=${(node) => figures(node, data, letters)} />
       ${pipeline.managed && html`<${Letters} name=${name} show=${showLetters} />`}
-      <p>Rows after each step, from the newest records: <code>penstock pipeline sample FILE</code></p>`}
+      ${!pipeline.managed && html`<p>Rows after each step, from the newest records: <code>penstock pipeline sample FILE</code></p>`}`}
     ${data.expectations.length > 0 && html`<h2>Expectations</h2><${Plain} title="Expectations" rows=${data.expectations} columns=${[
       { title: "Step", cell: (row) => row.step }, { title: "Expectation", cell: (row) => row.expectation }, { title: "Sink", cell: (row) => row.sink },
       { title: "Rows", right: true, cell: (row) => number(row.rows) }, { title: "Violations", right: true, cell: (row) => html`<span class=${row.violations ? "warn" : ""}>${number(row.violations)}</span>` },
@@ -81,6 +82,7 @@ function figures(node, { pipeline, sinks, expectations }, letters) {
       node.behind_s != null && { text: `watermark ${age(node.behind_s)} behind`, level: "dim" },
       node.state_rows != null && { text: `state ${counted(node.state_rows, "row")}, ${bytes(node.state_bytes)}`, level: "dim" },
       rejected,
+      node.role === "step" && pipeline.managed && { text: "sample rows", level: "dim", href: link("sample", pipeline.pipeline, { step: node.name }) },
     ].filter(Boolean);
   }
   const sink = sinks.find((row) => row.sink === node.name);

@@ -27,7 +27,16 @@ from penstock.spark.kafka import writes as kafka
 from penstock.spark.postgresql.writes import written_batches
 from penstock.spark.written_batches import WrittenBatches
 
-__all__ = ["COMPARISONS", "Comparison", "Count", "QueryEntries", "QueryReconciliation", "reconcile", "source_count"]
+__all__ = [
+    "COMPARISONS",
+    "Comparison",
+    "Count",
+    "QueryEntries",
+    "QueryReconciliation",
+    "each_reconciled",
+    "reconcile",
+    "source_count",
+]
 
 Count = Callable[[str, Offsets, Offsets], int]
 """Counts the records of a query's sources in ``[start, end)``."""
@@ -50,7 +59,12 @@ def source_count(pipeline: Pipeline, state: StoragePath) -> Count:
 
 
 def reconcile(pipeline: Pipeline, state: StoragePath, count: Count) -> list[QueryReconciliation]:
-    """Reconcile the query of each sink, in the order of the file.
+    """Return all results of :func:`each_reconciled`."""
+    return list(each_reconciled(pipeline, state, count))
+
+
+def each_reconciled(pipeline: Pipeline, state: StoragePath, count: Count) -> Iterator[QueryReconciliation]:
+    """Reconcile the query of each sink, in the order of the file, and yield its result: each may take minutes.
 
     Raises:
         UnavailableError: TubeMQ does not answer.
@@ -58,7 +72,6 @@ def reconcile(pipeline: Pipeline, state: StoragePath, count: Count) -> list[Quer
     """
     ledger = Ledger(layout.ledger(state))
     dead = None if pipeline.dead_letters is None else pipeline.dead_letters.location
-    results = []
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
         entries = ledger.entries(name)
@@ -77,8 +90,7 @@ def reconcile(pipeline: Pipeline, state: StoragePath, count: Count) -> list[Quer
                 off += _read(sink_plan, entries, counts, count)
             except DataLossError as error:
                 unknown.append(f"the source cannot be counted from the first batch: {error.what}")
-        results.append(QueryReconciliation(name, counts, tuple(off), tuple(unknown)))
-    return results
+        yield QueryReconciliation(name, counts, tuple(off), tuple(unknown))
 
 
 def _chain(entries: list[LedgerEntry]) -> Iterator[str]:
