@@ -38,8 +38,8 @@ class Setup:
         self.topic = topic
         self.state = directory / "state"
         self.lake = directory / "lake"
-        filled = text.format(name=topic, topic=topic, master=node.master, broker=node.mqtt, lake=self.lake)
-        self.pipeline: Pipeline = loader.parse(filled, name="p.yaml")
+        self.text = text.format(name=topic, topic=topic, master=node.master, broker=node.mqtt, lake=self.lake)
+        self.pipeline: Pipeline = loader.parse(self.text, name="p.yaml")
         self.ledger = Ledger(self.state / "ledger")
         self.events: list[dict[str, Any]] = []
 

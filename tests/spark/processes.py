@@ -21,7 +21,7 @@ from penstock.spark.environment.java import SHORT_LIVED, find_java
 from tests.end_to_end.nodes import PENSTOCK, environment
 from tests.spark.node import Node
 
-__all__ = ["DEADLINE_S", "Cluster", "Driver", "spark_environment", "until"]
+__all__ = ["DEADLINE_S", "Cluster", "Driver", "descendants", "spark_environment", "until"]
 
 DEADLINE_S = 240.0
 """A driver starts in 10 s on an idle machine, in more than a minute on a busy one."""
@@ -51,12 +51,22 @@ def spark_environment(node: Node) -> dict[str, str]:
 
 
 class Driver:
-    """``penstock pipeline run FILE --json`` in a group of its own; ``events`` are those of all starts."""
+    """``penstock pipeline run FILE --json`` in a group of its own; ``events`` are those of all starts.
 
-    def __init__(self, directory: Path, file: Path, *arguments: str, command: Sequence[str] = ("run",)) -> None:
+    ``prefix``: another program and its options, which runs it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        file: Path,
+        *arguments: str,
+        command: Sequence[str] = ("run",),
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.log = directory / f"{file.stem}.log"
         self.events: list[dict[str, Any]] = []
-        self._argv = [*PENSTOCK, "pipeline", command[0], str(file), *command[1:], "--json", *arguments]
+        self._argv = [*prefix, *PENSTOCK, "pipeline", command[0], str(file), *command[1:], "--json", *arguments]
         self._directory = directory
         self.process: subprocess.Popen[str] | None = None
 
@@ -102,11 +112,7 @@ class Driver:
     def terminate(self) -> None:
         """SIGTERM to the driver, its JVM and its Python workers, as a supervisor ends a service."""
         assert self.process is not None
-        family = [self.process.pid]
-        children = list(_processes())
-        for parent in family:
-            family += [pid for pid, above, _ in children if above == parent]
-        for pid in family:
+        for pid in (self.process.pid, *descendants(self.process.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -224,6 +230,15 @@ class Cluster:
 
         until(look, f"{log.name}: {pattern}")
         return found[0]
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Process ids of the children of ``ancestor``, of theirs, and so on."""
+    family = [ancestor]
+    children = list(_processes())
+    for parent in family:
+        family += [pid for pid, above, _ in children if above == parent]
+    return family[1:]
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:

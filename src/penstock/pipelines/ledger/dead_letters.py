@@ -32,7 +32,14 @@ from penstock.pipelines.spec.pipeline import Pipeline, steps_after
 from penstock.pipelines.spec.sources import DeltaSource, FilesSource, KafkaSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.layout import listed, read_each, read_json, sync_directory, write_json
+from penstock.pipelines.state_dir.layout import (
+    listed,
+    make_directory,
+    read_each,
+    read_json,
+    sync_directory,
+    write_json,
+)
 from penstock.pipelines.state_dir.replay import Coordinates, RecordPart, RedrivenCopy, ReplayRange
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.arrow import record_of
@@ -446,7 +453,7 @@ async def _into_topics(source: TubeOptions, records: Sequence[_RedrivenRecord]) 
 def _into_inbox(directory: Path, records: Sequence[_RedrivenRecord]) -> None:
     """Write one file of JSON lines and rename it when it is complete, because the source reads every file with this
     suffix."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     name = f"{time.time_ns()}.jsonl"
     temporary = directory / f".{name}.tmp"
     with temporary.open("w", encoding="utf-8") as file:

@@ -58,7 +58,7 @@ from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, query_g
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets, Position, offsets_of, prepare_shared
-from penstock.pipelines.state_dir.layout import remove_tree
+from penstock.pipelines.state_dir.layout import TRANSIENT, remove_tree
 from penstock.pipelines.steps.graph import fan_out
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.offsets import MARK
@@ -473,7 +473,7 @@ class QueryBuilder:
         plans = [self._plans[name] for name in group.sinks]
         checkpoints = [self._checkpoints[name] for name in group.sinks]
         # Another one each time: an earlier run that was paused may still write to its own.
-        path = layout.shared(self._state) / f"{group.sinks[0]}-{uuid.uuid4().hex[:12]}"
+        path = layout.shared(self._state) / f"{group.sinks[0]}-{uuid.uuid4().hex[:12]}{TRANSIENT}"
         for name in group.sinks:
             if (ended := self._made.pop(name, None)) is not None:
                 remove_tree(ended)

@@ -28,7 +28,7 @@ from penstock.pipelines.rows import header_names, source_rows
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import read_json, write_json
+from penstock.pipelines.state_dir.layout import create_bytes, make_directory, read_json, write_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
@@ -534,7 +534,9 @@ class FilesSourceReader:
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Return a stream of the files as they arrive."""
-        self._inbox.mkdir(parents=True, exist_ok=True)
+        make_directory(self._inbox)
+        # Appending to it syncs its contents, not its name.
+        create_bytes(_log_of(input_), b"")
         spark.dataSource.register(files.FilesDataSource)
         make_thread_safe(spark, files.FilesDataSource.name())
         options = {

@@ -6,7 +6,7 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 <state>/checkpoints/<sink>/births/      births of Sparkplug that the sink has read (``births``)
 <state>/checkpoints/<sink>/changes/     how much of the changes of keys each batch knows (``checkpoint``)
 <state>/changes/<step>-<digest>/        changes of keys that an as-of join has read (``changes``)
-<state>/shared/<sink>-<id>/             Spark's checkpoint of a query of several sinks, another one at each start
+<state>/shared/<sink>-<id>.transient/   Spark's checkpoint of a query of several sinks, another one at each start
 <state>/shared/<sink>.rows/             rows of a batch on their way to a sink without files of its own
 <state>/ledger/<sink>/<batch>.json      counts of the records of each batch
 <state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
@@ -43,6 +43,7 @@ from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath
 
 __all__ = [
+    "TRANSIENT",
     "applied",
     "changes",
     "check_owner",
@@ -93,6 +94,10 @@ def _below(path: AnyPath, *names: str) -> AnyPath:
 def checkpoint(state: AnyPath, sink: str) -> AnyPath:
     """Return the directory of the checkpoint of ``sink``."""
     return _below(state, "checkpoints", sink)
+
+
+TRANSIENT = ".transient"
+"""End of the name of a checkpoint on which nothing depends after its run: ``LocalFileContext`` syncs nothing of it."""
 
 
 def shared(state: AnyPath) -> AnyPath:

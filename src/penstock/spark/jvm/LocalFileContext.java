@@ -7,21 +7,31 @@ import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.StandardCopyOption;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.ChecksumFileSystem;
 import org.apache.hadoop.fs.ChecksumFs;
 import org.apache.hadoop.fs.DelegateToFileSystem;
 import org.apache.hadoop.fs.FileAlreadyExistsException;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.permission.FsPermission;
 
 /**
  * LocalFiles for Spark's checkpoint manager, which uses another interface of Hadoop than tables do.
  *
  * A rename that must not replace a file is a hard link: of two drivers that write the same file of a checkpoint, one
  * fails. Hadoop's own class checks first whether the file exists, and then renames.
+ *
+ * A file is on disk when its rename returns, and has its name only after its contents are on disk. Hadoop syncs nothing:
+ * after a power loss the plan of a batch may be missing or empty while a table has its rows, and the batch would be
+ * planned again with other ends. Spark gives each file of a checkpoint its name by a rename, in an order that a crash
+ * cannot break: a plan before its batch, state before the commit of its batch.
  */
 public final class LocalFileContext extends ChecksumFs {
     public LocalFileContext(URI uri, Configuration settings) throws IOException, URISyntaxException {
         super(new Raw(settings));
     }
+
+    /** End of the name of a checkpoint that does not outlive its run, so that nothing of it is synced. */
+    private static final String TRANSIENT = ".transient";
 
     private static final class Raw extends DelegateToFileSystem {
         Raw(Configuration settings) throws IOException, URISyntaxException {
@@ -39,17 +49,51 @@ public final class LocalFileContext extends ChecksumFs {
         }
 
         @Override
+        public void mkdir(Path directory, FsPermission mode, boolean createParent) throws IOException {
+            java.nio.file.Path existing = file(directory);
+            while (!Files.exists(existing)) {
+                existing = existing.getParent();
+            }
+            super.mkdir(directory, mode, createParent);
+            if (isTransient(directory)) {
+                return;
+            }
+            for (var made = file(directory); !made.equals(existing); made = made.getParent()) {
+                LocalFiles.sync(made.getParent());
+            }
+        }
+
+        @Override
         public void renameInternal(Path from, Path to, boolean overwrite) throws IOException {
             java.nio.file.Path source = file(from);
             java.nio.file.Path target = file(to);
             if (!Files.isRegularFile(source)) {
                 super.renameInternal(from, to, overwrite);
-            } else if (overwrite) {
+                return;
+            }
+            boolean isTransient = isTransient(to);
+            if (!isTransient) {
+                LocalFiles.sync(source);
+            }
+            if (overwrite || ChecksumFileSystem.isChecksumFile(to)) {
+                // Checksums follow their file, which only one driver has created; a crash may have left an older one.
                 Files.move(source, target, StandardCopyOption.ATOMIC_MOVE);
             } else {
                 link(source, target);
                 Files.delete(source);
             }
+            if (!isTransient) {
+                LocalFiles.sync(target.getParent());
+            }
+        }
+
+        private static boolean isTransient(Path path) {
+            for (Path each = path; each != null; each = each.getParent()) {
+                if (each.getName().endsWith(TRANSIENT)) {
+                    return true;
+                }
+            }
+            return false;
         }
 
         private static void link(java.nio.file.Path source, java.nio.file.Path target) throws IOException {
