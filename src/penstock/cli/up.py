@@ -162,7 +162,7 @@ def _banner(ready: ReadyNode, *, users: bool) -> None:
   durability      {ready.durability}
   MQTT 5          {listeners}
   TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}{secured}
-  console         {page}://{ready.http}/
+  console         {ready.http_url or f"{page}://{ready.http}/"}
                   (in a terminal: penstock status, penstock top)
   administration  {page}://{ready.http}/webapi.htm (master)
                   {broker_page}://{ready.tube_broker_http}/broker.htm (broker)

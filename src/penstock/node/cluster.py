@@ -116,13 +116,15 @@ _REPORT_LEASE_S: Final = 5
 
 class ActiveNode(NamedTuple):
     """The active node, as its leadership key describes it. ``mqtt``: advertised addresses of its MQTT listeners;
-    ``tube_master``: that of its TubeMQ master, "" without TubeMQ."""
+    ``tube_master``: that of its TubeMQ master, "" without TubeMQ. ``url``: that of its console behind a proxy, or
+    ""."""
 
     node: str
     http: str
     mqtt: Mapping[str, str]
     term: int
     tube_master: str = ""
+    url: str = ""
 
     @classmethod
     def read(cls, client: EtcdClient, prefix: str) -> ActiveNode | None:
@@ -138,6 +140,7 @@ class ActiveNode(NamedTuple):
             {str(name): str(address) for name, address in mqtt.items()} if isinstance(mqtt, dict) else {},
             answer.kvs[0].mod_revision,
             str(described.get("tube_master", "")),
+            str(described.get("url", "")),
         )
 
 
@@ -419,8 +422,8 @@ class ClusterMembership:
         return None if active is None or active.node == self.node else active
 
     def _url_of(self, active: ActiveNode) -> str:
-        """URL of the active node, which has the same listeners as this one."""
-        return f"{'http' if self._config.http.tls is None else 'https'}://{active.http}/"
+        """URL of the active node, which has listeners of the same kind as this one."""
+        return active.url or f"{'http' if self._config.http.tls is None else 'https'}://{active.http}/"
 
     async def _to_active_console(self, _: Request) -> Response:
         """Redirect a browser to the console of the active node; it keeps the part of the URL after #."""
@@ -608,6 +611,7 @@ class ClusterMembership:
             {
                 "node": self.node,
                 "http": _address(self._config.http),
+                "url": self._config.http.url or "",
                 "mqtt": self._mqtt(),
                 "tube_master": self._tube_master(),
             }

@@ -314,12 +314,14 @@ def _cross_site_reason(request: Request, names: Collection[str]) -> str | None:
     name = (host.hostname or "").rstrip(".")
     if not _loopback(request) or "." not in name or name.endswith(".localhost") or name in names or _is_address(name):
         return None
-    return f"host {name!r} is not known here; ask by address, or announce the name: --http-advertise"
+    return f"host {name!r} is not known here; ask by address, or announce the name: --http-advertise, or http.url"
 
 
-def names_of(*addresses: Address | None) -> frozenset[str]:
-    """Host names of the bound and advertised addresses, and of the machine."""
-    return frozenset({socket.gethostname().lower()} | {each.host.lower() for each in addresses if each is not None})
+def names_of(*addresses: Address | None, url: str | None = None) -> frozenset[str]:
+    """Host names of the bound and advertised addresses, of the URL, and of the machine."""
+    names = {each.host.lower() for each in addresses if each is not None}
+    names |= {socket.gethostname().lower(), *([] if url is None else [urlsplit(url).hostname or ""])}
+    return frozenset(names)
 
 
 def _loopback(request: Request) -> bool:

@@ -120,6 +120,8 @@ class ReadyNode:
     tube_broker_tls: str | None = None
     http_tls: bool | None = None
     """True: HTTPS; None: plain HTTP."""
+    http_url: str | None = None
+    """URL for browsers; None: that of ``http``."""
     tube_broker_http_tls: bool | None = None
     admin_token_file: str | None = None
     """File with the administration token; None if the configuration sets the token."""
@@ -278,7 +280,7 @@ class Node:
         self._token = token = config.tube.admin_token or load_or_create_token(directory.admin_token)
         identify = self.security.http_access(token, config.http)
         master = self._master(directory, token) if membership is None or membership.broker is not None else None
-        names = names_of(config.http.bind, config.http.advertise)
+        names = names_of(config.http.bind, config.http.advertise, url=config.http.url)
         trail = AuditTrail(directory.audit)
         add_metrics(self.metrics, "audit", trail.metric_values)
         self._warnings.append(("audit", lambda: trail.failure))
@@ -357,6 +359,7 @@ class Node:
             tube_broker_http=self._shown("tube-broker-http", config.tube_broker_http),
             http=advertised_address(config.http, http),
             http_tls=None if config.http.tls is None else True,
+            http_url=config.http.url,
             tube_broker_http_tls=None if config.tube_broker_http.tls is None else True,
             admin_token_file=None if config.tube.admin_token is not None else str(directory.admin_token),
         )

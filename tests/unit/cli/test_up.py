@@ -119,6 +119,8 @@ def test_the_banner_lists_addresses_and_example_commands(node: Node, penstock: C
     assert "  penstock tube topic create events\n" in out
     assert "Try in another terminal:\n" in out
     assert "penstock aio" not in out
+    node.ready = replace(DEFAULTS, http_url="https://console.plant.example/")
+    assert "  console         https://console.plant.example/\n" in penstock("up").out
     node.ready = replace(DEFAULTS, listeners={"mqtt": "mqtt://a:1", "aio": "mqtts://a:2"})
     assert "  penstock aio env --data-dir /d --client-id my-app " in penstock("up").out
     assert (

@@ -153,7 +153,8 @@ async def test_a_standby_redirects_browsers_and_refuses_the_api(
 ) -> None:
     mqtt, http, etcd_port = free_ports(3)
     section = SECTION.model_copy(update={"etcd": [f"127.0.0.1:{etcd_port}"]})
-    wanted: Any = {"data_dir": tmp_path, "mqtt": f"127.0.0.1:{mqtt}", "http": f"127.0.0.1:{http}", "cluster": section}
+    listener = {"bind": f"127.0.0.1:{http}", "url": "https://one.plant.example"}
+    wanted: Any = {"data_dir": tmp_path, "mqtt": f"127.0.0.1:{mqtt}", "http": listener, "cluster": section}
     member = ClusterMembership(NodeConfig.model_validate(wanted), lambda _: None)
     monkeypatch.setattr(member, "_stand_by", lambda: None)
     member.active = ActiveNode("two", "10.0.0.2:8080", {"mqtt": "10.0.0.2:1883"}, 7)
@@ -168,6 +169,10 @@ async def test_a_standby_redirects_browsers_and_refuses_the_api(
         error = json.loads(body)["error"]
         assert (status, error["code"], error["hint"]) == (503, "standby", "use the active node: http://10.0.0.2:8080/")
         assert "the active node is two" in error["why"]
+        member.active = member.active._replace(url="https://two.plant.example/console/")  # behind a proxy with TLS
+        for path in ("", "webapi.htm?type=op_query"):
+            _, headers, _ = await ask(at, f"/{path}")
+            assert headers["location"] == f"https://two.plant.example/console/{path}"
         member.active = None
         status, _, body = await ask(at, "/")
         assert status == 503
@@ -177,4 +182,6 @@ async def test_a_standby_redirects_browsers_and_refuses_the_api(
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+        described = json.loads(member._description())
         await member.close()
+    assert (described["http"], described["url"]) == (at, "https://one.plant.example/")

@@ -173,6 +173,10 @@ REFUSED = [
     ("tube: {max_store_bytes: 5}\n", "option 'tube.max_store_bytes': got 5, expected at least"),
     ("tube_broker: '0.0.0.0:8123'\n", "set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"),
     ("http: {advertise: '0.0.0.0:80'}\n", "no client can connect to every interface"),
+    ("http: {url: console.example}\n", "expected https://HOST[:PORT]/[PATH/]"),
+    ("http: {url: 'https://ada:secret@console.example/'}\n", "expected https://HOST[:PORT]/[PATH/]"),
+    ("http: {url: 'https://console.example:0/'}\n", "expected https://HOST[:PORT]/[PATH/]"),
+    ("http: {url: 'https://[console/'}\n", "expected https://HOST[:PORT]/[PATH/]"),
     (
         "mqtt: {listeners: {second: {bind: '127.0.0.1:1883'}}}\n",
         "mqtt.listeners.second: 127.0.0.1:1883 is in use by `mqtt` (127.0.0.1:1883): each needs a port of its own",

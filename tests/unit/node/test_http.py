@@ -163,11 +163,14 @@ async def test_origin_and_referer_are_checked_if_the_browser_does_not_name_the_s
         ("tube.localhost", 200),
         ("plant-3:8080", 200),
         ("Tube.Example:8080", 200),
+        ("console.plant.example", 200),
         ("", 200),
     ],
 )
 async def test_requests_with_a_foreign_host_name_are_refused(host: str, status: int) -> None:
-    names = names_of(Address("127.0.0.1", 0), Address("tube.example", 8080))
+    names = names_of(
+        Address("127.0.0.1", 0), Address("tube.example", 8080), url="https://console.plant.example/penstock/"
+    )
     for path, app in (
         ("/webapi.htm", master_app(list, Metrics(), echo, names=names)),
         ("/broker.htm", broker_app(echo, names=names)),

@@ -7,13 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 
 from penstock.errors import ConfigError
 from penstock.runtime.io.network import Address, parse_address
 
-__all__ = ["AddressText", "ListenerSection", "OpenListener", "Section", "bind", "refuse_open_listeners"]
+__all__ = [
+    "AddressText",
+    "ListenerSection",
+    "OpenListener",
+    "Section",
+    "WebUrl",
+    "bind",
+    "refuse_open_listeners",
+]
 
 
 def _address(value: object) -> Address:
@@ -27,6 +44,21 @@ def _address(value: object) -> Address:
 AddressText = Annotated[
     Address, PlainValidator(_address, json_schema_input_type=str), PlainSerializer(str, return_type=str)
 ]
+
+
+def _web_url(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        is_valid = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or "@" in url.netloc or url.query or url.fragment or not value.isprintable() or " " in value:
+        raise ValueError("expected https://HOST[:PORT]/[PATH/], without credentials, query and fragment")
+    return value if value.endswith("/") else f"{value}/"
+
+
+WebUrl = Annotated[str, AfterValidator(_web_url)]
+"""URL of a web server, which ends with a slash."""
 
 
 def bind(default: str) -> Any:

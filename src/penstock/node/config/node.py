@@ -21,7 +21,7 @@ from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.console import ConsoleSection, FilterText
 from penstock.node.config.kafka import KafkaSection
-from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
+from penstock.node.config.listeners import AddressText, ListenerSection, Section, WebUrl, bind
 from penstock.node.config.mqtt import MqttListener, Security
 from penstock.node.config.profiles import AioFiles, Profile, add_profile
 from penstock.node.config.statestore import StateStoreSection
@@ -137,6 +137,12 @@ class HttpListener(ListenerSection):
     """HTTP listener for health, metrics and TubeMQ master administration."""
 
     bind: AddressText = bind("127.0.0.1:8080")
+    url: WebUrl | None = Field(
+        default=None,
+        description="URL at which browsers reach the console, if a proxy is in between, such as "
+        "`https://console.plant.example/`: the host name is accepted, and standbys redirect to it. "
+        "Default: `advertise` with the scheme of this listener",
+    )
     tls: HttpTls | None = Field(default=None, description="certificates for HTTPS; default: plain HTTP")
     anonymous_metrics: bool = Field(
         default=False,
