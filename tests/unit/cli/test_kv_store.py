@@ -17,6 +17,7 @@ import pytest
 
 from penstock.cli import kv as kv_transfer
 from penstock.errors import UnavailableError
+from penstock.pipelines.spec.values import run_key
 from penstock.statestore.blocking import Client
 from penstock.statestore.client.client import StateStoreClient, Write
 from penstock.testing import LocalNode
@@ -71,6 +72,12 @@ def test_keys_and_contexts_are_offered_by_shell_completion(
     penstock("context", "add", "lab", "--broker", node.url)
     assert offered("penstock kv get o") == ["other"]  # at the address of the context
     assert offered("penstock context use l") == offered("penstock --context l") == ["lab"]
+    for name in ("water", "wind", "heat"):
+        store.set(run_key(name), "{}")
+    assert offered(f"penstock pipeline stop --broker {node.url} w") == ["water", "wind"]
+    monkeypatch.setenv("PENSTOCK_BROKER", node.url)
+    assert offered("penstock pipeline stop h") == ["heat"]
+    assert offered("penstock pipeline stop *") == []
 
 
 def test_scan(kv: Command, store: Client) -> None:

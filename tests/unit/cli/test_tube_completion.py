@@ -1,4 +1,4 @@
-"""Shell completion. Administrations are stand-ins."""
+"""Shell completion of names at a node, and of pipeline files. Administrations are stand-ins."""
 
 from __future__ import annotations
 
@@ -97,3 +97,48 @@ def test_users_and_parts_of_the_log_are_offered(
 
 def test_no_parts_of_the_log_are_offered_without_a_node(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered(penstock, monkeypatch, f"penstock log level --http 127.0.0.1:{free_port()} mq") == []
+
+
+PIPELINE = """\
+name: line3
+source: {topics: [telemetry]}
+dead_letters: {path: dead}
+steps:
+  - name: readings
+    parse: {schema: "bar DOUBLE NOT NULL"}
+  - name: warm
+    filter: bar > 1
+sinks:
+  - name: rows
+    table: {path: rows, format: parquet}
+  - name: messages
+    mqtt: {topic: "alarm", value: bar}
+"""
+
+
+def test_pipeline_files_and_the_names_in_them_are_offered(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "penstock-pipelines" / "line3").mkdir(parents=True)
+    for name, text in {
+        "line3.yaml": PIPELINE, "draft.yml": "name: draft\nsinks:\n  -", "more/lamp.yaml": PIPELINE,
+        "line3.test.yaml": "cases: []", "penstock.yaml": "data_dir: data", "notes.txt": PIPELINE,
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    for line, names in {
+        "penstock pipeline run ": ["draft.yml", "line3.yaml", "more/lamp.yaml"],
+        "penstock pipeline status l": ["line3.yaml"],
+        "penstock pipeline reconcile more/": ["more/lamp.yaml"],
+        f"penstock pipeline test {tmp_path}/l": [f"{tmp_path}/line3.yaml"],
+        "penstock pipeline validate l": ["line3.test.yaml", "line3.yaml"],
+        "penstock pipeline apply --rollback l": ["line3.yaml", "line3"],
+        "penstock pipeline plan none/": [],
+        "penstock pipeline sample line3.yaml --step ": ["readings", "warm"],
+        "penstock pipeline dead-letter redrive line3.yaml --dry-run --step r": ["readings"],
+        "penstock pipeline migrate line3.yaml --sink ": ["rows"],
+        "penstock pipeline sample draft.yml --step ": [],
+        "penstock pipeline sample --step ": [],
+    }.items():
+        assert offered(penstock, monkeypatch, line) == names, line

@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.options import DryRun, Json, Yes, confirmed, duration_option
 from penstock.cli.output import note, print_json
+from penstock.cli.pipeline.completion import complete_file_or_local_name
 from penstock.cli.pipeline.files import lines_of
 from penstock.cli.pipeline.options import StateDir, state_of
 from penstock.errors import PenstockError, RefusedError
@@ -36,6 +37,7 @@ def apply(
             help="The changed pipeline file; with --rollback also the name of the pipeline.",
             metavar="FILE|NAME",
             show_default=False,
+            autocompletion=complete_file_or_local_name,
         ),
     ],
     state_dir: StateDir = None,

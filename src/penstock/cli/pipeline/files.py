@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
+from penstock.cli.pipeline.completion import complete_valid_file
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
 from penstock.cli.tube.access import MasterOptions, connects_to_master
 from penstock.errors import ConfigError, StorageError, UnavailableError
@@ -233,7 +234,11 @@ _PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option
 def validate(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Pipeline files (YAML) and test files (NAME.test.yaml).", metavar="FILE..."),
+        typer.Argument(
+            help="Pipeline files (YAML) and test files (NAME.test.yaml).",
+            metavar="FILE...",
+            autocompletion=complete_valid_file,
+        ),
     ],
     as_json: Json = False,
 ) -> None:

@@ -26,6 +26,7 @@ from penstock.cli.output import (
     shown_bytes,
     shown_duration,
 )
+from penstock.cli.pipeline.completion import complete_file, complete_rejecting_step
 from penstock.cli.pipeline.options import File, Into, StateDir, pipeline_files, run_of, state_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
@@ -65,7 +66,12 @@ class PipelineStatus(NamedTuple):
 def status(
     file: Annotated[
         Path,
-        typer.Argument(help="Pipeline file (YAML), or a directory with them.", metavar="FILE|DIR", show_default=False),
+        typer.Argument(
+            help="Pipeline file (YAML), or a directory with them.",
+            metavar="FILE|DIR",
+            show_default=False,
+            autocompletion=complete_file,
+        ),
     ],
     state_dir: StateDir = None,
     into: Into = None,
@@ -337,7 +343,15 @@ def dead_list(file: File, into: Into = None, every: All = False, as_json: Json =
 
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most N letters.", metavar="N")]
-Step = Annotated[str | None, typer.Option(help="Only letters of this step.", metavar="STEP", show_default=False)]
+Step = Annotated[
+    str | None,
+    typer.Option(
+        help="Only letters of this step.",
+        metavar="STEP",
+        show_default=False,
+        autocompletion=complete_rejecting_step,
+    ),
+]
 Only = Annotated[
     list[str] | None,
     typer.Option("--id", help="Only the letter with this id; repeatable.", metavar="ID", show_default=False),

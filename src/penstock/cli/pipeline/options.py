@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.pipeline.completion import complete_file
 from penstock.errors import ConfigError
 from penstock.runtime.extras import needs_extra
 
@@ -33,13 +34,17 @@ __all__ = [
     "state_path",
 ]
 
-File = Annotated[Path, typer.Argument(help="Pipeline file (YAML).", metavar="FILE", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(help="Pipeline file (YAML).", metavar="FILE", show_default=False, autocompletion=complete_file),
+]
 Files = Annotated[
     list[Path],
     typer.Argument(
         help="Pipeline files (YAML), or directories with them; test files are skipped.",
         metavar="FILE|DIR...",
         show_default=False,
+        autocompletion=complete_file,
     ),
 ]
 StateDir = Annotated[

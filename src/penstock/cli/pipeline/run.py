@@ -17,6 +17,7 @@ import typer
 from penstock.cli.options import Json, Yes, confirmed, duration_option
 from penstock.cli.output import note, print_json
 from penstock.cli.pipeline.apply import file_to_run
+from penstock.cli.pipeline.completion import complete_file_or_running_name
 from penstock.cli.pipeline.display import display
 from penstock.cli.pipeline.options import (
     Conf,
@@ -340,7 +341,12 @@ def warm_up(as_json: Json = False) -> None:
 def stop(
     which: Annotated[
         str,
-        typer.Argument(help="The pipeline file, or the name of a pipeline.", metavar="FILE|NAME", show_default=False),
+        typer.Argument(
+            help="The pipeline file, or the name of a pipeline.",
+            metavar="FILE|NAME",
+            show_default=False,
+            autocompletion=complete_file_or_running_name,
+        ),
     ],
     broker: Annotated[
         str,

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.options import Json
 from penstock.cli.output import escape, print_json, print_table
+from penstock.cli.pipeline.completion import complete_step
 from penstock.cli.pipeline.options import File, needs_spark
 
 if TYPE_CHECKING:
@@ -25,7 +26,12 @@ def sample(
     file: File,
     step: Annotated[
         list[str] | None,
-        typer.Option(help="Show only this step; repeatable.", metavar="STEP", show_default=False),
+        typer.Option(
+            help="Show only this step; repeatable.",
+            metavar="STEP",
+            show_default=False,
+            autocompletion=complete_step,
+        ),
     ] = None,
     records: Annotated[
         int,

@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.options import DryRun, Json, duration_option, size_option
 from penstock.cli.output import note, print_json
+from penstock.cli.pipeline.completion import complete_table_sink
 from penstock.cli.pipeline.options import File, needs_spark, run_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
@@ -24,7 +25,13 @@ __all__ = ["maintain", "migrate"]
 
 Sinks = Annotated[
     list[str] | None,
-    typer.Option("--sink", help="Only the table of this sink; repeatable.", metavar="NAME", show_default=False),
+    typer.Option(
+        "--sink",
+        help="Only the table of this sink; repeatable.",
+        metavar="NAME",
+        show_default=False,
+        autocompletion=complete_table_sink,
+    ),
 ]
 
 
