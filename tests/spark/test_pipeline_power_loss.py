@@ -7,21 +7,19 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
-from penstock.pipelines.sinks.table import files
 from penstock.tube.record import Record
 from tests.spark.pipelines import Setup
 from tests.spark.power_loss import Unsynced, recorded
 from tests.spark.processes import Driver, descendants
+from tests.spark.test_pipeline_deadband import numbers
 from tests.spark.test_pipeline_shared import undo
 
 FILE = """\
@@ -59,12 +57,6 @@ def record(n: int) -> Record:
     at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=n)
     value = {"n": n, "machine": "press", "at": at.isoformat(), "celsius": n * 0.3}
     return Record(json.dumps(value).encode(), key=b"k", id=f"m{n}")
-
-
-def numbers(table: Path) -> dict[int, int]:
-    """Return how often each row is in the table."""
-    found = (pq.ParquetFile(file).read(["n"])["n"].to_pylist() for file in files(table))
-    return Counter(int(str(n)) for rows in found for n in rows)
 
 
 def driver_of(setup: Setup, log: Path, *options: str) -> Driver:

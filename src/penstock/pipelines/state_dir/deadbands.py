@@ -59,10 +59,14 @@ def deadband_directory(checkpoint: StoragePath) -> StoragePath:
     return found if isinstance(found, ObjectPath) else found.absolute()
 
 
-def stored_buckets(directory: StoragePath, wanted: int) -> int:
-    """Return the number of buckets of the step with ``directory``: ``wanted`` if it has no state yet."""
+MAX_BUCKETS = 32
+"""Maximum number of buckets of a new state: each of them is a synced file of a batch, however small the batch is."""
+
+
+def stored_buckets(directory: StoragePath, partitions: int) -> int:
+    """Return the number of buckets of the step with ``directory``: by ``partitions`` if it has no state yet."""
     path = directory / "buckets.json"
-    create_json(path, {"buckets": wanted})
+    create_json(path, {"buckets": min(partitions, MAX_BUCKETS)})
     return int(read_json(path)["buckets"])
 
 
@@ -267,7 +271,7 @@ class Bucket:
         path, data = self.directory / self._name(self.batch), self._encoded()
         if not create_bytes(path, data) and not self._is_repeated and read_bytes(path) != data:
             raise StorageError(
-                f"the state of a deadband after batch {self.batch} is another one",
+                f"the state of a deadband after batch {self.batch} differs from that of another attempt",
                 path=str(path),
                 why="an attempt at the same time, such as that of a run that has lost its lease, used other limits",
                 do="run again: the batch is repeated by the limits of that attempt",

@@ -19,6 +19,7 @@ from penstock.pipelines.state_dir.deadbands import (
     state_size,
     stored_buckets,
 )
+from penstock.pipelines.state_dir.layout import create_json
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, storage_path
 from tests.object_storage import ObjectStorage
 
@@ -169,7 +170,7 @@ def test_an_attempt_by_other_limits_fails_if_one_at_the_same_time_stores_its_sta
     assert first.comparison.reported(first.state, [row]) == [True]
     assert second.comparison.reported(second.state, [row]) == [False]
     first.write()
-    with pytest.raises(StorageError, match="after batch 1 is another one"):
+    with pytest.raises(StorageError, match="after batch 1 differs from that of another attempt"):
         second.write()
     assert run(tmp_path, 1, 2.0, Limit(5.0, relative=False)) is True
 
@@ -236,3 +237,7 @@ def test_the_size_is_that_of_the_newest_files(tmp_path: Path) -> None:
 def test_the_number_of_buckets_stays(tmp_path: Path) -> None:
     assert stored_buckets(tmp_path / "step", 4) == 4
     assert stored_buckets(tmp_path / "step", 8) == 4
+    # A cluster has 200 partitions: a small batch would create 200 files. Those of an earlier version stay.
+    assert stored_buckets(tmp_path / "large", 200) == 32
+    create_json(tmp_path / "older" / "buckets.json", {"buckets": 200})
+    assert stored_buckets(tmp_path / "older", 2) == 200
