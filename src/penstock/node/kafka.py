@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.node.config.kafka import KafkaSection
-from penstock.node.rules import Done
+from penstock.node.rules import PORTION, Done
 from penstock.runtime.kafka.client import LARGEST_BYTES, FatalErrors, KafkaConnection
 from penstock.runtime.kafka.config import needs_kafka
 from penstock.tube.record import Record
@@ -32,8 +32,6 @@ __all__ = ["KafkaTarget"]
 
 _log = logging.getLogger("penstock.kafka")
 
-PORTION: Final = 256
-"""Maximum number of results that one turn of the event loop handles."""
 FLUSH_S: Final = 5.0
 """Maximum seconds that a node which stops waits for the results of messages."""
 POLL_S: Final = 0.5

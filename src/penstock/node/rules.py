@@ -28,7 +28,7 @@ from penstock.runtime.io.loop import CallLater
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["Append", "Done", "Identities", "RuleService", "RuleStats", "RuleTarget", "TubeTarget"]
+__all__ = ["PORTION", "Append", "Done", "Identities", "RuleService", "RuleStats", "RuleTarget", "TubeTarget"]
 
 _log = logging.getLogger("penstock.rules")
 
@@ -37,6 +37,9 @@ _RECORD_OVERHEAD: Final = 512
 _FIRST_RETRY_S: Final = 0.02
 _LONGEST_RETRY_S: Final = 2.0
 """Shortest and longest pause before a retry, in seconds."""
+PORTION: Final = 64
+"""Messages of a backlog that one turn of the event loop passes on or acknowledges: about a millisecond, as all clients
+that have used their share of a turn get together."""
 _HIGH_PRIORITY: Final = b"$high_priority"
 """User property of control messages, which backpressure of data messages must not delay."""
 
@@ -204,6 +207,8 @@ class RuleService(Service):
         self._backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         """Last pause before a retry; 0 if no retry is scheduled."""
         self._probing: _Item | None = None
+        self._draining = False
+        """True while the next portion of waiting messages is scheduled."""
         self._held: dict[Connection, None] = {}
 
     @property
@@ -246,7 +251,7 @@ class RuleService(Service):
         stats.pending += 1
         stats.pending_bytes += size
         item = _Item(stats.received, message, size, prepared)
-        if self._backoff.failures:  # after the messages that already wait
+        if self._backoff.failures or self._waiting:  # after the messages that already wait
             self._push(item)
         else:
             self._submit(item)
@@ -307,8 +312,21 @@ class RuleService(Service):
     def _log_is_back(self) -> None:
         self._backoff.reset()
         self._probing = None
-        while self._waiting:
+        if not self._draining:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Append waiting messages, a portion in each turn of the loop, so that other clients are served."""
+        self._draining = False
+        if self._backoff.failures or self._closed:
+            return  # rejected again: the probe continues
+        for _ in range(PORTION):
+            if not self._waiting:
+                return
             self._submit(self._next())
+        if self._waiting:
+            self._draining = True
+            self._later(0.0, self._drain)
 
     def _push(self, item: _Item) -> None:
         self.stats.waiting += 1

@@ -1,7 +1,8 @@
 """A TubeMQ cluster as the target of a rule: a producer that finds the brokers through the masters.
 
-Messages wait in order until the producer accepts them, which is bounded by its messages in flight: a backlog that is
-sent after an outage does not delay clients. A message that the producer returns is sent again, with the same id and
+Messages wait in order until the producer accepts them, which is bounded by its messages in flight. A turn of the event
+loop passes a portion to the producer and handles a portion of its results, so a backlog that is sent after an outage
+does not delay clients. A message that the producer returns is sent again, with the same id and
 before all later ones; the producer returns later messages of the same partition with it. So a key's records are in the
 order of the publishers in each partition, except that an earlier attempt may have stored copies of some.
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.node.config.tube_cluster import TubeClusterSection
-from penstock.node.rules import Done
+from penstock.node.rules import PORTION, Done
 from penstock.runtime.backoff import Backoff
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.producer import Producer, SendResult
@@ -32,7 +34,7 @@ _HEARTBEAT_S: Final = 1.0
 """Interval in which the producer learns of lost and returned brokers."""
 _IN_FLIGHT: Final = 1000
 _BATCH: Final = 250
-"""Maximum number of messages in the producer, and of results that one response has."""
+"""Maximum number of messages in the producer, and in a request."""
 _RETRY_S, _RETRY_MOST_S = 0.2, 2.0
 
 
@@ -74,8 +76,9 @@ class TubeClusterTarget:
         self._backoff = Backoff(_RETRY_S, _RETRY_MOST_S)
         self._paused = False
         """True if the producer has returned messages: the next ones are sent after a pause."""
+        self._results: deque[tuple[_Message, asyncio.Future[SendResult]]] = deque()
         self._returned = 0
-        """Messages that the producer has returned. If it has failed more, their callbacks are about to be called."""
+        """Messages that the producer has returned. If it has failed more, they are about to be handled."""
         self._error: PenstockError | None = None
         """The last error since the last stored message."""
         self._task: asyncio.Task[None] | None = None
@@ -92,7 +95,8 @@ class TubeClusterTarget:
             with suppress(asyncio.CancelledError):
                 await self._task
         await self._producer.close()
-        await asyncio.sleep(0)  # the results of the last messages are returned by callbacks
+        await asyncio.sleep(0)  # the last results are added by callbacks
+        self._deliver(len(self._results))
         while self._queue:  # also with messages that the rule sent again meanwhile
             message = heappop(self._queue)
             self._ended(message, self._waits("the node is shutting down", applied=None if message.sent else False))
@@ -128,17 +132,26 @@ class TubeClusterTarget:
                 await asyncio.sleep(self._backoff.failed())
         self._backoff.reset()
         topic = self._section.topic
+        sent = 0
         while True:
             self._arrived.clear()
             while self._queue:
                 if self._paused:
                     await asyncio.sleep(self._backoff.failed())
                     self._paused = False
+                try:
+                    await self._producer.partitions(topic)
+                except PenstockError as error:
+                    self._ended(heappop(self._queue), error)
+                    continue
                 await self._producer.wait_for_room(topic)
                 if self._producer.failed != self._returned:
                     await asyncio.sleep(0)
                 elif not self._paused:
                     await self._send_oldest()
+                    sent += 1
+                    if sent % PORTION == 0:
+                        await asyncio.sleep(0)
             await self._arrived.wait()
 
     async def _send_oldest(self) -> None:
@@ -149,13 +162,24 @@ class TubeClusterTarget:
         except PenstockError as error:
             self._ended(message, error)
         else:
-            future.add_done_callback(lambda stored: self._stored(message, stored))
+            future.add_done_callback(lambda stored: self._add(message._replace(sent=True), stored))
 
-    def _stored(self, message: _Message, future: asyncio.Future[SendResult]) -> None:
-        error = future.exception()
-        if error is not None:
-            self._returned += 1
-        self._ended(message, error or future.result())
+    def _add(self, message: _Message, stored: asyncio.Future[SendResult]) -> None:
+        if not self._results:
+            asyncio.get_running_loop().call_soon(self._deliver)
+        self._results.append((message, stored))
+
+    def _deliver(self, most: int = PORTION) -> None:
+        """Handle a portion of the results."""
+        for _ in range(min(len(self._results), most)):
+            message, stored = self._results[0]
+            error = stored.exception()
+            if error is not None:
+                self._returned += 1
+            self._ended(message, error or stored.result())
+            self._results.popleft()
+        if self._results:
+            asyncio.get_running_loop().call_soon(self._deliver)
 
     def _push(self, message: _Message) -> None:
         heappush(self._queue, message)
@@ -170,7 +194,7 @@ class TubeClusterTarget:
             self._failed(result)
             if self._task is not None and not self._task.done():
                 self._paused = True
-                self._push(message._replace(sent=True))
+                self._push(message)
                 return
         self._pending -= 1
         message.done(result)

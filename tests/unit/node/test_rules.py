@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import NO_ANSWER, Inbound
 from penstock.node.config.node import RuleSection
 from penstock.node.config.template import Template
-from penstock.node.rules import Identities, RuleService, TubeTarget
+from penstock.node.rules import PORTION, Identities, RuleService, TubeTarget
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
@@ -362,6 +363,39 @@ def test_a_log_that_is_full_for_now_is_tried_again_in_order(log: Log, broker: Br
     assert broker.settled == [(0, "")] * 5
     assert (rule.stats.waiting, rule.stats.pending, rule.stats.pending_bytes, rule.stats.retried) == (0, 0, 0, 6)
     assert (later.calls, rule.stats.refused, rule.stats.dropped) == ([], 0, 0)
+
+
+def test_a_backlog_is_appended_in_portions_and_in_order(log: Log, broker: Broker) -> None:
+    """Other clients are served between the turns of the event loop."""
+    later = Later()
+    rule = service(log, broker, later=later)
+    names = [f"{number:03}" for number in range(300)]
+    for name in names:
+        send(rule, broker, name, size=3)
+    while log.waiting:
+        log.waiting.pop(0)(FOR_NOW[0])
+    log.records.clear()
+    later.run()
+    log.waiting.pop(0)(object())
+    assert len(log.records) == 1 + PORTION
+    send(rule, broker, "new", size=3)
+    later.run()
+    assert len(log.records) == 1 + 2 * PORTION
+    log.waiting.pop(0)(FOR_NOW[0])  # full again: the next portion waits until the oldest message is accepted
+    (_, drain), _ = later.calls
+    del later.calls[0]
+    drain()
+    assert len(log.records) == 1 + 2 * PORTION
+    later.run()
+    log.waiting.pop()(object())
+    appended = [len(log.records)]
+    while later.calls:
+        later.run()
+        appended.append(len(log.records))
+    assert all(after - before <= PORTION for before, after in pairwise(appended))
+    assert [record.value.decode() for _, _, record, _ in log.records] == [
+        *names[: 1 + 2 * PORTION], names[1], *names[1 + 2 * PORTION :], "new",
+    ]  # fmt: skip
 
 
 def test_a_log_that_fills_up_again_keeps_the_order(log: Log, broker: Broker) -> None:

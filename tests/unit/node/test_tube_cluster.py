@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
 from penstock.node.config.node import load_config
 from penstock.node.config.tube_cluster import TubeClusterSection
+from penstock.node.rules import PORTION
 from penstock.node.tube_cluster import TubeClusterTarget
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.consumer import Consumer
@@ -217,6 +218,32 @@ async def test_records_of_a_key_stay_in_order_while_connections_break_and_the_br
         first = dict.fromkeys(int(item.value) for item in found)
         assert list(first) == list(range(5500)), "in order, apart from copies"
         assert all(isinstance(result, SendResult) for result in stored), "the rule notices nothing"
+    await running.close()
+
+
+async def test_a_backlog_is_sent_and_acknowledged_in_portions(tmp_path: Path) -> None:
+    """Turns of the event loop are counted: the clients of the node are served in each."""
+    running = Tube(tmp_path)
+    target = TubeClusterTarget(section(running))
+    stored: list[Any] = []
+    for number in range(3000):
+        target.append(target.prepare(record(number, b"key %d" % (number % 50))), stored.append)
+    await running.start_master()
+    await running.start_broker()
+    assert running.master is not None
+    await running.master.create_topic("telemetry", ready_s=10)
+    target.start()
+    producer = target._producer
+    most = in_flight = 0
+    async with asyncio.timeout(30):
+        while len(stored) < 3000:
+            sent, acknowledged = producer.sent, len(stored)
+            await asyncio.sleep(0)
+            most = max(most, producer.sent - sent, len(stored) - acknowledged)
+            in_flight = max(in_flight, producer.sent - producer.acknowledged)
+    assert most <= PORTION
+    assert PORTION < in_flight <= 1000, "the others wait in the rule"
+    await target.close()
     await running.close()
 
 
