@@ -10,6 +10,7 @@ from functools import partial
 
 from benchmarks import servers
 from benchmarks.capacity import capacity
+from benchmarks.catch_up import catch_up
 from benchmarks.cluster import cluster
 from benchmarks.connections import connections_possible, memory_of_connections
 from benchmarks.core import core
@@ -91,6 +92,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "isolation-remote": isolation_remote,
     "turns": turns,
     "observed": observed,
+    "catch-up": catch_up,
     "processes": processes,
     "scale": scale,
     "memory": memory,

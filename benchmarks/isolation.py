@@ -254,8 +254,10 @@ def flooding(address: str, load: Load, nice: int = 0) -> Iterator[None]:
             process.join()
 
 
-def latencies(address: str, seconds: float) -> list[float]:
-    """Times from PUBLISH to delivery in ms, sorted."""
+def latencies(
+    address: str, seconds: float, interval_s: float = INTERVAL_S, *, running: Callable[[], bool] = lambda: True
+) -> list[float]:
+    """Times from PUBLISH to delivery in ms, sorted; ends earlier if ``running()`` is false."""
     peer = Peer(address, "measured")
     peer.send(Subscribe(1, [Subscription("measured/x", 1)]))
     peer.receive()
@@ -266,11 +268,15 @@ def latencies(address: str, seconds: float) -> list[float]:
     number = 0
     while due < end or sent:
         now = time.perf_counter()
+        if not running():
+            end = due
+            if not sent:
+                break
         if now >= due and due < end:
             number += 1
             sent[number] = now
             peer.send(Publish("measured/x", number.to_bytes(4, "big"), 1, packet_id=number % 60_000 + 1))
-            due += INTERVAL_S
+            due += interval_s
         wait = due - now if due < end else LATE_S
         if not select.select([peer.socket], [], [], max(0.0, wait))[0]:
             if wait == LATE_S:

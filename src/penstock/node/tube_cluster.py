@@ -32,8 +32,8 @@ DELIVERY_S: Final = 5.0
 """Maximum seconds of a message in the producer; after that the rule chooses its partition again."""
 _HEARTBEAT_S: Final = 1.0
 """Interval in which the producer learns of lost and returned brokers."""
-_IN_FLIGHT: Final = 1000
-_BATCH: Final = 250
+_IN_FLIGHT: Final = 512
+_BATCH: Final = 64
 """Maximum number of messages in the producer, and in a request."""
 _RETRY_S, _RETRY_MOST_S = 0.2, 2.0
 
