@@ -38,7 +38,7 @@ def catch_up(settings: Settings) -> list[Figure]:
     for _ in range(settings.repeats):
         with servers.penstock("memory", ["backlog"]) as cluster:
             rule = {"filter": "line/#", "to": {"tube": {"masters": [cluster["tube_master"]], "topic": "backlog"}}}
-            with servers.penstock("memory", rules=[rule]) as node:  # type: ignore[arg-type] - a list is a section too
+            with servers.penstock("memory", rules=[rule]) as node:
                 found = {CASES[0]: latencies(node["mqtt"], settings.seconds, INTERVAL_S)}
                 found[CASES[1]], per_s = _while_catching_up(node, int(cluster["pid"]))
         rates.runs.append(per_s)

@@ -82,7 +82,7 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 20) -
 
 @contextmanager
 def penstock(
-    durability: str, topics: Sequence[str] = (), *, core: str = "", **sections: Mapping[str, object]
+    durability: str, topics: Sequence[str] = (), *, core: str = "", **sections: object
 ) -> Iterator[dict[str, str]]:
     """Run ``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port).
 
@@ -91,7 +91,7 @@ def penstock(
     """
     with (
         tempfile.TemporaryDirectory() as folder,
-        penstock_in(folder, durability, topics, core=core, **sections) as ready,
+        penstock_in(folder, durability, topics, core=core, addresses={}, **sections) as ready,
     ):
         yield ready
 
@@ -104,7 +104,7 @@ def penstock_in(
     *,
     core: str = "",
     addresses: Mapping[str, object] = MappingProxyType({}),
-    **sections: Mapping[str, object],
+    **sections: object,
 ) -> Iterator[dict[str, str]]:
     """Like :func:`penstock`, with a folder that is not deleted: a second start finds the stored data.
 

@@ -38,8 +38,8 @@ _FIRST_RETRY_S: Final = 0.02
 _LONGEST_RETRY_S: Final = 2.0
 """Shortest and longest pause before a retry, in seconds."""
 PORTION: Final = 16
-"""Messages of a backlog that one turn of the event loop passes on, and that it acknowledges. With 64, the median latency
-of another client was 8 ms instead of 1.6, and the backlog was not sent faster."""
+"""Messages of a backlog that one turn of the event loop passes on, and that it acknowledges. With 64, the median
+latency of another client was 8 ms instead of 1.6, and the backlog was not sent faster."""
 _HIGH_PRIORITY: Final = b"$high_priority"
 """User property of control messages, which backpressure of data messages must not delay."""
 
