@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,17 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
+from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.ledger.dead_letters import letters, redrive
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec.loader import load
+from penstock.pipelines.state_dir.replay import plan_replay
+from penstock.pipelines.testing.sample import check_steps, sample_steps
 from tests.interop.kafka import KafkaBroker, committed
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup
@@ -56,16 +62,18 @@ def table(path: Path) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-async def test_records_are_read_once(setup_of: Callable[..., Setup], tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_records_are_read_once(
+    setup_of: Callable[..., Setup], spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     kafka = KafkaBroker(tmp_path_factory.mktemp("kafka"))
     kafka.start()
     try:
-        await read_all(setup_of(FILE.replace("ADDRESS", kafka.address), 1), kafka.address)
+        await read_all(setup_of(FILE.replace("ADDRESS", kafka.address), 1), kafka.address, spark)
     finally:
         kafka.stop()
 
 
-async def read_all(setup: Setup, address: str) -> None:
+async def read_all(setup: Setup, address: str, spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="has no topic 'plant'"):
         setup.run()
     admin = AdminClient({"bootstrap.servers": address})
@@ -117,7 +125,10 @@ async def read_all(setup: Setup, address: str) -> None:
     # As after a crash between the sink and Spark's commit; meanwhile there are a new partition and an open transaction.
     setup.forget_the_last_commit("rows")
     admin.create_partitions([NewPartitions("plant", 3)])["plant"].result(60)
+    begin = time.time_ns() // 1_000_000
     send(*range(20, 30), partition=2)
+    end = time.time_ns() // 1_000_000 + 1
+    await asyncio.sleep(0.01)
     writer.begin_transaction()
     writer.produce("plant", b'{"n": 50}', partition=0)
     assert writer.flush(60) == 0
@@ -129,6 +140,21 @@ async def read_all(setup: Setup, address: str) -> None:
     assert sorted(written(setup)) == [*range(30), 40, 50]
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())
+
+    # What was sent first is not in the range, nor what was sent after it, in other partitions.
+    replay = plan_replay(setup.pipeline, setup.lake.with_name("replay"), str(begin), str(end), live=False)
+    options = running.RunOptions(available_now=True, span=replay.span, lease=replay.lease)
+    running.run(replay.pipeline, state=replay.state, options=options, emit=setup.events.append, stop=threading.Event())
+    assert sorted(table(setup.lake.with_name("replay") / "tables" / "rows")) == list(range(20, 30))
+    refused = plan_replay(setup.pipeline, setup.lake.with_name("refused"), '{"plant": {"1:0": 28}}', None, live=False)
+    with pytest.raises(ConfigError, match="cannot be replayed from or to offsets: it reads Kafka"):
+        running.run(
+            refused.pipeline, state=refused.state, options=replace(options, span=refused.span),
+            emit=setup.events.append, stop=threading.Event(),
+        )  # fmt: skip
+    (sample,) = sample_steps(spark, setup.pipeline, check_steps(setup.pipeline, []), 3, 20)
+    assert {27, 28, 29} <= {row["n"] for row in sample.rows}
+    assert sample.live + sample.dead <= 9
 
     send(60, 61, 62)
     gone = TopicPartition("plant", 0, -1)

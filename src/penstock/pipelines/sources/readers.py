@@ -39,6 +39,7 @@ from penstock.spark.files.source import FileLog, check_unchanged, count_records
 from penstock.spark.kafka.source import KafkaDataSource, KafkaLog, ranges
 from penstock.spark.tube.offsets import (
     Bounds,
+    OffsetSpec,
     PartitionOffsets,
     Slice,
     TimeSpec,
@@ -329,19 +330,17 @@ class TubeSourceReader:
         """Return the end offsets of the span, or None. They are resolved once and stored."""
         if self._span is None:
             return None
-        path = self._starts / ("_end.json" if self._name == SOURCE else f"_end-{self._name}.json")
-        try:
-            return dict(read_json(path))
-        except FileNotFoundError:
-            pass
-        with TubeClient.from_options(self.checked) as tube:
-            bounds = tube.bounds(tube.partitions(self.checked.topics))
-            positions = tube.resolve_offsets(self._span.end, bounds, "endingOffsets")
-            for partition, position in positions.items():
-                check_offset_in_range(position, Bounds(0, bounds[partition].end), partition)
-        end = to_json(positions)
-        write_json(path, end)
-        return end
+        wanted = self._span.end
+
+        def resolve() -> Offsets:
+            with TubeClient.from_options(self.checked) as tube:
+                bounds = tube.bounds(tube.partitions(self.checked.topics))
+                positions = tube.resolve_offsets(wanted, bounds, "endingOffsets")
+                for partition, position in positions.items():
+                    check_offset_in_range(position, Bounds(0, bounds[partition].end), partition)
+            return to_json(positions)
+
+        return _stored_end(self._starts, self._name, resolve)
 
     def bounds(self, tube: TubeClient) -> dict[TopicPartition, Bounds]:
         """Return the readable ranges: from the earliest stored offset to the end of the log, or of the span."""
@@ -451,6 +450,17 @@ class TubeSourceReader:
                 by_offset = found.setdefault(TopicPartition(topic, broker, partition), {})
                 by_offset.setdefault(offset, []).append((step, part))
         return found
+
+
+def _stored_end(starts: StoragePath, name: str, resolve: Callable[[], Offsets]) -> Offsets:
+    """Return the end of the span of the source ``name`` as stored in ``starts``, after ``resolve`` the first time."""
+    path = starts / ("_end.json" if name == SOURCE else f"_end-{name}.json")
+    try:
+        return dict(read_json(path))
+    except FileNotFoundError:
+        end = resolve()
+        write_json(path, end)
+        return end
 
 
 def _without_replaced(
@@ -606,9 +616,12 @@ class _StoredOffsetsReader(Generic[_Stored]):
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Return the stream from ``start``."""
+        return self._stream(spark, start=start)
+
+    def _stream(self, spark: SparkSession, **offsets: Offsets) -> DataFrame:
         self._register(spark)
         reader = spark.readStream.format(self.data_source.name())
-        return self._rows(reader.options(**self._texts(start=start)).load())
+        return self._rows(reader.options(**self._texts(**offsets)).load())
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """Return the records in ``[start, end)``; None if there are no offsets."""
@@ -644,13 +657,14 @@ class _StoredOffsetsReader(Generic[_Stored]):
 
 
 class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
-    """Reads topics of Kafka as the source ``name``."""
+    """Reads topics of Kafka as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``."""
 
     data_source = KafkaDataSource
 
-    def __init__(self, name: str, source: KafkaSource, span: ReplayRange | None = None) -> None:
+    def __init__(self, name: str, source: KafkaSource, starts: StoragePath, span: ReplayRange | None = None) -> None:
         super().__init__(name, source, span)
-        self._start = source.start if span is None else "earliest"
+        self._begin: OffsetSpec = source.start if span is None else span.begin
+        self._starts = starts
         self._options = source.read_options
 
     def check(self) -> None:
@@ -658,18 +672,60 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
 
         Raises:
             UnavailableError: Kafka did not answer.
-            ConfigError: a topic does not exist, or a span is requested.
+            ConfigError: a topic does not exist, or a span has offsets of TubeMQ.
             RefusedError: the connection was refused.
         """
-        _refuse_part(self._name, self._span)
+        if self._span is not None and any(isinstance(wanted, Mapping) for wanted in self._span):
+            raise ConfigError(
+                f"the source {self._name!r} cannot be replayed from or to offsets: it reads Kafka",
+                option="--from",
+                why="--from and --to accept offsets of TubeMQ only",
+                do="use times, earliest or latest",
+            )
         with KafkaLog(self._options, CHECK_TIMEOUT_MS / 1000) as log:
             log.bounds()
 
     def start(self, input_: QueryInput) -> Offsets:
-        """Return the earliest or latest offsets."""
+        """Resolve ``start``, or the start of the span, to offsets."""
         with KafkaLog(self._options) as log:
             lows, ends = log.bounds()
-        return lows if self._start == "earliest" else ends
+            found = _resolved(log, self._begin, lows, ends)
+        if isinstance(self._begin, TimeSpec):
+            self.doubts += [
+                f"{topic}:{partition}: the topic now starts at offset {offset}; retention has deleted earlier records, "
+                "which the replay may lack"
+                for topic, places in found.items()
+                for partition, offset in places.items()
+                if offset == lows[topic][partition] > 0
+            ]
+        return found
+
+    def end_of_span(self) -> Offsets | None:
+        """Return the end offsets of the span, or None. They are resolved once and stored."""
+        if self._span is None:
+            return None
+        wanted = self._span.end
+
+        def resolve() -> Offsets:
+            with KafkaLog(self._options) as log:
+                return _resolved(log, wanted, *log.bounds())
+
+        return _stored_end(self._starts, self._name, resolve)
+
+    def newest(self, records: int) -> tuple[Offsets, Offsets]:
+        """Return offsets ``records`` before the ends of the partitions, or the earliest ones, and the ends."""
+        with KafkaLog(self._options) as log:
+            lows, ends = log.bounds()
+        starts = {
+            topic: {partition: max(lows[topic][partition], end - records) for partition, end in places.items()}
+            for topic, places in ends.items()
+        }
+        return starts, ends
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """Return the stream from ``start`` to the end of the span, if there is one."""
+        end = self.end_of_span()
+        return self._stream(spark, **({"start": start} if end is None else {"start": start, "end": end}))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Count the records in ``[start, end)`` by reading them: offsets have gaps.
@@ -685,6 +741,7 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
 
         def measure(log: KafkaLog, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
             lows, latest = log.bounds()
+            latest = self.end_of_span() or latest
             found = {}
             for name, end in ends.items():
                 waiting = ranges({topic: {**low, **end.get(topic, {})} for topic, low in lows.items()}, latest)
@@ -696,6 +753,13 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
 
     def _is_empty(self, start: Offsets, end: Offsets) -> bool:
         return not ranges(start, end)
+
+
+def _resolved(log: KafkaLog, wanted: OffsetSpec, lows: Offsets, ends: Offsets) -> Offsets:
+    if isinstance(wanted, TimeSpec):
+        assert isinstance(wanted.at, int)  # one for each partition only in options of the Spark source
+        return log.at(wanted.at, ends)
+    return lows if wanted == "earliest" else ends
 
 
 class DeltaSourceReader(_StoredOffsetsReader["DeltaSource"]):

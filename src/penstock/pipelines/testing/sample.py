@@ -22,9 +22,9 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, windows_as_rows
 from penstock.pipelines.sources.changes import AsOfJoins
-from penstock.pipelines.sources.readers import QueryInput, TubeSourceReader
+from penstock.pipelines.sources.readers import KafkaSourceReader, QueryInput, TubeSourceReader
 from penstock.pipelines.spec.pipeline import Pipeline, path_to
-from penstock.pipelines.spec.sources import TubeOptions
+from penstock.pipelines.spec.sources import KafkaSource, TubeOptions
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.state_dir.changes import KNOWN_CHANGES
 from penstock.pipelines.steps.graph import build_stream
@@ -62,7 +62,7 @@ def check_steps(pipeline: Pipeline, names: Sequence[str]) -> list[Step]:
     """Return the steps ``names`` in file order, all without ``names``.
 
     Raises:
-        ConfigError: a step does not exist, or a source is not in TubeMQ.
+        ConfigError: a step does not exist, or a source is neither in TubeMQ nor in Kafka.
     """
     known = {step.name: step for step in pipeline.steps}
     for name in names:
@@ -74,9 +74,9 @@ def check_steps(pipeline: Pipeline, names: Sequence[str]) -> list[Step]:
             )
     steps = [step for step in pipeline.steps if not names or step.name in names]
     for name in dict.fromkeys(source for step in steps for source in path_to(pipeline, step.name).inputs):
-        if not isinstance(pipeline.inputs[name], TubeOptions):
+        if not isinstance(pipeline.inputs[name], TubeOptions | KafkaSource):
             raise ConfigError(
-                f"source {name!r} of pipeline {pipeline.name!r} has no newest records: it does not read TubeMQ",
+                f"source {name!r} of pipeline {pipeline.name!r} has no newest records: it does not read a log",
                 option="source",
                 do="write some of its records as a test case: penstock pipeline test",
             )
@@ -125,13 +125,19 @@ def sample_steps(
 def _newest(spark: SparkSession, pipeline: Pipeline, name: str, records: int) -> DataFrame:
     """Return rows for the newest records of the source ``name``."""
     source = pipeline.inputs[name]
-    assert isinstance(source, TubeOptions)
-    reader = TubeSourceReader(name, source, Path())
-    reader.check()
-    with reader.open() as tube:
-        bounds = reader.bounds(tube)
-    starts = to_json(before_end(bounds, records))
-    ends = to_json({partition: found.end for partition, found in bounds.items()})
+    reader: KafkaSourceReader | TubeSourceReader
+    if isinstance(source, KafkaSource):
+        reader = KafkaSourceReader(name, source, Path())
+        reader.check()
+        starts, ends = reader.newest(records)
+    else:
+        assert isinstance(source, TubeOptions)
+        reader = TubeSourceReader(name, source, Path())
+        reader.check()
+        with reader.open() as tube:
+            bounds = reader.bounds(tube)
+        starts = to_json(before_end(bounds, records))
+        ends = to_json({partition: found.end for partition, found in bounds.items()})
     rows = reader.batch(spark, QueryInput("sample", name, Path()), starts, ends)
     return reader.empty(spark) if rows is None else rows.coalesce(1)
 

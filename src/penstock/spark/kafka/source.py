@@ -135,6 +135,23 @@ class KafkaLog:
                 ends.setdefault(topic, {})[str(number)] = end
         return lows, ends
 
+    def at(self, time_ms: int, ends: Offsets) -> dict[str, dict[str, int]]:
+        """Return for each partition in ``ends`` the offset of its first record with this timestamp or a later one.
+
+        It is the end of the partition if there is none. ``time_ms``: ms since 1970. Raises as :meth:`bounds`.
+        """
+        from confluent_kafka import TopicPartition
+
+        asked = [TopicPartition(topic, int(n), time_ms) for topic, places in ends.items() for n in places]
+        found: dict[str, dict[str, int]] = {}
+        for place in self._call(partial(self._consumer.offsets_for_times, asked)):
+            if place.error is not None:
+                raise self._translated(place.error, place.topic)
+            end = ends[place.topic][str(place.partition)]
+            at = end if place.offset < 0 else min(place.offset, end)
+            found.setdefault(place.topic, {})[str(place.partition)] = at
+        return found
+
     def check(self, start: Offsets, lows: Offsets, ends: Offsets) -> None:
         """Raise DataLossError if records from ``start`` on were deleted."""
         for topic, places in start.items():
@@ -360,7 +377,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._read_options = KafkaTopics.parse(options)
         self._start: Offsets = json.loads(options["start"])
         self._reached: Offsets = self._start
-        self._target: dict[str, dict[str, int]] | None = None
+        self._target: Offsets | None = json.loads(options["end"]) if "end" in options else None
         self._log: KafkaLog | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -391,8 +408,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Set the end of the run: the records that exist now."""
-        _, self._target = self._opened().bounds()
+        """Set the end of the run, unless it has one: the records that exist now."""
+        if self._target is None:
+            _, self._target = self._opened().bounds()
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """Return a task for each partition with records in the range; the result depends on the arguments only."""
@@ -419,7 +437,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @plain_errors
 class KafkaDataSource(LocalSource):
-    """``penstock-kafka``. Options: those of :class:`KafkaTopics`, ``start``; for a batch also ``end``."""
+    """``penstock-kafka``. Options: those of :class:`KafkaTopics`, ``start``; for a batch and a replay also ``end``."""
 
     format_name = "penstock-kafka"
     readers = (KafkaReader, KafkaStreamReader)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
@@ -107,6 +108,31 @@ def test_offsets_that_were_deleted_are_found_before_a_batch() -> None:
         with pytest.raises(DataLossError) as lost:
             log.check({"a": start}, low, end)
         assert why in str(lost.value.why)
+
+
+@pytest.mark.parametrize("after", [-1, 12])
+def test_a_time_is_that_of_the_first_record_at_or_after_it(after: int) -> None:
+    """Without such a record (-1), and with one behind the last stable offset, it is the end."""
+
+    class Times:
+        def offsets_for_times(self, asked: list[TopicPartition], _timeout: float) -> list[TopicPartition]:
+            assert [(place.topic, place.partition, place.offset) for place in asked] == [("a", 0, 7), ("a", 1, 7)]
+            return [TopicPartition("a", 0, 3), TopicPartition("a", 1, after)]
+
+    log = KafkaLog(TOPICS)
+    log._opened = cast("Any", Times())
+    assert log.at(7, {"a": {"0": 5, "1": 9}}) == {"a": {"0": 3, "1": 9}}
+
+
+def test_a_stream_with_an_end_reads_nothing_behind_it() -> None:
+    options = {name.lower(): text for name, text in TOPICS.as_texts().items()}
+    stream = KafkaStreamReader({**options, "start": '{"a": {"0": 2}}', "end": '{"a": {"0": 8}}'})
+    log: Any = KafkaLog(TOPICS)
+    log.bounds = lambda: ({"a": {"0": 0, "1": 0}}, {"a": {"0": 20, "1": 4}})
+    stream._log = log
+    stream.prepareForTriggerAvailableNow()
+    assert stream.latestOffset({"a": {"0": 2}}) == {"a": {"0": 8}}
+    assert stream.latestOffset({"a": {"0": 8}}) == {"a": {"0": 8}}
 
 
 def test_batches_have_at_most_the_configured_offsets_and_all_partitions() -> None:
