@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.mqtt.codec.packets import PubComp, Publish, PubRec, PubRel, Subscribe, Subscription
+from penstock.node.fsck import check_directory
 from penstock.pipelines.sinks.table import files
 from tests.end_to_end.nodes import RunningNode
 from tests.stored_directories import CONFIG, MqttConnection, extract, names, pipeline, reading
@@ -31,6 +32,12 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     told = extract(request.param, directory)
     with RunningNode(directory, CONFIG) as node:
         yield Stored(node, told, request.param.endswith("-stopped"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_nothing_is_damaged(name: str, tmp_path: Path) -> None:
+    extract(name, tmp_path)
+    assert [each for each in check_directory(tmp_path / "data").problems if each.damaged] == []
 
 
 def test_the_node_is_ready(stored: Stored) -> None:

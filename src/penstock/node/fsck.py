@@ -112,5 +112,6 @@ _CHECKS: Final[Mapping[str, Mapping[str, Callable[[bytes], bool]]]] = {
         "keys": lambda value: decode_record(value) is not None,
         "fences": lambda value: decode_record(value) is not None,
         "changes": lambda value: decode_change(value, NODE) is not None,
-    }
+    },
+    "mqtt": {"incoming": lambda value: len(value) == 1},  # the state of a received QoS 2 message
 }
