@@ -27,6 +27,7 @@ from penstock.mqtt.in_process import AllowAll, InProcessLink
 from penstock.mqtt.server import MqttServer
 from penstock.node.security import CONSOLE
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.observations import Entry, KeyChange, Observation
 from penstock.statestore.client.writes import Write
@@ -36,6 +37,7 @@ from penstock.statestore.hlc import MAX_COUNTER, Hlc
 
 __all__ = ["MAX_STREAMS", "ChangedMeanwhileError", "ConsoleClients", "LiveSubscription", "message_snapshot"]
 
+_HOST: Final = "console.invalid"
 MAX_STREAMS: Final = 16
 """Maximum number of live subscriptions and observations: each receives every matching message once more."""
 MAX_WAITING: Final = 500
@@ -283,15 +285,19 @@ class ConsoleClients:
         client_id = f"console-{secrets.token_hex(6)}"
         access = self._access(user) or AllowAll(CONSOLE)
         client = MqttClient(
-            "console.invalid",  # not used: the connection is inside the process
+            _HOST,  # not used: the connection is inside the process
             client_id=client_id,
             reconnect=False,
             on_message=on_message,
             topic_alias_maximum=0,
             opener=lambda owner: InProcessLink(owner, self._server, client_id, access),
         )
-        async with client:
-            yield client
+        try:
+            async with client:
+                yield client
+        except RefusedError as error:
+            error.what = error.what.replace(f"{_HOST}:1883", "this node")
+            raise
 
     async def publish(
         self, user: str, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
@@ -350,7 +356,7 @@ class ConsoleClients:
         """
         async with self._limited() as stack:
             client = await stack.enter_async_context(self._connected(user))
-            store = await stack.enter_async_context(StateStoreClient(client, reconnect=False))
+            store = await stack.enter_async_context(_opened(client, user))
             observing = store.observe_prefix(name) if prefix else store.observe(name)
             observation = await stack.enter_async_context(observing)
             stream = _KeyChanges(expiries)
@@ -411,8 +417,26 @@ class ConsoleClients:
 
     @asynccontextmanager
     async def _store(self, user: str) -> AsyncIterator[StateStoreClient]:
-        async with self._connected(user) as client, StateStoreClient(client) as store:
+        async with self._connected(user) as client, _opened(client, user) as store:
             yield store
+
+
+@asynccontextmanager
+async def _opened(client: MqttClient, user: str) -> AsyncIterator[StateStoreClient]:
+    """Open the state store for a user; without a permission the error names what to grant, not a random client id."""
+    async with AsyncExitStack() as stack:
+        try:
+            store = await stack.enter_async_context(StateStoreClient(client, reconnect=False))
+        except RefusedError as error:
+            raise RefusedError(
+                f"user {user!r} may not receive responses of the state store",
+                code=error.code,
+                text=error.text,
+                why="the policies do not permit the subscription to its topics",
+                do=f"grant Subscribe on 'clients/{{clientIdHex}}/#' and Publish on {INVOKE!r} to the user in the policy"
+                " file, then SIGHUP",
+            ) from error
+        yield store
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

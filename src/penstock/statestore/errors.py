@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.errors import RefusedError, UnavailableError
+from penstock.statestore.codec.commands import COMMANDS, Access
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.hlc import Hlc
 
@@ -154,7 +155,10 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
         FencingError,
         "stop writing: a later holder of the lock has written; acquire the lock and read the key again",
     ),
-    StoreError.NOT_AUTHORIZED: (NotAuthorizedError, "permit this client to access the key in the broker's policy"),
+    StoreError.NOT_AUTHORIZED: (
+        NotAuthorizedError,
+        "grant Read or Write on the key to this client in the policy file of the server, then SIGHUP",
+    ),
     StoreError.QUOTA: (
         QuotaExceededError,
         "delete keys, or raise max_keys, max_bytes or principal_share of statestore; /readyz reports a full disk",
@@ -179,6 +183,12 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
 }
 _NOT_OFFERED: Final = frozenset({StoreError.UNKNOWN_COMMAND, StoreError.SYNTAX, StoreError.ARITY})
 """Errors of a request that needs an extension that the store does not have."""
+_PERMISSIONS: Final = {
+    verb.value: "Write (with security.strict_read also Read)" if Access.WRITE in spec.access else "Read"
+    for verb, spec in COMMANDS.items()
+    if not spec.authorizes_each_key
+}
+"""The permission on its key that each command needs."""
 _BY_TEXT: Final = {error.value: error for error in StoreError}
 # The published specification differs in one word of this text.
 _BY_TEXT[StoreError.FENCE_LOWER.replace("lower version than", "lower version that")] = StoreError.FENCE_LOWER
@@ -224,6 +234,8 @@ def refusal(
     if extension is not None and error in _NOT_OFFERED:
         why = f"the store does not have the extension {extension!r}"
         do = f"enable it in the configuration of the store's node: statestore.extensions: [{extension}]"
+    if error is StoreError.NOT_AUTHORIZED and (permission := _PERMISSIONS.get(command)) is not None:
+        do = f"grant {permission} on {as_text(key)} to this client in the policy file of the server, then SIGHUP"
     if kind is FencingError and why is None:
         why = "no fencing token was given" if token is None else f"the token was {token}"
     refused = kind(what, text=text, error=error, key=key, why=why, do=do)

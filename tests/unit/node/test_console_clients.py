@@ -300,8 +300,9 @@ async def test_a_fenced_key_needs_its_token(tmp_path: Path) -> None:
 async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
     (tmp_path / "policies.yaml").write_text(POLICIES)
     security = Security(
-        passwords=users(tmp_path, "oscar", "ada"),
+        passwords=users(tmp_path, "oscar", "ada", "bob"),
         policies=tmp_path / "policies.yaml",
+        viewers=["bob"],
         operators=["oscar"],
         administrators=["ada"],
     )
@@ -321,6 +322,15 @@ async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
             assert (await oscar.send(path, method, "x" if method != "GET" else ""))[0] == 403, path
         async with live(oscar, "filter=plant/%23") as found:
             assert [row["topic"] for row in await found.rows(1)] == ["plant/a"]
+        bob = Api(ready, basic("bob", "password of bob"))  # without any permission by the policies
+        for path, what in (
+            ("/key-changes?key=plant/a", "user 'bob' may not receive responses of the state store"),
+            ("/messages?filter=plant/a", "mqtt: this node refused subscription to 'plant/a': 0x87 not authorized"),
+        ):
+            status, _, body = await bob.send(path)
+            assert (status, body["error"]["what"]) == (403, what)
+            assert "grant Subscribe on" in body["error"]["hint"]
+        assert "console-" not in body["error"]["hint"]
         status, _, body = await oscar.send("/key-changes?prefix=plant/")
         assert (status, "statestore.extensions: [prefix-observe]" in body["error"]["hint"]) == (403, True)
         assert (await oscar.send("/keys/plant/a", "PUT", "1"))[0] == 200

@@ -51,6 +51,14 @@ def test_the_type_says_what_can_be_done(error: StoreError, kind: type[StateStore
     assert type(refusal("SET", b"k", error.value)) is kind
 
 
+def test_a_missing_permission_is_named() -> None:
+    end = "on 'k' to this client in the policy file of the server, then SIGHUP"
+    text = StoreError.NOT_AUTHORIZED.value
+    assert refusal("KEYNOTIFY", b"k", text).hint == f"grant Read {end}"
+    assert refusal("DEL", b"k", text).hint == f"grant Write (with security.strict_read also Read) {end}"
+    assert (refusal("BATCH", b"k", text).hint or "").startswith("grant Read or Write on the key")
+
+
 def test_the_published_spelling_of_the_lower_token_is_known() -> None:
     text = "the request fencing token is a lower version that the fencing token protecting the resource"
     refused = refusal("DEL", b"k", text, token=TOKEN)
