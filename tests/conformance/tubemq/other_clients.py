@@ -20,7 +20,10 @@ from penstock.tube.codec.proto import envelope_pb2 as envelope
 from penstock.tube.codec.proto import master_pb2 as master
 from penstock.tube.codec.varint import decode_varint, encode_varint
 
-__all__ = ["CPP", "GO", "Client", "Kind", "Place", "Producer"]
+__all__ = ["CPP", "GO", "MOST_FAILURES", "Client", "Kind", "Place", "Producer", "RefusedRequest", "masters_in_order"]
+
+MOST_FAILURES = 8
+"""Heartbeats in a row without an answer after which C++ gives up a master."""
 
 _serials = count(1)
 _clients = count(1)
@@ -45,6 +48,23 @@ class Kind(NamedTuple):
 
 GO = Kind("go", 15_000, b"", 2, 10, 1 << 31, stops_at_refusal=True, misses=5)
 CPP = Kind("cpp", 19_500, bytes(9), 3, 0, 1024, stops_at_refusal=False, misses=0)
+
+
+class RefusedRequest(AssertionError):
+    """An exception as the answer. ``text``: what C++ makes of it, the name of the exception and its text."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(answer)
+        self.text = f"{answer.exceptionName}#{answer.stackTrace}"
+
+
+def masters_in_order(kind: Kind, masters: str) -> list[str]:
+    """The masters in the order in which a client tries them: C++ has them by host, one of each, sorted."""
+    addresses = masters.split(",")
+    if kind is not CPP:
+        return addresses
+    ports = dict(address.split(":") for address in addresses)
+    return [f"{host}:{ports[host]}" for host in sorted(ports)]
 
 
 class Place(NamedTuple):
@@ -87,7 +107,8 @@ class Client:
         """The answer's message. Raises ConnectionError where nobody is there, AssertionError where it cannot be."""
         body = await self._exchange(address, self._request(method, message.SerializeToString(), service, flag))
         status, rest = self._part(envelope.ResponseHeader, self._part(envelope.RpcConnHeader, body)[1])
-        assert status.status == 0, self._part(envelope.RspExceptionBody, rest)[0]
+        if status.status:
+            raise RefusedRequest(self._part(envelope.RspExceptionBody, rest)[0])
         answer = self._part(envelope.RspResponseBody, rest)[0]
         assert answer.method == method
         found = METHODS[method].response.FromString(answer.data)
@@ -171,7 +192,11 @@ class Producer(Client):
     """Registers, then learns brokers and topics by heartbeats; nobody tells it to register again."""
 
     def __init__(self, kind: Kind, masters: str) -> None:
-        super().__init__(kind, masters)
+        self.masters = masters_in_order(kind, masters)
+        super().__init__(kind, self.masters[0])
+        self.stopped = False
+        """It sends no heartbeats any more: C++ at a 411, at a standby, or after eight failures."""
+        self.failures = 0
         # Go says the master's address where its own is asked for.
         self.host = masters if kind is GO else "192.0.2.2"
         self.check_sum = -1
@@ -184,6 +209,31 @@ class Producer(Client):
         assert answer.success, answer
         self.check_sum = answer.brokerCheckSum
         self._brokers(answer.brokerInfos)
+
+    async def start_at_any(self) -> None:
+        """As C++ starts: one master after the other."""
+        for address in self.masters:
+            self.master = address
+            try:
+                return await self.start()
+            except (RefusedRequest, ConnectionError):
+                continue
+        raise ConnectionError(self.master)
+
+    async def tick(self, *topics: str) -> None:
+        """One turn of C++'s timer of heartbeats; it never changes its master."""
+        if self.stopped:
+            return
+        try:
+            await self.heartbeat(*topics)
+        except RefusedRequest as refusal:
+            self.failures += 1
+            self.stopped = "StandbyException" in refusal.text
+        except ConnectionError:
+            self.failures += 1
+            self.stopped = self.failures >= MOST_FAILURES
+        else:
+            self.failures = 0
 
     async def heartbeat(self, *topics: str) -> None:
         request = master.HeartRequestP2M(

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 from penstock.tube.codec.proto import broker_pb2 as broker
 from penstock.tube.codec.proto import master_pb2 as master
 from penstock.tube.codec.proto import shared_pb2 as shared
-from tests.conformance.tubemq.other_clients import CPP, GO, Client, Kind, Place
+from tests.conformance.tubemq.other_clients import (
+    CPP,
+    GO,
+    MOST_FAILURES,
+    Client,
+    Kind,
+    Place,
+    RefusedRequest,
+    masters_in_order,
+)
 
 __all__ = ["BoundConsumption", "Consumer"]
 
@@ -66,8 +75,10 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self.client = Client(self.kind, self.masters, self.group)
-        self.master, *self.next_masters = self.masters.split(",")
+        self.master, *self.next_masters = masters_in_order(self.kind, self.masters)
         self.misses = 0
+        self.failures = 0
+        self.active = False
         self.default_rules, self.group_rules = Rules(), Rules()
         self.not_allocated = self.first_order = True
         self.id = self.client.id
@@ -99,6 +110,41 @@ class Consumer:
             self.misses = 0
             self._told(answer)
         return answer
+
+    async def start(self, *, change: bool = False) -> None:
+        """As C++ registers: once at each master, first at the current one or (``change``) at the next."""
+        if change:
+            self._next_master()
+        self.active = False
+        for _ in range(1 + len(self.next_masters)):
+            try:
+                assert (await self.register()).success
+            except RefusedRequest:
+                self._next_master()
+            except ConnectionError:
+                continue  # the next one already
+            else:
+                self.active, self.failures = True, 0
+                return
+
+    async def tick(self) -> None:
+        """One turn of C++'s timer of heartbeats: it changes its master when that is a standby, or does not answer."""
+        if not self.active:
+            await self.start()
+            return
+        try:
+            await self.heartbeat()
+        except RefusedRequest as refusal:
+            self.failures += 1
+            if "StandbyException" in refusal.text:
+                await self.start(change=True)
+        except ConnectionError:
+            self.failures += 1
+            if self.failures >= MOST_FAILURES:
+                self.failures = 0
+                await self.start(change=True)
+        else:
+            self.failures = 0
 
     async def heartbeat(self) -> Any:
         """Reports the last event, if one was carried out; carries out the one that the answer brings."""

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.tubemq.other_clients import CPP, GO, Kind, Producer
+from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.master.master import TubeMaster
+from penstock.tube.master.standby import StandbyMaster
+from tests.conformance.tubemq.other_clients import CPP, GO, MOST_FAILURES, Kind, Producer
 from tests.conformance.tubemq.other_consumers import BoundConsumption, Consumer
+from tests.ports import free_port
 from tests.unit.tube.servers import Tube, tube, until
 
 KINDS = pytest.mark.parametrize("kind", [GO, CPP], ids=lambda kind: kind.name)
@@ -367,6 +371,79 @@ async def test_the_next_master(tmp_path: Path) -> None:
         await settle(consumer)
         assert len(consumer.held) == 3
         await consumer.close()
+
+
+async def test_cpp_clients_and_two_masters(tmp_path: Path) -> None:
+    """The consumer goes to the active master, after a handover and after a crash; the producer only when it starts."""
+    addresses = [("127.0.0.1", free_port()), ("127.0.0.2", free_port())]
+    masters = [f"{host}:{port}" for host, port in addresses]
+
+    async def start_active(place: int) -> TubeMaster:
+        master = TubeMaster(tmp_path / "master")
+        await master.start(*addresses[place])
+        return master
+
+    async def start_standby(place: int) -> StandbyMaster:
+        standby = StandbyMaster()
+        await standby.start(*addresses[place])
+        return standby
+
+    standby, active = await start_standby(0), await start_active(1)
+    broker = TubeBroker(tmp_path / "1", broker_id=1, masters=masters, heartbeat_s=0.05)
+    await broker.start("127.0.0.1", 0)
+    await active.create_topic("demo", ready_s=10)
+    producer = Producer(CPP, ",".join(reversed(masters)))
+    await producer.start_at_any()
+    assert producer.master == masters[1], "the first of them is a standby"
+    for _ in range(2):
+        await producer.tick("demo")
+    consumer = Consumer(CPP, ",".join(reversed(masters)), "lake", ["demo"])
+    await consumer.start()
+    assert consumer.master == masters[1]
+    await settle(consumer)
+    held = set(consumer.held)
+    assert len(held) == 3
+
+    # A handover: the next heartbeat is answered by a standby.
+    await active.close()
+    await standby.close()
+    standby, active = await start_standby(1), await start_active(0)
+    with pytest.raises(ConnectionError):
+        await consumer.heartbeat()  # the connection of the master before
+    for _ in range(2):  # its first registration there uses another connection that has ended
+        await consumer.tick()
+    assert (consumer.active, consumer.master) == (True, masters[0])
+    with pytest.raises(ConnectionError):
+        await producer.heartbeat("demo")
+    await producer.tick("demo")
+    assert producer.stopped, "it sends no heartbeats for the rest of its life"
+    await producer.send("demo", 0, b"after the handover")
+    await until(lambda: 1 in active.engine.cluster.reporting())
+    await settle(consumer)
+    assert set(consumer.held) == held
+    assert await consumer.drain() == [b"after the handover"]
+
+    # A crash: nothing answers, and a standby is elected meanwhile.
+    await active.close()
+    for _ in range(MOST_FAILURES - 1):
+        await consumer.tick()
+    assert consumer.master == masters[0]
+    await producer.send("demo", 1, b"without a master")
+    assert await consumer.drain() == [b"without a master"]
+    await standby.close()
+    active = await start_active(1)
+    for _ in range(2):
+        await consumer.tick()
+    assert (consumer.active, consumer.master) == (True, masters[1])
+    await until(lambda: 1 in active.engine.cluster.reporting())
+    await settle(consumer)
+    assert set(consumer.held) == held, "it has kept its partitions"
+    await producer.send("demo", 2, b"after the crash")
+    assert await consumer.drain() == [b"after the crash"]
+    await consumer.close()
+    await producer.disconnect()
+    await broker.close()
+    await active.close()
 
 
 @KINDS
