@@ -129,6 +129,7 @@ class SimulatedNode:
         self.reads = 0
         """Reads of MQTT connections in this iteration of the loop."""
         self._work = 0
+        self._checked_work = -1
         loop.on_turn(self._check_turn)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
@@ -267,22 +268,20 @@ class SimulatedNode:
         """The node never contains more than its limits."""
         broker, limits, options = self.server.broker, self.server.limits, self.service.options
         store = self.service._engine.quotas
-        held = [
-            ("keys", store.keys, options.max_keys),
-            ("bytes of keys", store.size, options.max_bytes),
-            ("retained messages", broker.retained.count, limits.max_retained_messages),
-            ("bytes of retained messages", broker.retained.bytes, limits.max_retained_bytes),
-        ]
+        _check_limit("keys", store.keys, options.max_keys)
+        _check_limit("bytes of keys", store.size, options.max_bytes)
+        _check_limit("retained messages", broker.retained.count, limits.max_retained_messages)
+        _check_limit("bytes of retained messages", broker.retained.bytes, limits.max_retained_bytes)
+        if self._checked_work == broker.work:
+            return
+        self._checked_work = broker.work  # no session gets anything without work
+        messages, size, subscriptions = limits.max_queued_messages, limits.max_queued_bytes, limits.max_subscriptions
         for session in broker.sessions.values():
             waiting = session.waiting
-            held += [
-                ("queued messages of a session", len(waiting), limits.max_queued_messages),
-                ("queued bytes of a session", waiting.bytes, limits.max_queued_bytes),
-                ("subscriptions of a session", len(session.subscriptions), limits.max_subscriptions),
-            ]
-        for what, count, limit in held:
-            if count > limit:
-                raise Violation(f"the node contains {count} {what}; the limit is {limit}")
+            if len(waiting) > messages or waiting.bytes > size or len(session.subscriptions) > subscriptions:
+                _check_limit("queued messages of a session", len(waiting), messages)
+                _check_limit("queued bytes of a session", waiting.bytes, size)
+                _check_limit("subscriptions of a session", len(session.subscriptions), subscriptions)
 
     def accept(self, client: NetworkClient) -> Connection:
         """A connection of ``client``, open at once."""
@@ -292,6 +291,11 @@ class SimulatedNode:
         self.server.arrived(link)
         link.connection_made(connection.transport)
         return connection
+
+
+def _check_limit(what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise Violation(f"the node contains {count} {what}; the limit is {limit}")
 
 
 def _not_simulated() -> Any:
