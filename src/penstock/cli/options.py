@@ -556,7 +556,8 @@ class BrokerOptions:
         try:
             yield
         except RefusedError as error:
-            if error.code in _LOGIN_REFUSED:
+            # Not if a request after CONNECT was refused, whose hint names what to grant.
+            if error.code in _LOGIN_REFUSED and not (error.do or "").startswith("grant "):
                 error.do = _GRANT if error.code == _NOT_AUTHORIZED and self._identified else _LOG_IN
             raise
         except UnavailableError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -39,6 +40,7 @@ __all__ = [
     "parse_policy",
 ]
 
+_log = logging.getLogger("penstock.security")
 T = TypeVar("T")
 
 
@@ -281,12 +283,18 @@ class PolicyFile(_PolicySection):
 
 
 def load_policy(path: Path) -> Policy:
-    """Read the policy file at ``path``; ``${NAME}`` is replaced from the environment.
+    """Read the policy file at ``path``; ``${NAME}`` is replaced from the environment. A file without rules is logged.
 
     Raises:
         ConfigError: it is invalid; the error has file, line and column.
     """
-    return load(path, PolicyFile).policy()
+    file = load(path, PolicyFile)
+    if not file.rules:
+        _log.warning(
+            "the policy file has no rules: it denies everything, to every client",
+            extra={"fields": {"policies": str(path)}},
+        )
+    return file.policy()
 
 
 def parse_policy(text: str, name: str = "policies") -> Policy:

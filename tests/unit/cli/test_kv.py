@@ -320,6 +320,11 @@ def test_a_login_that_the_policy_refuses_names_policy_and_client_id(
         assert "--client-id" in done.err
 
 
+def test_a_request_that_the_policy_refuses_keeps_its_hint(store: Store, penstock: Command) -> None:
+    store.error = RefusedError("mqtt: edge:1883 refused subscription", code=0x87, do="grant Subscribe on 'clients/#'")
+    assert "do:  grant Subscribe on 'clients/#'" in penstock("kv", "get", "k").err
+
+
 def test_a_watched_key_that_looks_like_a_pattern(store: Store, penstock: Command) -> None:
     done = penstock("kv", "watch", "plant/alarm/*", "--count", "1")
     assert "KEY is not a pattern; to watch every key that begins with 'plant/alarm/' use --prefix" in done.err

@@ -27,6 +27,7 @@ from penstock.node.node import Node
 from penstock.node.security import NodeSecurity, StorePolicy
 from penstock.runtime.observability.metrics import Metrics
 from penstock.security.passwords import edit_passwords, make_credential
+from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.codec.commands import Access
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.engine.store import Context
@@ -178,9 +179,17 @@ rules:
                 assert await client.publish(topic, qos=1) in (0, 0x10)
                 with pytest.raises(RefusedError, match="0x87"):
                     await client.publish(other, qos=1)
+                with pytest.raises(RefusedError, match="0x87") as refused:
+                    await StateStoreClient(client).__aenter__()
+                # Topics of the client's name are shown as in a rule.
+                assert "Subscribe on 'clients/{clientIdHex}/#'" in (refused.value.do or "")
         assert "applies to anonymous clients" not in caplog.text
         policies.write_text(EVERYTHING)
         assert security.reload(lambda: security.config)
+        assert "denies everything" not in caplog.text
+        policies.write_text("")
+        assert security.reload(lambda: security.config)
+        assert "the policy file has no rules: it denies everything" in caplog.text
     (warning,) = [record for record in caplog.records if "applies to anonymous clients" in record.getMessage()]
     assert warning.fields == {"rule": "rule 1", "policies": str(policies)}  # type: ignore[attr-defined]
 
@@ -569,6 +578,7 @@ async def test_log_lines_name_the_user_and_the_listener(tmp_path: Path, caplog: 
             await refusal(bound["mqtt"], client_id="c", authentication=ScramAuthentication("press-9", "wrong")) == 0x87
         )
         assert await refusal(bound["mqtt"], client_id="c", username="press-9", password=b"right") == 0x87
-    refused, denied = [record.getMessage() for record in caplog.records]
+    empty, refused, denied = [record.getMessage() for record in caplog.records]
+    assert empty == "the policy file has no rules: it denies everything, to every client"
     assert refused.startswith("authentication failed: client 'c', user 'press-9', from 127.0.0.1 on mqtt: ")
     assert denied.startswith("not allowed to connect: client 'c', user 'press-9', from 127.0.0.1 on mqtt: no rule ")

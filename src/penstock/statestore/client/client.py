@@ -12,11 +12,11 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import EnhancedAuthentication, MqttClient, TlsOptions
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import blocking
-from penstock.statestore.binding import client_response_topic, notify_filter
+from penstock.statestore.binding import INVOKE, client_response_topic, notify_filter
 from penstock.statestore.client.observations import Entry, KeyChange, Observation, Observations
 from penstock.statestore.client.requests import RequestClock, RequestSender
 from penstock.statestore.client.writes import BatchWriter, Write, as_bytes, as_key
@@ -48,6 +48,11 @@ __all__ = [
 _PERSIST: Final = {"aio-persistence": "true"}
 _SESSION_EXPIRY_S: Final = 300
 """Time for which the broker queues responses and notifications after the connection was lost."""
+_NOTIFY_FILTER: Final = notify_filter("").replace("//", "/{clientIdHex}/")
+_GRANTS: Final = (
+    f"grant Publish on '{INVOKE}', and Subscribe on 'clients/{{clientIdHex}}/#' and '{_NOTIFY_FILTER}', to this client "
+    "in the policy file of the server, then SIGHUP"
+)
 
 
 class SetResult(NamedTuple):
@@ -178,6 +183,11 @@ class StateStoreClient:
         except TimeoutError:
             await self._close()
             raise UnavailableError(f"mqtt: no answer to SUBSCRIBE within {self._requests.timeout_s:g} s") from None
+        except RefusedError as error:
+            await self._close()
+            if error.do is not None and error.do.startswith("grant "):
+                error.do = _GRANTS  # all at once, with placeholders for the names of the client
+            raise
         except BaseException:
             await self._close()
             raise
