@@ -13,6 +13,7 @@ import cbor2
 import pytest
 
 from penstock.console.payload_schemas import NO_SCHEMAS
+from penstock.console.statestore import StateStoreViews
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.node import console_clients
@@ -222,7 +223,9 @@ async def test_a_key_is_changed_only_if_it_has_the_version_that_was_shown(tmp_pa
         assert [each for each in methods if each != "read_values"] == ["set_key", "set_key", "delete_key"]
 
 
-async def test_changes_of_a_key_and_of_a_prefix_are_shown_as_they_happen(tmp_path: Path) -> None:
+async def test_changes_of_a_key_and_of_a_prefix_are_shown_as_they_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(config(tmp_path, statestore={"extensions": ["prefix-observe"]})) as ready:
         api = Api(ready)
         async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
@@ -236,14 +239,21 @@ async def test_changes_of_a_key_and_of_a_prefix_are_shown_as_they_happen(tmp_pat
                 assert 0 < entry["expires_in_s"] <= 600
                 await store.set("plant/b", cbor2.dumps({"bar": 1}))
                 await store.set("other", "1")
-                changed = await store.set("plant/a", "5", ttl_ms=1)
+                changed = await store.set("plant/a", "5", ttl_ms=600_000)
+                found = await more.rows(2)
+                rows_of_one = await one.rows(1)
                 await store.delete("plant/b")
-                found = await more.rows(4)
+                found += await more.rows(1)
+                # The clock of expiries is after that of the key: its deletion is one.
+                monkeypatch.setattr(StateStoreViews, "steady", lambda _: 1 << 60)
+                await store.delete("plant/a")
+                found += await more.rows(1)
+                rows_of_one += await one.rows(1)
                 by_key = {key: [row for row in found if row["key"] == key] for key in ("plant/a", "plant/b")}
                 assert [row["operation"] for row in by_key["plant/b"]] == ["SET", "DELETE"]
                 assert (by_key["plant/b"][0]["format"], by_key["plant/b"][0]["value"]) == ("cbor", '{"bar": 1}')
                 assert (by_key["plant/b"][1]["value"], by_key["plant/b"][1]["value_bytes"]) == (None, None)
-                for rows in (by_key["plant/a"], await one.rows(2)):
+                for rows in (by_key["plant/a"], rows_of_one):
                     assert [row["operation"] for row in rows] == ["SET", "EXPIRE"]
                     assert (rows[0]["version"], rows[0]["value"]) == (str(changed.version), "5")
         for query in ("", "?key=a&prefix=b"):
