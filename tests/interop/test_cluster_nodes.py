@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -30,6 +31,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.node.cluster import ActiveNode, ClusterMembership
 from penstock.node.config.node import NodeConfig, load_config
 from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
+from penstock.runtime.observability.audit import read_audit
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.errors import QuotaExceededError
 from penstock.statestore.hlc import Hlc
@@ -260,8 +262,14 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(pair: tuple[No
     assert shown["term"] > 0
     assert shown["log_bytes"] > 0
     assert shown["etcd_database_bytes"] > 0
+    status, out, errors = await command("cluster", "handover", "--config", str(active.config), "--dry-run")
+    assert status == 0, errors
+    assert re.fullmatch(rf"{active.name} would hand over to {standby.name} \(lag: \d+ commits\)\n", out)
     status, _, errors = await command("cluster", "handover", "--config", str(active.config), "--timeout", "60s")
     assert status == 0, errors
+    (entry_of_audit,) = [row for row in read_audit(active.data_dir / "audit") if row["method"] == "handover"]
+    assert entry_of_audit["user"].endswith(f"@{socket.gethostname()}")
+    assert entry_of_audit["parameters"]["node"] == active.name
     handed_over = re.search(rf"{standby.name} is active after (\d+\.\d+) s", errors)
     assert handed_over is not None, errors
     assert float(handed_over[1]) < HANDOVER_S

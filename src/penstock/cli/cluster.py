@@ -101,11 +101,12 @@ def _print(state: ClusterSnapshot, rows: list[dict[str, Cell]]) -> None:
 def handover(
     config: Config = None,
     timeout_s: Annotated[float, duration_option("--timeout", text="Time to wait for the new active node.")] = 10.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which standby would become active.")] = False,
 ) -> None:
     """Hand over from the active node to a standby, and wait until the standby is active.
 
-    The active node ends the connections of its clients and becomes a standby. It is refused if no standby is up to
-    date.
+    The active node ends the connections of its clients, writes an entry of its audit trail and becomes a standby. It is
+    refused if no standby is up to date.
     """
     with _connected(config) as (section, client):
         from penstock.node.cluster import ActiveNode, read_cluster, request_handover  # needs the extra
@@ -113,11 +114,16 @@ def handover(
         state = read_cluster(section, client)
         if state.active is None:
             raise UnavailableError("cluster: no node is active", applied=False, do="see penstock cluster status")
-        if not any(member.ready for member in state.members if member.role == "standby"):
+        ready = [member for member in state.members if member.role == "standby" and member.ready]
+        if not ready:
             raise RefusedError(
                 "cluster: no standby is up to date, so nothing was changed",
                 do="start a standby and wait until its lag is small: penstock cluster status",
             )
+        if dry_run:
+            names = " or ".join(f"{escape(member.node)} (lag: {member.lag_commits} commits)" for member in ready)
+            sys.stdout.write(f"{escape(state.active)} would hand over to {names}\n")
+            return
         started = time.monotonic()
         request_handover(section, client, state.term)
         while time.monotonic() - started < timeout_s:

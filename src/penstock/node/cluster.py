@@ -19,11 +19,13 @@ commit and once a second; a standby counts on from the receipt, so that after a 
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
 import logging
 import math
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -59,7 +61,7 @@ from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig
 from penstock.node.config.tube import TubeCertificates, tube_limits
 from penstock.node.data_dir import DataDirectory
-from penstock.node.http import audited, broker_app, health_routes, names_of
+from penstock.node.http import append_audit_entry, audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import node_broker, reachable
 from penstock.node.security import NodeSecurity
@@ -102,6 +104,8 @@ REFUSAL: Final = "etcd is full: until it has space, nothing can be stored (see /
 
 MOST_LAG: Final = 1000
 """Commits that a standby may lack at a handover."""
+MAX_USER: Final = 256
+"""Maximum characters of the user of a handover in the audit trail."""
 
 _LOOK_S: Final = 0.2
 """Maximum seconds between two reads of the leadership key by a standby, and between two checks of an active node; a
@@ -836,7 +840,10 @@ class ClusterMembership:
             self.may_send()
             self._refuse_while_full()
             try:
-                if self._handover.is_set() or self._handover_requested():
+                if self._handover.is_set():
+                    self._hand_over()
+                elif self._handover_requested():
+                    self._record_handover()
                     self._hand_over()
                 if time.monotonic() - self._reported > _REPORT_S:
                     self._report()
@@ -850,6 +857,23 @@ class ClusterMembership:
         answer = self._client.once("KV/Range", pb.RangeRequest(key=_handover_key(self.prefix)), pb.RangeResponse)
         self._watch.follow_endpoint()
         return bool(answer.kvs) and answer.kvs[0].value == str(self._leadership.term).encode()
+
+    def _record_handover(self) -> None:
+        """Write an entry of the audit trail for a handover that was requested through etcd, whose user is the one that
+        the command reported."""
+        found = self._client.once(
+            "KV/Range", pb.RangeRequest(key=_handover_user_key(self.prefix)), pb.RangeResponse
+        ).kvs
+        row = {
+            "server": "node",
+            "method": "handover",
+            "credential": "etcd",
+            "address": "",
+            "user": found[0].value.decode(errors="replace")[:MAX_USER] if found else "",
+            "parameters": {"cluster": self._section.name, "node": self.node},
+            "result": True,
+        }
+        append_audit_entry(AuditTrail(self.directory.audit), row)
 
     def masters(self) -> list[MasterPeer]:
         """The TubeMQ masters of the cluster, of an active node."""
@@ -1069,12 +1093,25 @@ def _read_reports(client: EtcdClient, prefix: str) -> list[dict[str, Any]]:
 
 def request_handover(section: ClusterSection, client: EtcdClient, term: int) -> None:
     """Request that the active node of ``term`` hands over. Raises UnavailableError, RefusedError."""
-    put = pb.PutRequest(key=_handover_key(section.prefix), value=str(term).encode())
-    client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    user = f"{user}@{socket.gethostname()}"
+    puts = [
+        pb.PutRequest(key=_handover_user_key(section.prefix), value=user.encode()),
+        pb.PutRequest(key=_handover_key(section.prefix), value=str(term).encode()),
+    ]
+    request = pb.TxnRequest(success=[pb.RequestOp(request_put=put) for put in puts])
+    client.call("KV/Txn", request, pb.TxnResponse)
 
 
 def _handover_key(prefix: str) -> bytes:
     return f"{prefix}handover".encode()
+
+
+def _handover_user_key(prefix: str) -> bytes:
+    return f"{prefix}handover-user".encode()
 
 
 def _node_key(prefix: str, node: str) -> bytes:

@@ -729,9 +729,14 @@ def audited(
 
 async def write_audit_entry(trail: AuditTrail, fields: Mapping[str, object]) -> None:
     """Write an entry with the current time and ``fields``; it is durable when this returns. A failure is logged."""
+    await asyncio.get_running_loop().run_in_executor(None, append_audit_entry, trail, fields)
+
+
+def append_audit_entry(trail: AuditTrail, fields: Mapping[str, object]) -> None:
+    """:func:`write_audit_entry` for a thread: it blocks."""
     row = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
     try:
-        await asyncio.get_running_loop().run_in_executor(None, trail.append, row)
+        trail.append(row)
     except StorageError as error:
         _audit_log.error(
             "an entry of the audit trail could not be written", extra={"fields": {**row, **error_fields(error)}}
