@@ -184,6 +184,9 @@ class DeltaLog:
                         version.removes_rows = True
                         version.has_vectors |= bool(removed.get("deletionVector"))
                         values = {"modificationTime": 0, **removed, "deletionVector": None}
+                        if (found_values := removed.get("partitionValues")) is not None:
+                            # delta-spark leaves out those that are null.
+                            values["partitionValues"] = dict.fromkeys(version.removed_columns) | found_values
                         version.removed.append(self._file(values, types))
                 elif (changed := action.get("cdc")) is not None:
                     version.changes.append(self._file({"modificationTime": 0, **changed}))

@@ -248,6 +248,15 @@ def test_removed_rows_have_the_partitions_of_their_time(table: Path) -> None:
     ]
 
 
+def test_a_partition_that_is_null_may_be_left_out(table: Path) -> None:
+    """As delta-spark does in the entries of removed files."""
+    newest = DeltaTable(table).version()
+    entry = {"remove": {"path": "x", "dataChange": True, "extendedFileMetadata": True, "partitionValues": {}}}
+    (table / "_delta_log" / f"{newest + 1:020}.json").write_text(json.dumps(entry))
+    (file,) = ChangeFeed(table).files(*between(table, newest + 1, newest + 1))
+    assert (file.change, file.columns) == ("delete", {"p": None})
+
+
 def test_footers_are_read_once(table: Path) -> None:
     files = ChangeFeed(table).files(*between(table, 0, DeltaTable(table).version()))
     known: dict[str, int] = {}
