@@ -97,7 +97,7 @@ class Driver:
         def found() -> list[dict[str, Any]]:
             return [e for e in self.events if e["event"] == name and fields.items() <= e.items()]
 
-        until(lambda: len(found()) >= count, f"event {name} {fields}", alive=self._trouble)
+        until(lambda: len(found()) >= count, f"event {name} {fields}", alive=self.trouble)
         return found()[count - 1]
 
     def has_batch(self, after: int) -> bool:
@@ -129,7 +129,8 @@ class Driver:
         assert self.process is not None
         return self.process.wait(DEADLINE_S)
 
-    def _trouble(self) -> str | None:
+    def trouble(self) -> str | None:
+        """Return how the driver has ended; None while it runs."""
         assert self.process is not None
         status = self.process.poll()
         return None if status is None else f"the driver ended with {status}: {self.log.read_text()[-3000:]}"

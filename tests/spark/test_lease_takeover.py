@@ -79,8 +79,8 @@ def test_a_run_that_was_paused_past_its_lease_writes_nothing(node: Node, tmp_pat
             json.dumps({"n": max(n for n in range(420) if n % PLACES == p)}).replace(" ", "") for p in range(PLACES)
         ]
         expected = [text.encode() for text in last]
-        until(lambda: values() == expected, "the new run to have done all", alive=new._trouble)
-        until(lambda: _rows(lake) == 420, "the new run to have written the table", alive=new._trouble)
+        until(lambda: values() == expected, "the new run to have done all", alive=new.trouble)
+        until(lambda: _rows(lake) == 420, "the new run to have written the table", alive=new.trouble)
         before = committed()
 
         old.send(signal.SIGCONT)
@@ -91,7 +91,7 @@ def test_a_run_that_was_paused_past_its_lease_writes_nothing(node: Node, tmp_pat
         said = old.log.read_text()
         assert "lost its lease" in said or "belongs to a later run" in said
         node.append("taken_over", records(420, 421))
-        until(lambda: _rows(lake) == 421, "the new run to go on", alive=new._trouble)
+        until(lambda: _rows(lake) == 421, "the new run to go on", alive=new.trouble)
         new.terminate()
         assert new.wait() == 0
     pipeline = load(file)

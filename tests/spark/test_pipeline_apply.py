@@ -20,11 +20,14 @@ from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec import loader
 from penstock.pipelines.state_dir.versions import current_version, file_of, stored_version
+from penstock.spark.environment import jars
 from penstock.tube.record import Record
 from tests.end_to_end.nodes import PENSTOCK
+from tests.object_storage import ObjectStorage
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup
 from tests.spark.processes import Driver, until
+from tests.tools import skip_or_fail
 
 FILE = """\
 name: {name}
@@ -233,3 +236,47 @@ def test_a_driver_that_is_killed_during_a_change_continues_with_one_version(node
     pipeline = loader.load(files_of["first"])
     for account in reconcile(pipeline, state, source_count(pipeline, state)):
         assert (account.off, account.unknown) == ((), ())
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_one_of_several_pipelines_with_state_in_a_bucket_is_changed(
+    node: Node, object_storage: ObjectStorage, tmp_path: Path
+) -> None:
+    if not jars.is_s3a_set_up():
+        skip_or_fail("the jars of s3a are not set up: `make jars` does")
+    home, lake = tmp_path / "pipelines", tmp_path / "lake"
+    home.mkdir()
+    names = ("applied_a", "applied_b")
+
+    def write(name: str, rule: str) -> Path:
+        places = {"name": name, "topic": name, "master": node.master, "broker": node.mqtt, "lake": lake / name}
+        file = home / f"{name}.yaml"
+        file.write_text(FILE.replace("RULE", rule).format(**places))
+        return file
+
+    def send(*numbers: int) -> None:
+        for name in names:
+            node.append(name, [(0, record(n)) for n in numbers])
+
+    def rules(name: str) -> dict[int, Any]:
+        return {} if not (lake / name / "rows").exists() else rows_of(lake / name / "rows", "rule")
+
+    for name in names:
+        node.create_topic(name, 1)
+        write(name, "first")
+    send(*range(10))
+    states = f"{object_storage.url}/states"
+    with Driver(tmp_path, home, "--state-dir", states) as driver:
+        until(lambda: all(len(rules(name)) == 10 for name in names), "the first records", alive=driver.trouble)
+        file = write("applied_a", "second")
+        assert main(["pipeline", "apply", str(file), "--state-dir", f"{states}/applied_a", "--yes"]) == 0
+        send(*range(10, 20))
+        until(lambda: all(len(rules(name)) == 20 for name in names), "the others", alive=driver.trouble)
+        assert main(["pipeline", "apply", "applied_a", "--rollback", "--state-dir", f"{states}/applied_a"]) == 0
+        send(20)
+        until(lambda: all(len(rules(name)) == 21 for name in names), "the last one", alive=driver.trouble)
+        driver.terminate()
+        assert driver.wait() == 0, driver.log.read_text()[-3000:]
+    assert rules("applied_a") == {n: "second" if 10 <= n < 20 else "first" for n in range(21)}
+    assert rules("applied_b") == dict.fromkeys(range(21), "first")

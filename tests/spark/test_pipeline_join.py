@@ -321,7 +321,7 @@ def test_rows_are_exact_after_kills_of_the_driver(node: Node, new_topic: Callabl
             done = len(driver.events)
             send_lot()
             # Otherwise the driver may still be starting. It may be a repeated batch.
-            until(partial(driver.has_batch, done), "a batch after the last kill", alive=driver._trouble)
+            until(partial(driver.has_batch, done), "a batch after the last kill", alive=driver.trouble)
             for _ in range(draw.randint(6, MOST_LOTS - 1)):
                 send_lot()
                 pause.wait(draw.uniform(0.0, 0.5))
@@ -334,7 +334,7 @@ def test_rows_are_exact_after_kills_of_the_driver(node: Node, new_topic: Callabl
         until(
             lambda: (last := setup.ledger.last("rows")) is not None and last.watermark_ms >= flushed_ms,
             "the end",
-            alive=driver._trouble,
+            alive=driver.trouble,
         )
         driver.terminate()
         assert driver.wait() == 0, driver.log.read_text()[-3000:]

@@ -22,6 +22,8 @@ from penstock.pipelines.state_dir.versions import (
     store_version,
     stored_version,
 )
+from penstock.spark.files.object_storage import StoragePath, storage_path
+from tests.object_storage import ObjectStorage
 
 FILE = """\
 name: water
@@ -40,8 +42,11 @@ FIRST, SECOND, THIRD = (f"00000000000000{n}:00001:node" for n in "123")
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> StoragePath:
+    if getattr(request, "param", "directory") == "directory":
+        return tmp_path / "state"
+    storage: ObjectStorage = request.getfixturevalue("object_storage")
+    return storage_path(f"{storage.url}/state")
 
 
 @pytest.fixture
@@ -61,7 +66,9 @@ def write(tmp_path: Path) -> Callable[..., PipelineFile]:
     return make
 
 
-def test_a_version_is_loaded_with_the_files_as_they_were(state: Path, write: Callable[..., PipelineFile]) -> None:
+def test_a_version_is_loaded_with_the_files_as_they_were(
+    state: StoragePath, write: Callable[..., PipelineFile]
+) -> None:
     file = write()
     number = store_version(state, file)
     later = write("other STRING")
@@ -74,13 +81,13 @@ def test_a_version_is_loaded_with_the_files_as_they_were(state: Path, write: Cal
     assert pipeline.steps[1].python is not None
     assert "transform" in pipeline.steps[1].python.code
     # The stored text has no secret.
-    assert "reader" not in (layout.applied(state) / f"{number}.json").read_text()
+    assert "reader" not in layout.read_bytes(layout.applied(state) / f"{number}.json").decode()
     with pytest.raises(StorageError, match="version 7 of the pipeline does not exist"):
         stored_version(state, 7)
 
 
 def test_a_run_registers_its_file_and_a_changed_file_is_a_new_version(
-    state: Path, write: Callable[..., PipelineFile]
+    state: StoragePath, write: Callable[..., PipelineFile]
 ) -> None:
     first = write()
     assert register(state, first, FIRST, "run1") == CurrentVersion(version=1, token=FIRST, run="run1")
@@ -91,27 +98,28 @@ def test_a_run_registers_its_file_and_a_changed_file_is_a_new_version(
     assert replaced_by(state, first) is None
 
 
-def begun(state: Path, write: Callable[..., PipelineFile]) -> tuple[PipelineFile, PipelineFile]:
+def begun(state: StoragePath, write: Callable[..., PipelineFile]) -> tuple[PipelineFile, PipelineFile]:
     first, second = write(), write("n INT")
     register(state, first, FIRST, "run1")
     assert store_version(state, second) == 2
     return first, second
 
 
-def switched(state: Path) -> None:
+def switched(state: StoragePath) -> None:
     put_into_operation(state, 2, token=FIRST, run="run1", trial=True)
 
 
-def proved(state: Path) -> None:
+def proved(state: StoragePath) -> None:
     switched(state)
     end_trial(state, token=FIRST, run="run1", works=True)
 
 
-def rolled_back(state: Path) -> None:
+def rolled_back(state: StoragePath) -> None:
     switched(state)
     end_trial(state, token=FIRST, run="run1", works=False)
 
 
+@pytest.mark.parametrize("state", ["directory", "bucket"], indirect=True)
 @pytest.mark.parametrize(
     ("crashed", "version", "trial", "replaced"),
     [
@@ -123,11 +131,11 @@ def rolled_back(state: Path) -> None:
     ids=["stored", "switched", "proved", "rolled back"],
 )
 def test_after_a_crash_a_run_with_the_old_file_starts_with_the_version_in_operation(
-    crashed: Callable[[Path], None],
+    crashed: Callable[[StoragePath], None],
     version: int,
     trial: bool,
     replaced: int | None,
-    state: Path,
+    state: StoragePath,
     write: Callable[..., PipelineFile],
 ) -> None:
     first, second = begun(state, write)
@@ -144,7 +152,9 @@ def test_after_a_crash_a_run_with_the_old_file_starts_with_the_version_in_operat
     assert current_version(state) == found
 
 
-def test_a_roll_back_leaves_the_version_before_as_it_was(state: Path, write: Callable[..., PipelineFile]) -> None:
+def test_a_roll_back_leaves_the_version_before_as_it_was(
+    state: StoragePath, write: Callable[..., PipelineFile]
+) -> None:
     begun(state, write)
     proved(state)
     assert store_version(state, write("m INT")) == 3
@@ -157,14 +167,14 @@ def test_a_roll_back_leaves_the_version_before_as_it_was(state: Path, write: Cal
     assert replaced_by(state, write()) is None
 
 
-def test_a_run_that_starts_during_a_change_is_refused(state: Path, write: Callable[..., PipelineFile]) -> None:
+def test_a_run_that_starts_during_a_change_is_refused(state: StoragePath, write: Callable[..., PipelineFile]) -> None:
     first, _ = begun(state, write)
     proved(state)
     with pytest.raises(PenstockError, match="version 2 of the pipeline was applied while this run started"):
         register(state, first, SECOND, "run2")
 
 
-def test_a_pointer_of_another_format_is_an_error(state: Path) -> None:
+def test_a_pointer_of_another_format_is_an_error(state: StoragePath) -> None:
     layout.write_json(layout.applied(state) / "current.json", {"version": 1})
     with pytest.raises(StorageError, match="does not name a version"):
         current_version(state)
