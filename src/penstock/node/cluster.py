@@ -220,6 +220,8 @@ class ClusterMembership:
         self._config = config
         self._section = section
         self._client = EtcdClient(section.etcd, section.login())
+        self._console_client = EtcdClient(section.etcd, section.login())
+        """Of the console: a member that answers it late must not send commits to another one."""
         self._restart = restart
         self._data_dir = config.data_dir.absolute()
         self._closing = threading.Event()
@@ -814,7 +816,7 @@ class ClusterMembership:
 
     def snapshot(self) -> ClusterSnapshot:
         """Read the state of the cluster from etcd, of an active node; blocks. Raises UnavailableError, RefusedError."""
-        return read_cluster(self._section, self._client, self._wait_s())
+        return read_cluster(self._section, self._console_client, self._wait_s())
 
     def metric_values(self) -> Mapping[str, int | float]:
         """Values of the metrics of a node in any role."""
@@ -1006,6 +1008,7 @@ class ClusterMembership:
             except (UnavailableError, RefusedError) as error:
                 _log.info("the list of members is not updated yet: %s", error)
         self._client.close()
+        self._console_client.close()
 
     def closing(self) -> None:
         """Begin to close: from now on a lost lease ends the process."""
