@@ -27,7 +27,6 @@ from penstock.mqtt.in_process import AllowAll, InProcessLink
 from penstock.mqtt.server import MqttServer
 from penstock.node.security import CONSOLE
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.observations import Entry, KeyChange, Observation
 from penstock.statestore.client.writes import Write
@@ -433,8 +432,7 @@ async def _opened(client: MqttClient, user: str) -> AsyncIterator[StateStoreClie
                 code=error.code,
                 text=error.text,
                 why="the policies do not permit the subscription to its topics",
-                do=f"grant Subscribe on 'clients/{{clientIdHex}}/#' and Publish on {INVOKE!r} to the user in the policy"
-                " file, then SIGHUP",
+                do=error.do,
             ) from error
         yield store
 

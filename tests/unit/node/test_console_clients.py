@@ -339,7 +339,7 @@ async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
         ):
             status, _, body = await bob.send(path)
             assert (status, body["error"]["what"]) == (403, what)
-            assert "grant Subscribe on" in body["error"]["hint"]
+            assert "Subscribe on" in body["error"]["hint"]
         assert "console-" not in body["error"]["hint"]
         status, _, body = await oscar.send("/key-changes?prefix=plant/")
         assert (status, "statestore.extensions: [prefix-observe]" in body["error"]["hint"]) == (403, True)
