@@ -73,10 +73,11 @@ _MEASURED = re.compile(r"\bmeasured: (.*)")
 
 
 class InterruptedRun(KeyboardInterrupt):
-    """This process was interrupted while tests ran; ``results`` are those of the tests that had ended."""
+    """This process was interrupted while tests ran; ``results`` are those of the tests that had ended, of ``tests``."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, tests: list[str], results: Results) -> None:
         super().__init__()
+        self.tests = tests
         self.results = results
 
 
@@ -159,7 +160,7 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
             _end(process)
         results = read_report(report, tests)
     if interrupt is not None:
-        raise InterruptedRun(results) from interrupt
+        raise InterruptedRun(tests, results) from interrupt
     return results
 
 
@@ -179,7 +180,7 @@ def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tupl
     """Continue ``part`` at its cursor, or without one at its summary; returns all its tests and their current results.
 
     Raises:
-        InterruptedRun: this process was interrupted; the cursor has the results.
+        InterruptedRun: this process was interrupted; it has the same results, as the cursor.
     """
     elsewhere = tuple(path for own, path in OWN.items() if own != part)
     tests = [test for test in collect(PARTS[part], root) if not test.startswith(elsewhere)]
@@ -207,7 +208,7 @@ def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tupl
     cursor.parent.mkdir(parents=True, exist_ok=True)
     cursor.write_text(json.dumps(results, indent=1), encoding="utf-8")
     if interrupt is not None:
-        raise interrupt
+        raise InterruptedRun(tests, results) from interrupt
     return tests, results
 
 
@@ -313,16 +314,22 @@ def main() -> int:
         if options.again:
             cursor.unlink(missing_ok=True)
         started = time.monotonic()
+        interrupted = False
         try:
-            tests, results = run_part(part, cursor, options.minutes * 60)
+            tests, results = run_part(part, cursor, options.minutes * 60, ROOT)
+        except InterruptedRun as error:
+            tests, results, interrupted = error.tests, error.results, True
         except KeyboardInterrupt:
-            print(f"interrupted; the next run continues with the results in {cursor}", file=sys.stderr)
+            print("interrupted before the tests", file=sys.stderr)
             return 130
         lines = summary(part, tests, results)
         print("\n".join(lines), f"this run: {time.monotonic() - started:.0f} s", sep="\n", flush=True)
         target = ROOT / SUMMARIES / f"{part}.md"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join([f"# Nightly tests: {part}", "", "```", *lines, "```", ""]), encoding="utf-8")
+        if interrupted:
+            print("interrupted; the next run continues", file=sys.stderr)
+            return 130
         failed = failed or any(result["outcome"] == "failed" for result in results.values())
     return int(failed)
 

@@ -82,6 +82,7 @@ def test_an_interrupt_of_the_tool_ends_pytest_and_keeps_the_results(
 ) -> None:
     (root / "tests" / "slow" / "test_slow.py").write_text(WAITS, encoding="utf-8")
     monkeypatch.setattr(nightly, "LEAVING_S", 0.0)
+    monkeypatch.setattr(nightly, "ROOT", root)
     begun = root / "pid"
 
     def interrupt() -> None:
@@ -95,15 +96,18 @@ def test_an_interrupt_of_the_tool_ends_pytest_and_keeps_the_results(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
     try:
-        with pytest.raises(nightly.InterruptedRun):
-            nightly.run_part("slow", root / "cursor.json", 60.0, root)
+        monkeypatch.setattr("sys.argv", ["nightly.py", "slow"])
+        assert nightly.main() == 130
     finally:
         thread.join()
         signal.signal(signal.SIGINT, before)
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
     assert (root / "closed").exists(), "the fixtures were closed"
-    results = json.loads((root / "cursor.json").read_text())
+    results = json.loads((root / "build/nightly/slow.json").read_text())
+    summary = (root / nightly.SUMMARIES / "slow.md").read_text()
+    assert "1 passed, 0 failed, 0 skipped" in summary
+    assert "test_waits" in summary.partition("not run yet")[2]
     assert {test.partition("::")[2]: result["outcome"] for test, result in results.items()} == {"test_ends": "passed"}
 
 
