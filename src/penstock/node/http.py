@@ -57,6 +57,7 @@ __all__ = [
     "HttpServer",
     "Identify",
     "LeaseGate",
+    "append_audit_entry",
     "audited",
     "broker_app",
     "cross_site_reason",
