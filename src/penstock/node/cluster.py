@@ -113,7 +113,8 @@ watch of the keys makes them earlier."""
 _REPORT_S: Final = 1.0
 """Seconds between two reports of this node, and between two measurements of its lag."""
 _SAVE_S: Final = 5.0
-"""Maximum seconds that a node without leadership writes commits to LMDB before it restarts."""
+"""Maximum seconds that a node without leadership writes commits to LMDB before it restarts, and that a handover waits
+for its entry of the audit trail."""
 _REPORT_LEASE_S: Final = 5
 """Seconds after which a member that does not report itself is not listed any more."""
 
@@ -875,7 +876,7 @@ class ClusterMembership:
             "parameters": {"cluster": self._section.name, "node": self.node},
             "result": True,
         }
-        append_audit_entry(AuditTrail(self.directory.audit), row)
+        _in_time(partial(append_audit_entry, AuditTrail(self.directory.audit), row))  # a hung disk is a reason for it
 
     def masters(self) -> list[MasterPeer]:
         """The TubeMQ masters of the cluster, of an active node."""
@@ -938,9 +939,7 @@ class ClusterMembership:
 
         If the event loop finds that this node was fenced, this blocks the loop: nothing may be answered any more.
         """
-        saving = threading.Thread(target=self._save, name="cluster save", daemon=True)
-        saving.start()
-        saving.join(_SAVE_S)
+        _in_time(self._save)
 
     def _save(self) -> None:
         """Write what was committed to LMDB: if etcd was restored from a backup, it has lost commits, and a node that
@@ -1092,6 +1091,13 @@ def _read_reports(client: EtcdClient, prefix: str) -> list[dict[str, Any]]:
     first = _node_key(prefix, "")
     entries = client.call("KV/Range", pb.RangeRequest(key=first, range_end=first[:-1] + b"0"), pb.RangeResponse).kvs
     return [_decoded(entry.value) for entry in entries]
+
+
+def _in_time(write: Callable[[], object]) -> None:
+    """Call ``write`` in a thread, and wait :data:`_SAVE_S` at most: a disk may hang."""
+    writing = threading.Thread(target=write, name="cluster save", daemon=True)
+    writing.start()
+    writing.join(_SAVE_S)
 
 
 def request_handover(section: ClusterSection, client: EtcdClient, term: int) -> None:

@@ -139,12 +139,14 @@ class TubeClusterTarget:
                 if self._paused:
                     await asyncio.sleep(self._backoff.failed())
                     self._paused = False
+                await self._producer.wait_for_room(topic)
                 try:
+                    # Last, and known when it returns: a message that waits in the producer for partitions would not
+                    # return with earlier ones.
                     await self._producer.partitions(topic)
                 except PenstockError as error:
                     self._ended(heappop(self._queue), error)
                     continue
-                await self._producer.wait_for_room(topic)
                 if self._producer.failed != self._returned:
                     await asyncio.sleep(0)
                 elif not self._paused:

@@ -33,6 +33,27 @@ async def test_commits_are_written_to_lmdb_before_a_handover_and_after_it(tmp_pa
     member._client.close()
 
 
+async def test_a_disk_that_hangs_does_not_prevent_a_handover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"])
+    member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
+    hangs, called = threading.Event(), threading.Event()
+
+    def append(_trail: object, row: dict[str, Any]) -> None:
+        assert row["user"] == "operator@laptop"
+        called.set()
+        hangs.wait()
+
+    monkeypatch.setattr("penstock.node.cluster._SAVE_S", 0.01)
+    monkeypatch.setattr("penstock.node.cluster.append_audit_entry", append)
+    member._directory = cast(Any, SimpleNamespace(audit=tmp_path))
+    found = SimpleNamespace(kvs=[SimpleNamespace(value=b"operator@laptop")])
+    client, member._client = member._client, cast(Any, SimpleNamespace(once=lambda *_: found))
+    member._record_handover()
+    assert called.is_set()
+    hangs.set()
+    client.close()
+
+
 async def test_an_elected_node_that_cannot_start_because_of_etcd_is_a_standby_again(tmp_path: Path) -> None:
     restarts: list[str] = []
     section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"])

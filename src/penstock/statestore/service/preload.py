@@ -62,7 +62,8 @@ class PreloadedKeys:
         if self._position is None or position.sequence != self._position.sequence + 1:
             self.clear()
             return
-        self._position = position
+        self._position = None  # until everything of the commit is applied
+        is_complete = True
         changes = RowChanges()
         changes.add(body)
         for table, rows in ((KEYS, self._records), (FENCES, self._fences)):
@@ -72,14 +73,16 @@ class PreloadedKeys:
                 elif (record := decode_record(stored)) is not None:
                     rows[digest] = record
                 else:  # of a later version: loading the keys reports it
-                    self._position = None
+                    is_complete = False
         meta, state = changes.tables.get(META, {}), self._state
         if not meta.keys() <= _META or not changes.drops.keys() <= {CHANGES}:  # no active node writes others
-            self._position = None
+            is_complete = False
         self._state = state._replace(
             clock=decode_clock(meta[b"clock"]) if b"clock" in meta else state.clock,
             floor=decode_clock(meta[b"floor"]) if b"floor" in meta else state.floor,
         )
+        if is_complete:
+            self._position = position
 
     def clear(self) -> None:
         """Release the memory; they cannot be used any more."""

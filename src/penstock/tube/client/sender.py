@@ -57,13 +57,15 @@ class SendResult(NamedTuple):
 
 
 SendOutcome = SendResult | PenstockError
+_OrderName = tuple[str, bytes | int | Partition | None]
+"""Topic, and key or fixed partition."""
 
 
 class PendingRecord:
     """A record without an outcome yet, encoded."""
 
     __slots__ = ("admitted", "attempts", "data", "deadline", "error", "flag", "future", "key", "msg_time", "msg_type",
-                 "partition", "sequence", "size", "topic")  # fmt: skip
+                 "order", "partition", "sequence", "size", "topic")  # fmt: skip
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class PendingRecord:
         self.attempts = 0
         self.admitted = False
         self.error: PenstockError | None = None  # state of the last attempt
+        self.order: _Order | None = None  # with the option ``ordered``, until the record has an outcome
         self.future = future
 
     @property
@@ -131,6 +134,21 @@ class SenderSettings:
     idempotent: bool
     idle_s: float
     availability_timeout_s: float
+
+
+class _Order:
+    """Records without an outcome that must stay in order: those of one key, or of one fixed partition.
+
+    ``target``: their partition. New records follow them also if the key has another partition meanwhile; otherwise an
+    older record that leaves its broker later would arrive there after them.
+    """
+
+    __slots__ = ("name", "records", "target")
+
+    def __init__(self, name: _OrderName, target: Partition) -> None:
+        self.name = name
+        self.target = target
+        self.records = 0
 
 
 class _BrokerState:
@@ -167,12 +185,15 @@ class Sender:
         self._routes = routes
         self._writer = writer
         self._connections = connections
-        self._finish = finish
+        self._finish = self._finish_ordered if settings.ordered else finish
+        self._finish_unordered = finish
         self._refresh = refresh
         self._to_reroute: list[tuple[Partition, PendingRecord, PenstockError]] = []
         self._rerouting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._queues: dict[tuple[str, int, int], PartitionQueue[PendingRecord]] = {}
+        self._orders: dict[_OrderName, _Order] = {}
+        self._announced: set[tuple[str, int]] | None = None  # topics and ids of brokers
         self._ready: dict[int, ClientConnection] = {}
         self._used: dict[int, float] = {}
         self._states: dict[int, _BrokerState] = {}
@@ -183,7 +204,34 @@ class Sender:
         self._closing = False
 
     def push(self, target: Partition, message: PendingRecord) -> None:
-        """Send ``message`` to ``target`` as soon as possible; messages of one loop turn are sent together."""
+        """Send ``message`` to ``target`` as soon as possible; messages of one loop turn are sent together.
+
+        With the option ``ordered``, it follows earlier messages with its key that have no outcome.
+        """
+        if self._settings.ordered and message.fixed:
+            name = (message.topic, message.key if message.partition is None else message.partition)
+            order = self._orders.get(name)
+            if order is None:
+                order = self._orders[name] = _Order(name, target)
+            order.records += 1
+            message.order, target = order, order.target
+        self._enqueue(target, message)
+
+    def _move(self, message: PendingRecord, target: Partition) -> None:
+        """Send ``message``, which left its queue, to ``target``, and later messages with its key as well."""
+        if message.order is not None:
+            message.order.target = target
+        self._enqueue(target, message)
+
+    def _finish_ordered(self, message: PendingRecord, outcome: SendOutcome) -> None:
+        order, message.order = message.order, None
+        if order is not None:
+            order.records -= 1
+            if not order.records:
+                del self._orders[order.name]
+        self._finish_unordered(message, outcome)
+
+    def _enqueue(self, target: Partition, message: PendingRecord) -> None:
         place = (target.topic, target.broker.id, target.id)  # the broker's address may change
         queue = self._queues.get(place)
         if queue is None:
@@ -196,19 +244,13 @@ class Sender:
     def announced(self, targets: list[Partition]) -> None:
         """Connect to the brokers of ``targets``, all partitions that the master announces.
 
-        Open requests to another broker that is late fail: its machine may have disappeared.
+        Another broker that is late is left: its machine may have disappeared.
         """
         for target in targets:
             if target.broker.id not in self._ready and target.broker.id not in self._idle:
                 self._connect_soon(target)
-        there = {target.broker.id for target in targets}
-        for broker_id, state in self._states.items():
-            connection = self._ready.get(broker_id)
-            if state.late and state.unanswered and connection is not None and broker_id not in there:
-                connection.abort()
-        if self._settings.ordered:
-            for queue in [q for q in self._queues.values() if not q.empty and q.target.broker.id not in there]:
-                self._leave(queue)
+        self._announced = {(target.topic, target.broker.id) for target in targets}
+        self._leave_late_brokers()
 
     def messages(self) -> list[PendingRecord]:
         """All messages without an outcome."""
@@ -366,23 +408,46 @@ class Sender:
                     self._finish(message, error)
                 else:
                     message.error, message.sequence = error, -1
-                    self.push(other, message)
+                    self._move(message, other)
+
+    def _leave_late_brokers(self) -> None:
+        """Let open requests to late brokers fail that the master no longer announces; with the option ``ordered``,
+        their records go to other partitions."""
+        announced = self._announced
+        if announced is None:
+            return
+        brokers = {broker_id for _, broker_id in announced}
+        for broker_id, state in self._states.items():
+            connection = self._ready.get(broker_id)
+            if state.late and state.unanswered and connection is not None and broker_id not in brokers:
+                connection.abort()
+        if self._settings.ordered:
+            for queue in list(self._queues.values()):
+                if not queue.empty and (queue.target.topic, queue.target.broker.id) not in announced:
+                    self._leave(queue)
 
     def _leave(self, queue: PartitionQueue[PendingRecord]) -> None:
-        """Move the records of a broker that does not respond and is not announced to other partitions, before later
-        records with their keys are sent there."""
+        """Move the records of a broker that does not respond and is not announced to other partitions, in order; later
+        records with their keys follow."""
+        if not self._routes.partitions(queue.target.topic):
+            return
         connection, state = self._ready.get(queue.target.broker.id), self._states.get(queue.target.broker.id)
         if connection is not None and not connection.closed and not (state is not None and state.late):
             return  # it responds, and refuses what it does not accept
+        finished: list[tuple[PendingRecord, PenstockError]] = []
         for message in queue.take_all():
             if message.abandoned:
+                finished.append((message, _order_error(queue.target, message.error)))
                 continue
             try:
                 other = self._routes.choose(message.topic, message.key, message.partition, monotonic_ms())
             except RefusedError as error:  # the partition no longer exists
-                self._finish(message, error)
+                finished.append((message, error))
                 continue
-            self.push(queue.target if other is None else other, message)
+            assert other is not None, "the topic has partitions"
+            self._move(message, other)
+        for message, outcome in finished:  # last: waiting records are admitted, and follow
+            self._finish(message, outcome)
 
     def _other_partition(self, target: Partition, message: PendingRecord) -> Partition | None:
         routes = self._routes
@@ -475,7 +540,7 @@ class Sender:
             other = self._routes.choose(message.topic, None, None, now)
             if other is None or avoided(other.broker.id, now):
                 other = queue.target
-            self.push(other, message)
+            self._move(message, other)
 
     def _refuse_idempotence(self, queue: PartitionQueue[PendingRecord]) -> None:
         error = RefusedError(
@@ -513,6 +578,7 @@ class Sender:
             return
         state.late = True
         self._avoid(broker_id)
+        self._leave_late_brokers()
 
     def _restore(self, broker_id: int) -> None:
         state = self._states.get(broker_id)

@@ -189,6 +189,18 @@ def test_keys_that_lack_a_commit_are_not_used(tmp_path: Path) -> None:
     standby.close()
 
 
+def test_keys_that_could_not_apply_a_commit_are_not_used(tmp_path: Path) -> None:
+    standby = FollowingNode(new_directory(tmp_path))
+    standby.follow([put(b"a", b"1", 1)])
+    first = standby.position
+    with pytest.raises((IndexError, ValueError)):
+        standby.keys.apply(put(b"a", b"2", 2) + b"\x01", first._replace(sequence=2))
+    for sequence in (2, 3):
+        standby.keys.apply(put(b"b", b"1", sequence), first._replace(sequence=sequence))
+        assert standby.keys.state_at(first._replace(sequence=sequence)) is None
+    standby.close()
+
+
 @pytest.mark.parametrize(
     "operation",
     [(PUT, META, b"lag", b"1"), (DROP, KEYS, b"\xff", b""), (DROP, FENCES, b"\xff", b"")],

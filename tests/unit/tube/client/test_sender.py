@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,64 @@ async def test_a_broker_that_hangs_gets_no_messages_that_may_go_to_others(when: 
             await asyncio.gather(*sends)
             while (await producer.send("demo", b"again")).broker_id == 1:
                 pass
+
+
+async def test_ordered_records_follow_earlier_ones_of_their_key_to_another_broker() -> None:
+    """While they wait for a broker that hangs, their key gets a partition of one that has returned."""
+    peer, second = Peer(), Second()
+    second.hangs = False
+    options: dict[str, Any] = {"request_timeout_s": 20.0, "delivery_timeout_s": 20.0, "heartbeat_s": 0.02}
+    async with scripted(peer.answer) as (port, _), scripted(second.answer) as (other, _):
+        peer.port = port
+        peer.others = [f"2:127.0.0.1:{other}"]
+        peer.topics = ["demo#2:1:1#"]
+        key = next(key for key in map(b"%d".__mod__, range(10)) if zlib.crc32(key) % 2 == 0)
+        async with (
+            Producer(
+                f"127.0.0.1:{port}", ordered=True, availability_timeout_s=0.1, max_in_flight=4, **options
+            ) as producer,
+            asyncio.timeout(30),
+        ):
+            assert (await producer.send("demo", b"connected", key=key)).broker_id == 2
+            second.hangs = True
+            abandoned = await producer.queue("demo", b"abandoned", key=key)
+            sends = [await producer.queue("demo", b"%d" % n, key=key) for n in range(2)]
+            abandoned.cancel()
+            peer.topics = ["demo#1:1:1,2:1:1#"]
+            await until(lambda: producer.choose("demo", key, None).broker.id == 1)
+            sends.append(await producer.queue("demo", b"2", key=key))
+            waiting = [asyncio.create_task(producer.send("demo", b"%d" % n, key=key)) for n in range(3, 6)]
+            beats = peer.beats
+            await until(lambda: peer.beats > beats + 2)
+            assert peer.log == []
+            peer.topics = ["demo#1:1:1#"]
+            results = await asyncio.gather(*sends, *waiting)
+            assert {result.broker_id for result in results} == {1}
+            assert peer.log == [b"%d" % n for n in range(6)]
+            # Without records in flight, a key has the partition of the routes; no place in flight is lost.
+            peer.topics = ["demo#1:1:1,2:1:1#"]
+            second.hangs = False
+            while len(await producer.partitions("demo")) < 2:
+                await asyncio.sleep(0.01)
+            await producer.send_all("demo", [b"x"] * 8, key=key)
+            assert peer.log[6:] == [b"x"] * 8
+
+
+async def test_abandoned_ordered_records_of_a_lost_broker_free_their_place() -> None:
+    peer, second = Peer(), Second()
+    async with scripted(peer.answer) as (port, _), scripted(second.answer) as (other, _):
+        peer.port = port
+        peer.others = [f"2:127.0.0.1:{other}"]
+        peer.topics = ["demo#2:1:1#"]
+        async with (
+            Producer(f"127.0.0.1:{port}", ordered=True, max_in_flight=1, heartbeat_s=0.02) as producer,
+            asyncio.timeout(30),
+        ):
+            abandoned = await producer.queue("demo", b"x", key=b"k")
+            abandoned.cancel()
+            peer.topics = ["demo#1:1:1#"]
+            assert (await producer.send("demo", b"y", key=b"k")).broker_id == 1
+            assert peer.log == [b"y"]
 
 
 async def test_shared_connections(tmp_path: Path) -> None:
