@@ -70,11 +70,13 @@ class Producer:
     messages again even after later ones are stored. ``connections``: pool shared with other clients; default: a
     separate pool.
 
-    ``ordered``: a record with a key or partition is never stored after a later one in the same partition, whatever
-    fails. penstock's brokers get numbered records, so that they store none twice; others have one request in flight per
-    partition. If the master no longer announces a broker that does not respond, its records go, in order, to the
-    partitions that their keys then have. If a record is not acknowledged in time, the later ones of its partition fail
-    with it, in order.
+    ``ordered``: records with the same key (or fixed partition) are stored in order in a partition, whatever fails.
+    penstock's brokers get numbered records, so that a broken connection does not store them twice; others have one
+    request in flight per partition. A record follows earlier ones of its key that have no outcome. If the master no
+    longer announces a broker that does not respond, its records go, in order, to the partitions that their keys then
+    have. If a record is not acknowledged in time, or refused with an error that is not its own, the later ones of its
+    partition fail with it, in order: send all of them again. This does not include records that still wait because
+    ``max_in_flight`` others are in flight; :meth:`queue` and :meth:`send_all` accept none before there is room.
 
     ``user`` and ``password`` authenticate in a cluster with users; ``tls``: for master and brokers, on their TLS ports.
     """

@@ -384,11 +384,27 @@ class Sender:
                 self._reroute_soon(target, queue.refused(number), error)
                 self._continue(queue)
                 return
-        for message in queue.failed(number) if retry else queue.refused(number):
-            message.error = error
-            if not retry:
+        if retry:
+            for message in queue.failed(number):
+                message.error = error
+        elif self._settings.ordered and not (isinstance(error, RefusedError) and error.code == ErrCode.BAD_REQUEST):
+            self._refuse_all(queue, number, error)
+        else:
+            for message in queue.refused(number):
                 self._finish(message, error)
         self._continue(queue)
+
+    def _refuse_all(self, queue: PartitionQueue[PendingRecord], number: int, error: PenstockError) -> None:
+        """Fail the records of a request that was refused for another reason than its records, and all later ones of the
+        partition: the caller sends all of them again, in order."""
+        count = len(queue.messages_of(number))
+        for index, message in enumerate(queue.take_all(number) if count else ()):
+            later = UnavailableError(
+                f"tube: a message for {queue.target.key} was not stored after an earlier one, which was refused",
+                applied=None if message.attempts else False,
+                why=error.what,
+            )
+            self._finish(message, error if index < count else later)
 
     def _reroute_soon(self, target: Partition, messages: list[PendingRecord], error: PenstockError) -> None:
         """Handle a partition that refuses records, for example because it was closed after the master announced it."""

@@ -308,6 +308,23 @@ async def test_ordered_records_follow_earlier_ones_of_their_key_to_another_broke
             assert peer.log[6:] == [b"x"] * 8
 
 
+async def test_ordered_records_after_a_refused_one_fail_with_it() -> None:
+    peer = Peer(200, 500)
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        async with Producer(f"127.0.0.1:{port}", ordered=True, batch_messages=1, retry_s=0.01) as producer:
+            sends = [await producer.queue("demo", b"%d" % n, key=b"k") for n in range(8)]
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            assert isinstance(results[1], RefusedError)
+            assert all(isinstance(error, UnavailableError) and error.why is not None for error in results[2:])
+            assert peer.log == [b"0"]
+            peer.codes = [400]  # of the record itself: later ones are stored
+            sends = [await producer.queue("demo", b"%d" % n, key=b"k") for n in range(1, 8)]
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            assert isinstance(results[0], RefusedError)
+            assert peer.log == [b"0", *(b"%d" % n for n in range(2, 8))]
+
+
 async def test_abandoned_ordered_records_of_a_lost_broker_free_their_place() -> None:
     peer, second = Peer(), Second()
     async with scripted(peer.answer) as (port, _), scripted(second.answer) as (other, _):

@@ -401,15 +401,17 @@ class PartitionQueue(Generic[T]):
             self._waiting = kept
         return taken
 
-    def take_all(self) -> list[T]:
-        """Remove and return all messages, in order; outcomes of requests in flight are then ignored.
+    def take_all(self, since: int = 0) -> list[T]:
+        """Remove and return all messages, in order, but those of requests before ``since``; outcomes of requests in
+        flight are then ignored.
 
         Numbered messages lose their numbers: later ones begin a new sequence.
         """
-        sent = sorted([*self._flight.items(), *self._failed], key=lambda item: item[0])
+        sent = [item for item in (*self._flight.items(), *self._failed) if item[0] >= since]
+        sent.sort(key=lambda item: item[0])
         taken = [*(message for _, batch in sent for message in batch), *self._waiting]
-        self._flight.clear()
-        self._failed.clear()
+        self._flight = {number: batch for number, batch in self._flight.items() if number < since}
+        self._failed = [item for item in self._failed if item[0] < since]
         self._waiting.clear()
         for message in taken:
             message.sequence = -1
@@ -419,6 +421,10 @@ class PartitionQueue(Generic[T]):
     def numbered(self) -> list[T]:
         """Return waiting messages that were sent with a number before."""
         return [message for message in self._waiting if message.sequence >= 0]
+
+    def messages_of(self, number: int) -> list[T]:
+        """Return the messages of a request in flight; empty if the request is not known."""
+        return self._flight.get(number, [])
 
     def messages(self) -> list[T]:
         """Return all messages without an outcome."""
