@@ -229,6 +229,7 @@ class GroupProgress:
         self._requested: dict[tuple[str, TopicPartition], int] = {}
         self._changed = threading.Condition()
         self._closing = False
+        self._attempted: dict[tuple[str, TopicPartition], int] = {}
         self._published: dict[tuple[str, TopicPartition], int] = {}
         self._logged: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="offsets", daemon=True)
@@ -253,13 +254,15 @@ class GroupProgress:
         with self._connect() as tube:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing or self._requested != self._published)
+                    self._changed.wait_for(lambda: self._closing or self._requested != self._attempted)
                     requested, closing = dict(self._requested), self._closing
                 self._commit(tube, requested)
+                self._attempted = requested
                 if closing:
                     return
 
     def _commit(self, tube: TubeClient, requested: dict[tuple[str, TopicPartition], int]) -> None:
+        """Commit what is not committed yet; failed commits are repeated with the next offsets and at the end."""
         for (group, partition), offset in requested.items():
             if self._published.get((group, partition)) == offset:
                 continue
@@ -267,12 +270,11 @@ class GroupProgress:
                 if tube.address(partition) is None:
                     tube.partitions([partition.topic])
                 tube.commit_offset(partition, group, offset)
+                self._published[group, partition] = offset
             except PenstockError as error:
                 if error.what not in self._logged:
                     self._logged.add(error.what)
                     _log.warning("the offsets of group %s were not published: %s", group, error.line())
-        # Failed commits are not retried: the next batch has newer offsets, and they are for monitoring only.
-        self._published = requested
 
 
 _DISCOVERY_S = 1.0

@@ -51,3 +51,23 @@ def test_a_refusal_is_reported_once_and_does_not_stop_the_query(
         "the offsets of group lake were not published: the group is not welcome; why: it belongs to another one"
     ]
     assert not any(thread.name == "offsets" for thread in threading.enumerate() if thread not in others)
+
+
+def test_offsets_that_could_not_be_published_are_published_at_the_end(fake: FakeTube) -> None:
+    """A group must not lag behind for good, because its broker did not answer after the last batch."""
+    attempted = threading.Event()
+
+    class Client(TubeClient):
+        def commit_offset(self, partition: TopicPartition, group: str, offset: int) -> None:
+            try:
+                super().commit_offset(partition, group, offset)
+            finally:
+                attempted.set()
+
+    fake.unwilling = True
+    progress = GroupProgress(lambda: Client("127.0.0.1:8715", 1, servers=fake))
+    progress.publish(["lake"], {A0: 28})
+    assert attempted.wait(30)
+    fake.unwilling = False
+    progress.close()
+    assert fake.groups == {("lake", A0): 28}
