@@ -864,15 +864,18 @@ class ClusterMembership:
     def _record_handover(self) -> None:
         """Write an entry of the audit trail for a handover that was requested through etcd, whose user is the one that
         the command reported."""
-        found = self._client.once(
-            "KV/Range", pb.RangeRequest(key=_handover_user_key(self.prefix)), pb.RangeResponse
-        ).kvs
+        first, last = _handover_key(self.prefix), _handover_user_key(self.prefix)
+        request = pb.RangeRequest(key=first, range_end=last + b"\0")
+        found = {entry.key: entry for entry in self._client.once("KV/Range", request, pb.RangeResponse).kvs}
+        asked, user = found.get(first), found.get(last)
+        if asked is None or user is None or user.mod_revision != asked.mod_revision:
+            user = None  # a command of an earlier version puts none, and that of an earlier handover is still there
         row = {
             "server": "node",
             "method": "handover",
             "credential": "etcd",
             "address": "",
-            "user": found[0].value.decode(errors="replace")[:MAX_USER] if found else "",
+            "user": user.value.decode(errors="replace")[:MAX_USER] if user is not None else "",
             "parameters": {"cluster": self._section.name, "node": self.node},
             "result": True,
         }

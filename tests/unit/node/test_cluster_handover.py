@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cluster.client import EtcdUnavailableError
 from penstock.errors import ConfigError, StorageError, UnavailableError
-from penstock.node.cluster import ClusterMembership
+from penstock.node.cluster import ClusterMembership, _handover_key, _handover_user_key
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
 
@@ -33,23 +33,30 @@ async def test_commits_are_written_to_lmdb_before_a_handover_and_after_it(tmp_pa
     member._client.close()
 
 
-async def test_a_disk_that_hangs_does_not_prevent_a_handover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("revision", "user"), [(7, "operator@laptop"), (8, "")])
+async def test_a_disk_that_hangs_does_not_prevent_a_handover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: int, user: str
+) -> None:
+    """The user of an earlier handover (another revision) is not that of this one."""
     section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"])
     member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
+    rows: list[dict[str, Any]] = []
     hangs, called = threading.Event(), threading.Event()
 
     def append(_trail: object, row: dict[str, Any]) -> None:
-        assert row["user"] == "operator@laptop"
+        rows.append(row)
         called.set()
         hangs.wait()
 
     monkeypatch.setattr("penstock.node.cluster._SAVE_S", 0.01)
     monkeypatch.setattr("penstock.node.cluster.append_audit_entry", append)
+    keys = ((_handover_key(member.prefix), b"3", revision), (_handover_user_key(member.prefix), b"operator@laptop", 7))
+    found = [SimpleNamespace(key=key, value=value, mod_revision=revision) for key, value, revision in keys]
+    client, member._client = member._client, cast(Any, SimpleNamespace(once=lambda *_: SimpleNamespace(kvs=found)))
     member._directory = cast(Any, SimpleNamespace(audit=tmp_path))
-    found = SimpleNamespace(kvs=[SimpleNamespace(value=b"operator@laptop")])
-    client, member._client = member._client, cast(Any, SimpleNamespace(once=lambda *_: found))
     member._record_handover()
-    assert called.is_set()
+    assert called.wait(30)
+    assert [row["user"] for row in rows] == [user]
     hangs.set()
     client.close()
 
