@@ -370,12 +370,6 @@ class LoggedEnvironment:
             sequence += bool(more)
             changes = RowChanges()
             size = decoded = 0
-            for body in [*pending, more]:
-                changes.add(body)
-                size += len(body)
-                if size - decoded > _DECODED_BYTES:
-                    decoded = size
-                    time.sleep(0)  # let the event loop have the interpreter
             applied = self._applied._replace(sequence=sequence)
 
             def write(transaction: lmdb.Transaction[bytes]) -> None:
@@ -383,6 +377,12 @@ class LoggedEnvironment:
                 transaction.put(b"log", applied.encode(), db=self.tables["meta"])
 
             try:
+                for body in [*pending, more]:
+                    changes.add(body)
+                    size += len(body)
+                    if size - decoded > _DECODED_BYTES:
+                        decoded = size
+                        time.sleep(0)  # let the event loop have the interpreter
                 self._environment.transact(write, what, size=size)
             except OutOfSpaceError:
                 self._pending.put_back(pending)
@@ -391,6 +391,14 @@ class LoggedEnvironment:
                 # The pages that LMDB would continue from may be lost; the next start recovers from the log.
                 self._failure = error
                 raise
+            except Exception as unexpected:  # such as MemoryError: later commits must not be applied without these
+                self._failure = StorageError(
+                    f"{self._name} {self.path}: {what} failed: {unexpected!r}",
+                    path=str(self.path),
+                    why="commits could not be applied to LMDB; the log contains them",
+                    do="restart: acknowledged commits are kept",
+                )
+                raise self._failure from unexpected
             if more:
                 self._pending.skip()
             self._log.release(sequence)

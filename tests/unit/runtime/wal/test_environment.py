@@ -17,7 +17,7 @@ from penstock.runtime.io import wal
 from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
-from penstock.runtime.io.wal_frames import DELETE, DROP, PUT, SECTOR, Operation
+from penstock.runtime.io.wal_frames import DELETE, DROP, PUT, SECTOR, Operation, RowChanges
 
 SEGMENT = 16 * SECTOR
 META, ROWS = 0, 1
@@ -266,6 +266,38 @@ def test_after_lmdb_failed_nothing_is_committed(
         store.put(a="3")
     store.environment.close()
     assert found(tmp_path / "a") == {b"a": b"1"}
+
+
+class _WithoutMemory(_Unfollowed):
+    """LMDB cannot be updated while ``fails``, for another reason than LMDB or the disk."""
+
+    fails = True
+
+    def _write(self, transaction: lmdb.Transaction[bytes], changes: RowChanges) -> None:
+        if self.fails:
+            raise MemoryError
+        super()._write(transaction, changes)
+
+
+def test_commits_that_could_not_be_applied_are_not_skipped_by_later_ones(tmp_path: Path) -> None:
+    environment = LmdbEnvironment(
+        tmp_path / "e", "notes", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE
+    )
+    logged = _WithoutMemory(environment, segment_bytes=SEGMENT)
+    logged.fails = False  # of the start
+    logged.open(lambda _: None)
+    logged.fails = True
+    logged.commit([(PUT, ROWS, b"a", b"1")], "writing")
+    with pytest.raises(StorageError, match="MemoryError"):
+        logged.read(lambda _: None)
+    logged.fails = False
+    for _ in range(2):
+        with pytest.raises(StorageError, match="MemoryError"):
+            logged.commit([(PUT, ROWS, b"b", b"1")], "writing")
+        with pytest.raises(StorageError, match="MemoryError"):
+            logged.read(lambda _: None)
+    logged.close()
+    assert found(tmp_path / "e") == {b"a": b"1"}
 
 
 @pytest.mark.parametrize(("owner", "operation"), [(DirectFiles, "create"), (DirectFile, "write")])
