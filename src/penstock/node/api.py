@@ -7,7 +7,7 @@ Queries are GET and change nothing; a change is POST or DELETE, with ``dry_run``
   they need a viewer, see :class:`Role`;
 * values of keys and records need a viewer who may read them by the policies, dead letters and changes an operator,
   backups and the audit trail an administrator. Requests for values and records have an entry in the audit trail, like
-  each change; further pages of a list of records have one per minute.
+  each change; further pages of a list of records, and reads of a sample, have one per minute.
 
 A list is a page: ``rows``, the cursor ``next`` (null on the last page), ``total``, and ``matched``, the number of rows
 that pass the filter. Truncated lists and values are marked as such. An error is an object ``error`` with code, what,
@@ -116,18 +116,18 @@ class _Api:
         self._permissions = permissions
         self._clients = clients
         self._reads: dict[tuple[str, ...], float] = {}
-        """When the last entry about a reader of a topic was written."""
+        """When the last entry about a reader of a topic, or of the rows of a sample, was written."""
 
     def route(self, path: str, read: Read, needs: Role = Role.NONE, method: str = "GET") -> Route:
         async def respond(request: Request) -> Response:
             try:
                 caller = await self._caller(request, needs)
-                if (export := request.query_params.get("format")) is not None:
+                export = request.query_params.get("format") if method == "GET" else None
+                if export is not None:
                     request = _with(request, limit=str(MAX_LIMIT))
-                    return _export(
-                        export, await read(request, caller), lambda after: read(_with(request, after=after), caller)
-                    )
                 found = await read(request, caller)
+                if export is not None and not isinstance(found, Response):  # a stream would not be closed
+                    return _export(export, found, lambda after: read(_with(request, after=after), caller))
             except LocalProtocolError as error:
                 failure = _Failure(400, "bad_parameter", error.what, error.hint, error.why)
             except _Failure as found_failure:
@@ -386,7 +386,8 @@ class _Api:
         found = await _there(self._console.tube).browser.records(name, query)
         found = _known(found, f"topic {name!r} is not on this node")
         chosen = {"topic": name, "from": start, "at": query.at, "partition": partition, **wanted}
-        await self._record_read(caller, {each: value for each, value in chosen.items() if value}, query.after)
+        parameters = {each: value for each, value in chosen.items() if value}
+        await self._record_read("read_records", caller, parameters, again=query.after is not None)
         return found
 
     async def record(self, request: Request, caller: Caller) -> object:
@@ -403,16 +404,17 @@ class _Api:
             what = f"user {caller.user!r} may not consume topic {topic!r} with group {CONSOLE_GROUP!r}"
             raise _Failure(403, "forbidden", what, _POLICY)
 
-    async def _record_read(self, caller: Caller, parameters: Mapping[str, object], after: str | None) -> None:
-        """Write an entry for a new list, and once a minute for its further pages: a live list has one a second."""
-        reader = (caller.credential, caller.user, caller.address, str(parameters["topic"]))
+    async def _record_read(self, method: str, caller: Caller, parameters: Mapping[str, object], *, again: bool) -> None:
+        """Write an entry of a read; once a minute if it may repeat one (``again``): a live list has one a second."""
+        of = str(parameters.get("topic") or parameters.get("pipeline"))
+        reader = (method, caller.credential, caller.user, caller.address, of)
         now = time.monotonic()
-        if after is not None and now - self._reads.get(reader, -READ_ENTRY_S) < READ_ENTRY_S:
+        if again and now - self._reads.get(reader, -READ_ENTRY_S) < READ_ENTRY_S:
             return
         if len(self._reads) >= 1000:
             self._reads.clear()
         self._reads[reader] = now
-        await self._record("read_records", caller, parameters)
+        await self._record(method, caller, parameters)
 
     async def groups(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.tube).groups(_query(request))
@@ -525,8 +527,12 @@ class _Api:
         rows = await _command_result(self._commands.ledger(self._managed(request)))
         return {"rows": rows, "next": None, "total": len(rows), "matched": len(rows)}
 
-    async def job(self, request: Request, _caller: Caller) -> object:
-        return {"job": self._commands.job(_kind(request), self._managed(request))}
+    async def job(self, request: Request, caller: Caller) -> object:
+        kind, name = _kind(request), self._managed(request)
+        job = self._commands.job(kind, name)
+        if job is not None and any(step.rows for step in job.steps):
+            await self._record_read("read_sample", caller, {"pipeline": name, **job.parameters}, again=True)
+        return {"job": job}
 
     async def start_job(self, request: Request, caller: Caller) -> object:
         kind, name = _kind(request), self._managed(request)
@@ -664,7 +670,7 @@ async def _command_result(command: Awaitable[T]) -> T:
 
 def _kind(request: Request) -> JobKind:
     """Return the kind of the job, which is the last part of the path."""
-    return JobKind(request.url.path.rpartition("/")[2])
+    return JobKind(request.scope["path"].rpartition("/")[2])  # not of the URL: a name may contain "?"
 
 
 def _of_sample(request: Request) -> dict[str, str]:

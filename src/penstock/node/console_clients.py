@@ -355,7 +355,7 @@ class ConsoleClients:
         """
         async with self._limited() as stack:
             client = await stack.enter_async_context(self._connected(user))
-            store = await stack.enter_async_context(_opened(client, user))
+            store = await stack.enter_async_context(StateStoreClient(client, reconnect=False))
             observing = store.observe_prefix(name) if prefix else store.observe(name)
             observation = await stack.enter_async_context(observing)
             stream = _KeyChanges(expiries)
@@ -416,25 +416,8 @@ class ConsoleClients:
 
     @asynccontextmanager
     async def _store(self, user: str) -> AsyncIterator[StateStoreClient]:
-        async with self._connected(user) as client, _opened(client, user) as store:
+        async with self._connected(user) as client, StateStoreClient(client, reconnect=False) as store:
             yield store
-
-
-@asynccontextmanager
-async def _opened(client: MqttClient, user: str) -> AsyncIterator[StateStoreClient]:
-    """Open the state store for a user; without a permission the error names what to grant, not a random client id."""
-    async with AsyncExitStack() as stack:
-        try:
-            store = await stack.enter_async_context(StateStoreClient(client, reconnect=False))
-        except RefusedError as error:
-            raise RefusedError(
-                f"user {user!r} may not receive responses of the state store",
-                code=error.code,
-                text=error.text,
-                why="the policies do not permit the subscription to its topics",
-                do=error.do,
-            ) from error
-        yield store
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -20,6 +20,7 @@ from penstock.node import console_clients
 from penstock.node.config.mqtt import Security
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.audit import read_audit
+from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.observations import KeyChange
 from penstock.statestore.hlc import Hlc
@@ -175,6 +176,11 @@ async def test_live_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
             assert len(rows) + found.dropped == 42
             status, _, body = await api.send("/messages?filter=b")
             assert (status, body["error"]["code"]) == (503, "unavailable")
+        await api.until("/clients", lambda now: not any(row["client_id"].startswith("console-") for row in now["rows"]))
+        for _ in range(2):  # it has one format, and ends with its connection
+            async with live(api, "filter=b&format=csv"):
+                pass
+            await api.until("/clients", lambda now: all(row["client_id"] == "device" for row in now["rows"]))
 
 
 async def test_published_messages_have_the_properties_and_retained_ones_are_shown(tmp_path: Path) -> None:
@@ -333,12 +339,13 @@ async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
         async with live(oscar, "filter=plant/%23") as found:
             assert [row["topic"] for row in await found.rows(1)] == ["plant/a"]
         bob = Api(ready, basic("bob", "password of bob"))  # without any permission by the policies
-        for path, what in (
-            ("/key-changes?key=plant/a", "user 'bob' may not receive responses of the state store"),
-            ("/messages?filter=plant/a", "mqtt: this node refused subscription to 'plant/a': 0x87 not authorized"),
+        for path, topic in (
+            ("/key-changes?key=plant/a", f"clients/{{clientIdHex}}/{INVOKE}/response"),
+            ("/messages?filter=plant/a", "plant/a"),
         ):
             status, _, body = await bob.send(path)
-            assert (status, body["error"]["what"]) == (403, what)
+            refused = f"mqtt: this node refused subscription to {topic!r}: 0x87 not authorized"
+            assert (status, body["error"]["what"]) == (403, refused)
             assert "Subscribe on" in body["error"]["hint"]
         assert "console-" not in body["error"]["hint"]
         status, _, body = await oscar.send("/key-changes?prefix=plant/")

@@ -186,7 +186,9 @@ class StateStoreClient:
         except RefusedError as error:
             await self._close()
             if error.do is not None and error.do.startswith("grant "):
-                error.do = _GRANTS  # all at once, with placeholders for the names of the client
+                # All at once, with a placeholder for the name of the client, which may be random.
+                error.what = error.what.replace(f"/{mqtt.client_id.encode().hex().upper()}/", "/{clientIdHex}/")
+                error.do = _GRANTS
             raise
         except BaseException:
             await self._close()
