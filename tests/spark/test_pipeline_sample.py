@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cli.main import main
 from penstock.console.pipeline_jobs import sampled_step
-from penstock.pipelines.testing import runner
+from penstock.pipelines.testing import runner, sample
 from penstock.tube.record import Record
 from tests.spark.node import Node
 
@@ -105,3 +108,20 @@ def test_an_unknown_step_and_a_source_without_newest_records_are_misuse(
     other.write_text("\n".join(text))
     assert main(["pipeline", "sample", str(other)]) == 2
     assert "penstock pipeline test" in capsys.readouterr().err
+
+
+def test_sigterm_ends_it_as_an_error_does(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session is stopped, and temporary directories are removed, although Python ends at once by default."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def terminated(*_: object) -> None:
+        assert list(tmp_path.glob("penstock-sample-*"))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(sample, "_sample", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["pipeline", "sample", str(file), "--step", "parsed"]) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not list(tmp_path.glob("penstock-sample-*"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from asyncio import StreamReader
@@ -38,6 +39,8 @@ JOB_TIMEOUT_S: Final = 3600.0
 """Time limit of a job: a reconciliation counts all records and rows again."""
 MAX_JOB_OUTPUT: Final = 8 << 20
 """Limit of the output of a job in bytes, which is kept."""
+END_S: Final = 5.0
+"""Seconds between SIGTERM and SIGKILL: a sample stops Spark, which removes its temporary files."""
 _PROGRAM: Final = (sys.executable, "-m", "penstock.cli")
 _NEEDS_STATE_DIR: Final = frozenset({"redrive", "plan", "status", "reconcile"})
 
@@ -125,19 +128,16 @@ class PipelineCommands:
     def __init__(self, pipelines: Mapping[str, PipelineSection]) -> None:
         self.pipelines = pipelines
         self._one = asyncio.Lock()
-        self._processes: set[Process] = set()
+        self._command_task: asyncio.Task[tuple[int, str]] | None = None
         self._jobs: dict[tuple[JobKind, str], _Job] = {}
         self._closed = False
 
     async def close(self) -> None:
         """End the commands that run, and refuse further ones."""
         self._closed = True
-        for process in self._processes:
-            with suppress(ProcessLookupError):
-                process.kill()
+        await asyncio.gather(*map(_cancelled, (self._command_task, *(job.task for job in self._jobs.values()))))
         async with self._one:
             pass
-        await asyncio.gather(*(job.task for job in self._jobs.values() if job.task is not None), return_exceptions=True)
 
     async def plan(self, name: str) -> dict[str, Any]:
         """Run ``penstock pipeline plan`` for the pipeline ``name``, and return the plan.
@@ -195,9 +195,7 @@ class PipelineCommands:
     async def cancel_job(self, kind: JobKind, name: str) -> PipelineJob | None:
         """End the running job of this kind for the pipeline ``name``; return :meth:`job`."""
         job = self._jobs.get((kind, name))
-        if job is not None and job.task is not None:
-            job.task.cancel()
-            await asyncio.wait([job.task])
+        await _cancelled(None if job is None else job.task)
         return self.job(kind, name)
 
     async def _run_job(self, job: _Job, options: Sequence[str]) -> None:
@@ -219,10 +217,10 @@ class PipelineCommands:
             arguments, directory = self._arguments(job.name, job.kind, [job.kind], options)
             async with asyncio.timeout(JOB_TIMEOUT_S):
                 status, err = await self._run(job.name, job.kind, arguments, directory, b"", received)
-            failure = (
-                None if status == 0 or (status == 1 and job.is_off and _printed_error(err) is None) else _failure(err)
-            )
-            job.end("done" if failure is None else "failed", failure)
+            if status == 0 or (status == 1 and job.is_off and _printed_error(err) is None):
+                job.end("done")
+            else:
+                job.end("failed", _failure(job.kind, status, err))
         except asyncio.CancelledError:
             job.end("cancelled")
             raise
@@ -259,17 +257,27 @@ class PipelineCommands:
             async with self._one, asyncio.timeout(TIMEOUT_S):
                 if self._closed:
                     raise _closing()
-                status, err = await self._run(name, verb, arguments, directory, payload, received)
+                run = self._run(name, verb, arguments, directory, payload, received)
+                self._command_task = asyncio.create_task(run)
+                status, err = await self._command_task
         except TimeoutError:
             raise _too_long(name, verb, TIMEOUT_S) from None
+        except asyncio.CancelledError:
+            if self._closed:
+                raise _closing() from None
+            raise
         if status not in rows_if or (status != 0 and not out):
-            raise _failure(err)
+            raise _failure(verb, status, err)
         return CommandResult([json.loads(line) for line in out.decode().splitlines()], err.splitlines())
 
     def _arguments(
         self, name: str, verb: str, command: Sequence[str], options: Sequence[str]
     ) -> tuple[list[str], Path]:
-        """Return the arguments and the working directory of a command."""
+        """Return the arguments and the working directory of a command. Raises RefusedError."""
+        if any("\0" in option for option in options):
+            raise RefusedError(
+                f"an option of `{verb}` contains the character NUL", do="use names of steps, and ids, as they are shown"
+            )
         section = self.pipelines[name]
         arguments = ["pipeline", *command, str(section.file.absolute()), "--json", *options]
         if section.state_dir is not None and verb in _NEEDS_STATE_DIR:
@@ -296,6 +304,7 @@ class PipelineCommands:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
+                start_new_session=True,  # so that its process group has Java as well
             )
         except OSError as error:
             raise RefusedError(
@@ -305,7 +314,6 @@ class PipelineCommands:
             ) from error
         assert process.stdout is not None
         assert process.stderr is not None
-        self._processes.add(process)
         err = bytearray()
 
         def complained(chunk: bytes) -> None:
@@ -322,16 +330,12 @@ class PipelineCommands:
         try:
             await asyncio.gather(*tasks)
             return await process.wait(), err.decode(errors="replace")
-        finally:
+        except BaseException:
             for task in tasks:
                 task.cancel()
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await asyncio.wait(tasks)
-                # A process whose pipes are not read to their end is never reported as ended.
-                await process.communicate()
-            self._processes.discard(process)
+            await asyncio.wait(tasks)
+            await _end(process)
+            raise
 
 
 _ON_THE_MACHINE: Final = "run the command on the machine: penstock pipeline"
@@ -347,6 +351,34 @@ def _too_long(name: str, verb: str, limit_s: float) -> UnavailableError:
 
 def _closing() -> UnavailableError:
     return UnavailableError("the node is shutting down", applied=False)
+
+
+async def _cancelled(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task once, and wait for its end: a second time would disturb the end of its process."""
+    if task is not None and not task.done():
+        if not task.cancelling():
+            task.cancel()
+        await asyncio.wait([task])
+
+
+async def _end(process: Process) -> None:
+    """End a process by SIGTERM; by SIGKILL, with the processes that it has started, if it does not end."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(END_S):
+            await _ended(process)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await _ended(process)
+
+
+async def _ended(process: Process) -> None:
+    """Wait for the end. A process whose pipes are not read to their end is never reported as ended."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    await asyncio.gather(*(_read(each, lambda _: None) for each in (process.stdout, process.stderr)), process.wait())
 
 
 async def _read(stream: StreamReader, received: Callable[[bytes], None]) -> None:
@@ -371,6 +403,15 @@ def _printed_error(text: str) -> RefusedError | None:
     return None
 
 
-def _failure(text: str) -> RefusedError:
-    """Return the error that a command printed last, or the end of its text if it printed none."""
-    return _printed_error(text) or RefusedError(text.strip()[-2000:] or "the command failed")
+def _failure(verb: str, status: int, text: str) -> RefusedError:
+    """Return the error that a command printed last, or its exit status and the end of its text if it printed none."""
+    if (printed := _printed_error(text)) is not None:
+        return printed
+    said = text.strip()[-2000:]
+    if status < 0:
+        return RefusedError(
+            f"`{verb}` was ended by signal {-status} ({signal.strsignal(-status)})",
+            why=said or None,
+            do="look into the log of the machine, which may have no memory left",
+        )
+    return RefusedError(said or f"`{verb}` failed with exit status {status}, without a message", do=_ON_THE_MACHINE)

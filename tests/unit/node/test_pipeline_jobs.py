@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -45,10 +46,10 @@ def run(tmp_path: Path) -> RecordedRun:
 
 @pytest.fixture
 async def ready(tmp_path: Path, run: RecordedRun) -> AsyncIterator[ReadyNode]:
-    """A node that manages the pipeline of ``run``, and another one."""
+    """A node that manages the pipeline of ``run``, and another one, whose name must be quoted in URLs."""
     section = PipelineSection(file=run.file, state_dir=run.state)
     tube = Tube(topics={TOPIC: TopicSection(partitions=1)})
-    pipelines = {"plain": section, "other": section}
+    pipelines = {"plain": section, "other?": section}
     async with running(config(tmp_path / "data", pipelines=pipelines, tube=tube)) as found:
         read_from(run, found.tube_master)
         yield found
@@ -88,19 +89,22 @@ async def test_one_job_of_a_kind_runs_and_can_be_cancelled(ready: ReadyNode, mon
     assert (await api.send(RECONCILE, "POST"))[0] == 200
     job = (await api.until(RECONCILE, lambda now: now["job"]["sinks"] != []))["job"]
     assert (job["state"], job["sinks"]) == ("running", [SINK])
-    for name in ("plain", "other"):
+    for name in ("plain", "other%3F"):
         status, _, body = await api.send(f"/pipelines/{name}/reconcile", "POST")
         assert (status, body["error"]["what"]) == (409, "`reconcile` of pipeline 'plain' is running")
     # Other commands do not wait for it.
     monkeypatch.setattr(pipeline_commands, "_PROGRAM", prints(STEP))
     assert (await api.send(SAMPLE, "POST"))[0] == 200
     assert (await ended(api, SAMPLE))["state"] == "done"
+    await api.get(SAMPLE)  # of several reads of its rows, one is recorded
     status, _, body = await api.send(RECONCILE, "DELETE")
     assert (status, body["job"]["state"], body["job"]["sinks"]) == (200, "cancelled", [SINK])
     monkeypatch.setattr(pipeline_commands, "_PROGRAM", prints(then="time.sleep(600)"))
     assert (await api.send(RECONCILE, "POST"))[2]["job"]["sinks"] == []  # and the node is closed while it runs
     methods = [entry["method"] for entry in read_audit(Path(ready.data_dir) / "audit")]
-    assert methods == ["reconcile_pipeline", "sample_pipeline", "cancel_reconcile", "reconcile_pipeline"]
+    assert methods == [
+        "reconcile_pipeline", "sample_pipeline", "read_sample", "cancel_reconcile", "reconcile_pipeline",
+    ]  # fmt: skip
 
 
 async def test_a_sample_has_the_options_of_the_request_and_exact_values(
@@ -121,6 +125,39 @@ async def test_a_sample_has_the_options_of_the_request_and_exact_values(
     arguments = ["pipeline", "sample", str(run.file), "--json", "--records=100", "--limit=5", "--step=--help"]
     assert (job["state"], job["error"]["what"]) == ("failed", str(arguments))
     assert (await api.send(f"{SAMPLE}?limit=101", "POST"))[0] == 400
+    assert (await api.send(f"{SAMPLE}?step=a%00", "POST"))[0] == 200
+    assert (await ended(api, SAMPLE))["error"]["what"] == "an option of `sample` contains the character NUL"
+
+
+async def test_a_job_ends_by_sigterm_and_by_sigkill_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = PipelineCommands({"p": PipelineSection(file=tmp_path / "p.yaml")})
+    cleans = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (open('cleaned', 'w').close(), sys.exit()))\n"
+    # A child with the same output, as Java of a sample: the job ends when both have ended.
+    ignores = (
+        "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
+
+    async def cancelled(program: str, limit_s: float) -> str:
+        ready = f"print({json.dumps(json.dumps(STEP))}, flush=True)\ntime.sleep(600)"
+        monkeypatch.setattr(pipeline_commands, "_PROGRAM", prints(then=program + ready))
+        monkeypatch.setattr(pipeline_commands, "END_S", limit_s)
+        commands.start_job(JobKind.SAMPLE, "p", {})
+        async with asyncio.timeout(20):
+            while not (job := commands.job(JobKind.SAMPLE, "p")) or not job.steps:
+                await asyncio.sleep(0.01)
+            # The second request does not disturb the end of the process.
+            first, second = await asyncio.gather(*(commands.cancel_job(JobKind.SAMPLE, "p") for _ in range(2)))
+        assert first is not None
+        assert second == first
+        return first.state
+
+    assert await cancelled(cleans, 20) == "cancelled"
+    assert (tmp_path / "cleaned").exists()
+    assert await cancelled(ignores, 0.1) == "cancelled"
+    await commands.close()
 
 
 ERROR = 'print(\'{"error": {"what": "no broker", "why": null, "hint": "start it"}}\', file=sys.stderr)\n'
@@ -133,7 +170,8 @@ ERROR = 'print(\'{"error": {"what": "no broker", "why": null, "hint": "start it"
         ({"ok": False, "off": ["batch 3: 1 read"]}, "sys.exit(1)", "done", None),
         ({"ok": False, "off": ["batch 3: 1 read"]}, f"{ERROR}sys.exit(1)", "failed", "no broker"),
         ({}, f"{ERROR}sys.exit(1)", "failed", "no broker"),
-        ({}, "sys.exit(1)", "failed", "the command failed"),
+        ({}, "sys.exit(1)", "failed", "`reconcile` failed with exit status 1, without a message"),
+        ({}, "import os; os.kill(os.getpid(), 9)", "failed", "`reconcile` was ended by signal 9 (Killed)"),
         ({}, "print('{}')", "failed", "`reconcile` printed an unknown result"),
         ({}, "print('x' * 9_000_000)", "failed", "the output is larger than 8 MiB"),
     ],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -53,6 +54,8 @@ def sample(
         from penstock.pipelines.testing.sample import check_steps, sample_steps
 
     steps = check_steps(pipeline, step or [])
+    # The console cancels a sample so; by default Python ends at once, and temporary files remain.
+    signal.signal(signal.SIGTERM, _end)
     with session_for_cases(pipeline.name) as spark:
         for number, found in enumerate(sample_steps(spark, pipeline, steps, records, limit)):
             if as_json:
@@ -61,6 +64,11 @@ def sample(
             else:
                 sys.stdout.write("\n" if number else "")
                 _show(found)
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # what ends here is not interrupted again
+    raise SystemExit(128 + number)
 
 
 def _show(found: StepSample) -> None:
