@@ -306,8 +306,9 @@ class RecordViews:
             if query.wanted.needs_json and (found.size > MAX_JSON_BYTES or decoded.too_long):
                 unsearched += 1
             if query.wanted.passes(decoded.record):
-                rows.append(decoded.row(whole=query.whole))
-                shown += found.size
+                row = decoded.row(whole=query.whole)
+                rows.append(row)
+                shown += max(found.size, len(row.value or ""))  # JSON may be much longer than Avro
         more = [each for each in ranges if not each.finished]
         later = ends if older else [(each.partition, each.place()) for each in ranges]
         return RecordPage(

@@ -52,7 +52,7 @@ export function Live({ title, path, parameters, file, row, arrived }) {
   useEffect(() => {
     if (hidden) return undefined; // a hidden tab holds no connection
     const stop = new AbortController();
-    readLines(path, parameters, stop.signal, accept, () => connect(true)).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
+    readLines(path, parameters, stop.signal, accept, () => { connect(true); fail(null); }).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
     return () => { stop.abort(); connect(false); };
   }, [hidden]);
   const toggle = () => {
