@@ -47,8 +47,7 @@ def complete_valid_file(incomplete: str) -> list[str]:
 
 def complete_file_or_local_name(incomplete: str) -> list[str]:
     """Shell completion: pipeline files, and names of pipelines with a state directory in the working directory."""
-    states = Path("penstock-pipelines")
-    names = (path.name for path in states.iterdir()) if states.is_dir() else ()
+    names = (path.name for path in _listed(Path("penstock-pipelines")))
     return [*complete_file(incomplete), *sorted(_beginning(names, incomplete))]
 
 
