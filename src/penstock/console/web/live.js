@@ -5,7 +5,7 @@ import { ApiError, credentials, Failure, html, number, saveFile } from "./lib.js
 const KEPT = 500;
 
 /** Read lines of JSON until the signal aborts or the node ends the stream; `begun()` is called when it begins. */
-export async function readLines(path, parameters, signal, accept, begun = () => {}) {
+async function readLines(path, parameters, signal, accept, begun) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
   const authorization = credentials.get();
   const response = await fetch(`api/v1/${path}?${query}`, { signal, headers: authorization ? { Authorization: authorization } : {} });
@@ -15,11 +15,33 @@ export async function readLines(path, parameters, signal, accept, begun = () => 
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) throw new ApiError(0, { what: "The node ended the subscription.", hint: "It stops, or closed the client. Subscribe again." });
+    if (done) throw new ApiError(0, { what: "The node ended the subscription.", hint: "It stops, or closed the client." });
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     lines.forEach((line) => accept(JSON.parse(line)));
   }
+}
+
+/** Pass each line of a stream to `accept` while the page is visible: a hidden one holds no connection. `failure`: why it ended. */
+export function useLines(path, parameters, accept) {
+  const [error, fail] = useState(null);
+  const [hidden, hide] = useState(document.hidden);
+  const [connected, connect] = useState(false);
+  const [tries, again] = useState(0);
+  useEffect(() => {
+    const changed = () => hide(document.hidden);
+    document.addEventListener("visibilitychange", changed);
+    return () => document.removeEventListener("visibilitychange", changed);
+  }, []);
+  useEffect(() => {
+    if (hidden) return undefined;
+    const stop = new AbortController();
+    readLines(path, parameters, stop.signal, accept, () => { connect(true); fail(null); }).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
+    return () => { stop.abort(); connect(false); };
+  }, [hidden, tries]);
+  const retry = () => { fail(null); again(tries + 1); };
+  const failure = error && html`<${Failure} error=${error} />${error.status !== 401 && error.status !== 403 && html`<p><button class="secondary" onClick=${retry}>Connect again</button></p>`}`;
+  return { connected, failure };
 }
 
 /**
@@ -28,17 +50,9 @@ export async function readLines(path, parameters, signal, accept, begun = () => 
  */
 export function Live({ title, path, parameters, file, row, arrived }) {
   const [shown, show] = useState({ rows: [], received: 0, dropped: 0, filtered: 0 });
-  const [error, fail] = useState(null);
   const [paused, pause] = useState(false);
-  const [hidden, hide] = useState(document.hidden);
-  const [connected, connect] = useState(false);
   const held = useRef(null); // what arrived during a pause
   const count = useRef(0);
-  useEffect(() => {
-    const changed = () => hide(document.hidden);
-    document.addEventListener("visibilitychange", changed);
-    return () => document.removeEventListener("visibilitychange", changed);
-  }, []);
   const add = (before, part) => ({
     rows: [...part.rows, ...before.rows].slice(0, KEPT), received: before.received + part.rows.length,
     dropped: before.dropped + part.dropped, filtered: before.filtered + part.filtered,
@@ -49,12 +63,7 @@ export function Live({ title, path, parameters, file, row, arrived }) {
     if (held.current !== null) held.current = add(held.current, part);
     else show((before) => add(before, part));
   };
-  useEffect(() => {
-    if (hidden) return undefined; // a hidden tab holds no connection
-    const stop = new AbortController();
-    readLines(path, parameters, stop.signal, accept, () => { connect(true); fail(null); }).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
-    return () => { stop.abort(); connect(false); };
-  }, [hidden]);
+  const { connected, failure } = useLines(path, parameters, accept);
   const toggle = () => {
     if (paused) {
       const arrived = held.current;
@@ -65,8 +74,8 @@ export function Live({ title, path, parameters, file, row, arrived }) {
   };
   const save = () => saveFile(file, shown.rows.toReversed().map(({ number: _, ...each }) => `${JSON.stringify(each)}\n`).join(""));
   return html`<section aria-label=${title}>
-    ${error && html`<${Failure} error=${error} />`}
-    <p class="pages"><span role="status">${connected || error ? "" : "Connecting… "}${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
+    ${failure}
+    <p class="pages"><span role="status">${connected || failure ? "" : "Connecting… "}${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
       ${shown.dropped > 0 && html`<span class="warn">${number(shown.dropped)} not shown: they arrive too fast</span>`}
       <button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>
       ${shown.rows.length > 0 && html`<button class="plain" onClick=${save}>Export NDJSON</button>

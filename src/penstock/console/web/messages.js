@@ -2,20 +2,17 @@
 import { useContext, useState } from "preact/hooks";
 import { ApiError, bytes, clock, Failure, html, link, number, request, Session } from "./lib.js";
 import { Live } from "./live.js";
-import { hexdump, pretty } from "./records.js";
+import { base64, hexdump, octets, pretty } from "./records.js";
 import { Facts } from "./table.js";
 
 /** Formats whose value the node shows as JSON. */
 const BINARY = { cbor: "CBOR", msgpack: "MessagePack", sparkplug: "Sparkplug B", avro: "Avro", protobuf: "Protobuf" };
 const VIEWS = [["auto", "decoded"], ["text", "as text"], ["hex", "hexadecimal"]];
 
-const raw = (row) => (row.value_base64 === null ? new TextEncoder().encode(row.value ?? "") : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
-const base64 = (data) => btoa(Array.from(data, (byte) => String.fromCharCode(byte)).join(""));
-
 /** The payload as text in one of the views. */
 function payloadText(row, view) {
-  if (view === "hex") return hexdump(base64(raw(row)));
-  if (view === "text") return new TextDecoder().decode(raw(row));
+  if (view === "hex") return hexdump(base64(octets(row)));
+  if (view === "text") return new TextDecoder().decode(octets(row));
   return pretty({ ...row, format: BINARY[row.format] ? "json" : row.format });
 }
 
@@ -29,7 +26,7 @@ export function Message({ row }) {
       ...row.user_properties.map(({ name, value }) => [`User Property ${name}`, value]),
     ].filter(([, value]) => value != null)} />
     <p class="pages">${VIEWS.map(([value, title]) => html`<button class="plain" aria-pressed=${view === value} onClick=${() => choose(value)}>${title}</button>`)}
-      ${row.truncated && html`<span class="warn">the first ${bytes(raw(row).length)} of ${bytes(row.bytes)}</span>`}</p>
+      ${row.truncated && html`<span class="warn">the first ${bytes(octets(row).length)} of ${bytes(row.bytes)}</span>`}</p>
     <pre tabindex="0" class=${view === "hex" || row.value === null ? "hex" : ""}><code>${payloadText(row, view)}</code></pre>`;
 }
 

@@ -21,6 +21,10 @@ export function hexdump(base64) {
   return lines.join("\n");
 }
 
+/** The bytes of a value. */
+export const octets = (row) => (row.value_base64 === null ? new TextEncoder().encode(row.value ?? "") : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
+export const base64 = (data) => btoa(Array.from(data, (byte) => String.fromCharCode(byte)).join(""));
+
 export const pretty = (row) => {
   if (row.value === null) return row.value_base64 === null ? "" : hexdump(row.value_base64);
   return (row.format === "json" || SCHEMAS[row.format]) && !row.truncated ? indented(row.value) : row.value;
@@ -177,13 +181,12 @@ function One({ topic, partition, offset }) {
 export function Value({ row, name }) {
   const [raw, showRaw] = useState(false);
   if (row.value === null && row.value_base64 === null) return html`<p class="bad">The attributes do not fit the length of the message: another program wrote it.</p>`;
-  const data = () => (row.value_base64 === null ? new TextEncoder().encode(row.value) : Uint8Array.from(atob(row.value_base64), (character) => character.charCodeAt(0)));
   const save = () => {
-    const address = URL.createObjectURL(new Blob([data()]));
+    const address = URL.createObjectURL(new Blob([octets(row)]));
     Object.assign(document.createElement("a"), { href: address, download: `${name}.${row.format === "json" ? "json" : row.format === "text" ? "txt" : "bin"}` }).click();
     setTimeout(() => URL.revokeObjectURL(address), 10_000);
   };
-  return html`<pre tabindex="0" class=${row.value === null || (raw && row.format !== "json") ? "hex" : ""}><code>${raw ? (row.format === "json" ? row.value : hexdump(btoa(Array.from(data(), (byte) => String.fromCharCode(byte)).join("")))) : pretty(row)}</code></pre>
+  return html`<pre tabindex="0" class=${row.value === null || (raw && row.format !== "json") ? "hex" : ""}><code>${raw ? (row.format === "json" ? row.value : hexdump(base64(octets(row)))) : pretty(row)}</code></pre>
     <div class="pages">${row.value !== null && html`<button class="plain" aria-pressed=${raw} onClick=${() => showRaw(!raw)}>${row.format === "json" ? "As it was sent" : "Hexadecimal"}</button>`}
       <button class="plain" onClick=${save}>Save</button></div>`;
 }

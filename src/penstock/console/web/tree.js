@@ -1,7 +1,7 @@
 // The tree of MQTT topics with rates and last payloads, from a subscription that exists while the page is visible.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, clock, counted, Failure, html, link, number, rate } from "./lib.js";
-import { readLines } from "./live.js";
+import { bytes, clock, counted, html, link, number, rate } from "./lib.js";
+import { useLines } from "./live.js";
 import { Message, start } from "./messages.js";
 import { Plain } from "./table.js";
 
@@ -24,22 +24,12 @@ export function TopicTree({ route }) {
 
 function Tree({ filter, under, parameters }) {
   const [, redraw] = useState(0);
-  const [error, fail] = useState(null);
-  const [hidden, hide] = useState(document.hidden);
   const tree = useRef({ topics: new Map(), dropped: 0, full: 0, since: now() });
+  const { failure } = useLines("topic-tree", { filter }, (line) => { add(tree.current, line); redraw((count) => count + 1); });
   useEffect(() => {
-    const changed = () => hide(document.hidden);
-    document.addEventListener("visibilitychange", changed);
-    return () => document.removeEventListener("visibilitychange", changed);
-  }, []);
-  useEffect(() => {
-    if (hidden) return undefined; // a hidden tab holds no subscription
-    const stop = new AbortController();
-    const accept = (line) => { add(tree.current, line); redraw((count) => count + 1); };
-    readLines("topic-tree", { filter }, stop.signal, accept).catch((problem) => { if (!stop.signal.aborted) fail(problem); });
     const timer = setInterval(() => redraw((count) => count + 1), 1000); // rates fall also while no message arrives
-    return () => { clearInterval(timer); stop.abort(); };
-  }, [hidden]);
+    return () => clearInterval(timer);
+  }, []);
   const { topics, dropped, full, since } = tree.current;
   const levels = under === null ? [] : under.split("/"); // "": the first level of /a
   const rows = children(topics, under, since).filter((row) => row.level.toLowerCase().includes((parameters.q ?? "").toLowerCase()));
@@ -47,7 +37,7 @@ function Tree({ filter, under, parameters }) {
   const at = (topic, more = {}) => link("tree", topic, { filter: parameters.filter, ...more });
   const own = topics.get(under);
   return html`<section aria-label="Topics">
-    ${error && html`<${Failure} error=${error} />`}
+    ${failure}
     <nav aria-label="Levels" class="pages"><a href=${link("tree", null, { filter: parameters.filter })}>All topics</a>
       ${levels.map((level, index) => html`<span aria-hidden="true">/</span><a href=${at(levels.slice(0, index + 1).join("/"))} aria-current=${index === levels.length - 1 ? "page" : undefined}>${level || "(empty)"}</a>`)}</nav>
     <p class="pages"><span role="status">${number(topics.size)} ${topics.size === 1 ? "topic" : "topics"} with messages since the page was opened</span>
@@ -64,7 +54,7 @@ function Tree({ filter, under, parameters }) {
       ${first > 0 && html`<a href=${at(under, { first: Math.max(0, first - PAGE) || "" })}>Previous page</a>`}
       ${rows.length > first + PAGE && html`<a rel="next" href=${at(under, { first: first + PAGE })}>Next page</a>`}</nav>`}
     ${own && html`<h2>Last message of <code>${under}</code></h2><p>${clock(own.last.at)} UTC${own.last.retain ? ", retained" : ""}. <a href=${link("messages", null, { filter: under })}>Follow this topic</a></p><${Message} row=${own.last} />`}
-    ${topics.size === 0 && !error && html`<p>No message has arrived yet.</p>`}
+    ${topics.size === 0 && !failure && html`<p>No message has arrived yet.</p>`}
   </section>`;
 }
 
