@@ -135,6 +135,7 @@ def test_pipeline_files_and_the_names_in_them_are_offered(
         "penstock pipeline validate l": ["line3.test.yaml", "line3.yaml"],
         "penstock pipeline apply --rollback l": ["line3.yaml", "line3"],
         "penstock pipeline plan none/": [],
+        "penstock pipeline plan ~unknown-user/": [],
         "penstock pipeline sample line3.yaml --step ": ["readings", "warm"],
         "penstock pipeline dead-letter redrive line3.yaml --dry-run --step r": ["readings"],
         "penstock pipeline migrate line3.yaml --sink ": ["rows"],

@@ -87,7 +87,11 @@ def _files(incomplete: str, section: re.Pattern[str], *, tests: bool) -> Iterato
     """Yield YAML files with ``section`` whose path begins with ``incomplete``, in its directory or one below."""
     folder, _, start = incomplete.rpartition("/")
     prefix = f"{folder}/" if folder or incomplete.startswith("/") else ""
-    for path in _listed(Path(prefix or ".").expanduser()):
+    try:
+        place = Path(prefix or ".").expanduser()
+    except RuntimeError:  # ~NAME without a user of this name
+        return
+    for path in _listed(place):
         if not path.name.startswith(start) or (path.name.startswith(".") and not start):
             continue
         if path.is_dir():
@@ -97,6 +101,8 @@ def _files(incomplete: str, section: re.Pattern[str], *, tests: bool) -> Iterato
 
 
 def _listed(folder: Path) -> list[Path]:
+    if not os.access(folder, os.X_OK):  # then its names can be listed, but nothing in it can be looked at
+        return []
     try:
         with os.scandir(folder) as entries:
             return [folder / entry.name for entry, _ in zip(entries, range(_MAX_FILES), strict=False)]
