@@ -24,6 +24,7 @@ from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from tests.end_to_end.console_browser import LOOKS, browsing, console_node, filled
+from tests.unit.node.test_api import Api
 
 node = pytest.fixture(console_node)
 PAGES = (
@@ -333,6 +334,13 @@ async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path
             exported = await asyncio.to_thread(Path(await (await saved.value).path()).read_text)
             operations = [json.loads(line)["operation"] for line in exported.splitlines()]
             assert operations == ["SET", "SET", "SET", "DELETE"]
+            api = Api(ready)
+            (watching,) = (await api.get("/clients?q=console-"))["rows"]
+            assert (await api.send(f"/clients/{watching['client_id']}", "DELETE"))[0] == 200
+            await expect(page.get_by_role("alert")).to_contain_text("The node ended the subscription.")
+            await page.get_by_role("button", name="Connect again").click()
+            await expect(page.get_by_role("alert")).to_have_count(0)
+            await api.until("/clients?q=console-", lambda now: any(row["connected"] for row in now["rows"]))
 
 
 async def test_the_keyboard_reaches_pages_filter_rows_and_help(node: Node) -> None:
