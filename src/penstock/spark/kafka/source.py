@@ -48,6 +48,8 @@ Result = TypeVar("Result")
 
 TIMEOUT_S: Final = 30.0
 """Maximum time without an answer."""
+_LAST_MS: Final = (1 << 63) - 1
+"""The last time that a request can have."""
 _SLICE_S: Final = 1.0
 """Time after which a call of the client returns, so that errors of connections are seen."""
 _RECORDS: Final = 2_000
@@ -142,7 +144,9 @@ class KafkaLog:
         """
         from confluent_kafka import TopicPartition
 
-        asked = [TopicPartition(topic, int(n), time_ms) for topic, places in ends.items() for n in places]
+        # Negative times are names of Kafka: -1 is the end of the partition.
+        at_ms = min(max(time_ms, 0), _LAST_MS)
+        asked = [TopicPartition(topic, int(n), at_ms) for topic, places in ends.items() for n in places]
         found: dict[str, dict[str, int]] = {}
         for place in self._call(partial(self._consumer.offsets_for_times, asked)):
             if place.error is not None:

@@ -114,14 +114,20 @@ def test_offsets_that_were_deleted_are_found_before_a_batch() -> None:
 def test_a_time_is_that_of_the_first_record_at_or_after_it(after: int) -> None:
     """Without such a record (-1), and with one behind the last stable offset, it is the end."""
 
+    times: list[list[int]] = []
+
     class Times:
         def offsets_for_times(self, asked: list[TopicPartition], _timeout: float) -> list[TopicPartition]:
-            assert [(place.topic, place.partition, place.offset) for place in asked] == [("a", 0, 7), ("a", 1, 7)]
+            assert [(place.topic, place.partition) for place in asked] == [("a", 0), ("a", 1)]
+            times.append([place.offset for place in asked])
             return [TopicPartition("a", 0, 3), TopicPartition("a", 1, after)]
 
     log = KafkaLog(TOPICS)
     log._opened = cast("Any", Times())
-    assert log.at(7, {"a": {"0": 5, "1": 9}}) == {"a": {"0": 3, "1": 9}}
+    for time_ms in (7, -1, 1 << 64):
+        assert log.at(time_ms, {"a": {"0": 5, "1": 9}}) == {"a": {"0": 3, "1": 9}}
+    # Kafka would read -1 as the end of the partition.
+    assert times == [[7, 7], [0, 0], [(1 << 63) - 1] * 2]
 
 
 def test_a_stream_with_an_end_reads_nothing_behind_it() -> None:
