@@ -28,7 +28,7 @@ from penstock.pipelines.rows import header_names, source_rows
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import create_bytes, make_directory, read_json, write_json
+from penstock.pipelines.state_dir.layout import create_bytes, create_json, make_directory, read_json, write_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
@@ -453,14 +453,16 @@ class TubeSourceReader:
 
 
 def _stored_end(starts: StoragePath, name: str, resolve: Callable[[], Offsets]) -> Offsets:
-    """Return the end of the span of the source ``name`` as stored in ``starts``, after ``resolve`` the first time."""
+    """Return the end of the span of the source ``name`` as stored in ``starts``, after ``resolve`` the first time.
+
+    Threads of several queries and meters may resolve it at the same time: the first one that stores it decides.
+    """
     path = starts / ("_end.json" if name == SOURCE else f"_end-{name}.json")
     try:
         return dict(read_json(path))
     except FileNotFoundError:
-        end = resolve()
-        write_json(path, end)
-        return end
+        create_json(path, resolve())
+        return dict(read_json(path))
 
 
 def _without_replaced(

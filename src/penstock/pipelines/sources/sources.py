@@ -37,7 +37,7 @@ from penstock.pipelines.spec.sources import (
 )
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import read_json, write_json
+from penstock.pipelines.state_dir.layout import create_json, read_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark.files.object_storage import StoragePath
 
@@ -131,8 +131,9 @@ class Sources:
         places = {name: self._readers[name].start(self._input(query, name)) for name in self._names(query)}
         for name, label in self._labelled(query):
             start |= _named(label, places[name])
-        write_json(path, start)
-        return start
+        # Not replaced: a run that was paused and has lost its lease must not change the start of a later one.
+        create_json(path, start)
+        return dict(read_json(path))
 
     def align_starts(self, queries: Sequence[str]) -> None:
         """Give those of ``queries`` that have no start offsets the same ones, so that they can share a stream.
@@ -141,7 +142,7 @@ class Sources:
         """
         new = [query for query in queries if not self._start_file(query).exists()]
         for query in new:
-            write_json(self._start_file(query), self.start(new[0]))
+            create_json(self._start_file(query), self.start(new[0]))
 
     def _start_file(self, query: str) -> StoragePath:
         return layout.starts(self._state) / f"{query}.json"
