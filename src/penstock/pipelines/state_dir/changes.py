@@ -274,8 +274,9 @@ class KeyHistory:
             found = files.read(name)
             self.begin_ms = max(self.begin_ms, found.begin_ms)
             self.floor_ms = max(self.floor_ms, found.floor_ms)
-            self._read.add(name)
             self.add(found)
+            # Not before: with an error in between, the changes after these would be read, and these would be missing.
+            self._read.add(name)
 
     def _forget(self) -> None:
         self.ends, self._read = {}, set()

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -176,6 +177,20 @@ def test_a_worker_reads_again_if_files_were_replaced_meanwhile(tmp_path: Path) -
     history.refresh(VisibleChanges({"1:0": 28}, 0))
     assert value(history.at(b"a", 9)) == b"0"
     assert history.begin_ms == 7
+
+
+def test_a_worker_reads_again_what_it_could_not_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ChangeFiles(tmp_path)
+    writer = ChangeFilesWriter(files)
+    writer.begin({"1:0": 28}, BEGINNING, [Change("1:0", 0, b"a", 0, b"0", None)])
+    history = KeyHistory(files)
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_append", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            history.refresh(VisibleChanges({"1:0": 28}, BEGINNING))
+    writer.add({"1:0": 56}, [Change("1:0", 28, b"b", 1, b"1", None)])
+    history.refresh(VisibleChanges({"1:0": 56}, BEGINNING))
+    assert [value(history.at(key, 9)) for key in (b"a", b"b")] == [b"0", b"1"]
 
 
 def test_missing_and_broken_files_are_errors(tmp_path: Path) -> None:
