@@ -526,6 +526,7 @@ class BuiltQuery:
 
     def start(self, trigger_ms: int, *, available_now: bool) -> StreamingQuery:
         """Start the query, from the end of its checkpoint if it has one."""
+        self.checkpoint.sync()
         return start_query(self, trigger_ms, available_now=available_now)
 
 

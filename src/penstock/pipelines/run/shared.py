@@ -361,6 +361,7 @@ class SharedQuery:
         self._with_lookup = context.with_lookup
         for checkpoint in checkpoints:
             checkpoint.create()
+            checkpoint.sync()
         self.batches = SharedBatches(plans, checkpoints, self.checkpoint, context)
         self.rebuild()
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from penstock.errors import StorageError
 from penstock.pipelines.spec.steps import Enrich
-from penstock.pipelines.state_dir.layout import create_bytes, listed, read_bytes
+from penstock.pipelines.state_dir.layout import create_bytes, listed, read_bytes, sync_names
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 if TYPE_CHECKING:
@@ -447,6 +447,8 @@ class ChangeFilesWriter:
         self._open()
 
     def _open(self) -> None:
+        # Those of a driver that was killed: a batch will know their changes, and they are not read again.
+        sync_names(self._files.directory)
         for _ in range(_READS):
             self.ends, self._compacted, self._added, self._count = None, 0, 0, 0
             try:

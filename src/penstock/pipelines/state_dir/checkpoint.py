@@ -22,7 +22,15 @@ from penstock.pipelines.spec.columns import joined_columns
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.spec.steps import Join, Window
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.layout import create_text, listed, read_bytes, read_json, write_json, write_text
+from penstock.pipelines.state_dir.layout import (
+    create_text,
+    listed,
+    read_bytes,
+    read_json,
+    sync_names,
+    write_json,
+    write_text,
+)
 from penstock.spark.files.object_storage import StoragePath
 
 __all__ = [
@@ -224,6 +232,15 @@ class Checkpoint:
         """Create the checkpoint, with a new id, if it does not exist."""
         if not self.exists():
             create_text(self.path / "metadata", json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")))
+
+    def sync(self) -> None:
+        """Sync the names of its files before a query continues there.
+
+        A driver that was killed may have written the plan of a batch and not synced its name: the batch would be
+        repeated, and a power loss after it could still remove its plan.
+        """
+        for directory in (self.path.parent, self.path, self.path / "offsets", self.path / "commits"):
+            sync_names(directory)
 
     def begin(self, batch: int, entry: str) -> None:
         """Store durably that ``batch`` ends at the offsets of ``entry``, before anything of it is written.

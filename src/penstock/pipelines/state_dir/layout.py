@@ -74,6 +74,7 @@ __all__ = [
     "starts",
     "sync_directory",
     "sync_file",
+    "sync_names",
     "sync_parents",
     "update_json",
     "write_json",
@@ -332,20 +333,22 @@ def update_json(path: StoragePath, change: Callable[[dict[str, Any] | None], Map
 
 
 def _linked(temporary: Path, path: Path) -> bool:
-    """Link ``path`` to ``temporary``; return False if ``path`` exists."""
+    """Link ``path`` to ``temporary``; return False if ``path`` exists. Its name is on disk in both cases."""
+    created = True
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return False
+        created = False
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         # Some mounted file systems do not support links: there, two concurrent calls may both return True.
-        if path.exists():
-            return False
-        temporary.replace(path)
+        created = not path.exists()
+        if created:
+            temporary.replace(path)
+    # Also the name that another process created: it may have been killed before it synced it.
     sync_directory(path.parent)
-    return True
+    return created
 
 
 def _as_json(value: Mapping[str, Any]) -> str:
@@ -456,6 +459,16 @@ def make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for each in missing:
         sync_directory(each.parent)
+
+
+def sync_names(directory: StoragePath) -> None:
+    """Sync the names in ``directory``: a process that was killed may have created them, and not synced them.
+
+    Nothing if it does not exist, or in a bucket.
+    """
+    if not isinstance(directory, ObjectPath):
+        with suppress(FileNotFoundError):
+            sync_directory(directory)
 
 
 def sync_parents(path: Path) -> None:

@@ -17,6 +17,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -133,6 +134,11 @@ class FileLog:
             log.seek(self._size)
             log.write("".join(json.dumps(_stored(entry)) + "\n" for entry in entries).encode())
             log.flush()
+            os.fsync(log.fileno())
+
+    def sync(self) -> None:
+        """Sync what a process has appended that was killed before it synced it."""
+        with suppress(FileNotFoundError), self.path.open("rb") as log:
             os.fsync(log.fileno())
 
 
@@ -301,6 +307,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log = FileLog(Path(options["log"]))
         self._offset = 0
         self._target: int | None = None
+        self._is_synced = False
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         """Return the offset 0: offsets are line numbers of the log."""
@@ -313,7 +320,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, dict[str, int]]:
         """Return the end of the next batch: at most ``maxFiles`` files after ``start``."""
         begin = self._offset if start is None else start[STREAM]["0"]
-        known = self._log.entries()
+        known = self._entries()
         if self._target is None and len(known) <= begin:
             self._log.append(found := self._new(known))
             known += found
@@ -328,7 +335,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Set the end of the run: the currently existing files."""
-        known = self._log.entries()
+        known = self._entries()
         self._log.append(found := self._new(known))
         self._target = len(known) + len(found)
 
@@ -346,6 +353,14 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
         """Do nothing: the query's checkpoint stores the offsets."""
+
+    def _entries(self) -> list[FileEntry]:
+        """Return the files in the log, which are on disk before an offset refers to them."""
+        found = self._log.entries()
+        if not self._is_synced:
+            self._log.sync()
+            self._is_synced = True
+        return found
 
     def _new(self, known: list[FileEntry]) -> list[FileEntry]:
         paths = {entry.path for entry in known}

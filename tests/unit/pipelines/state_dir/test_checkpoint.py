@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_a_range_begins_where_the_batch_before_it_ended(tmp_path: Path) -> None:
     found = checkpoint(tmp_path, 0, 5)
     assert found.range(0) == (None, {"t": {"1:0": 28}})
     assert found.range(1) == ({"t": {"1:0": 28}}, {"t": {"1:0": 56}})
+
+
+def test_what_a_killed_driver_has_written_is_synced_before_a_query_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    path = tmp_path / "checkpoints" / "rows"
+    Checkpoint(path).sync()
+    assert synced == []
+    path.mkdir(parents=True)
+    (path / "offsets").mkdir()
+    Checkpoint(path).sync()
+    assert synced == [directory.stat().st_ino for directory in (path.parent, path, path / "offsets")]
 
 
 def test_events_are_late_by_the_watermark_of_the_batch_before(tmp_path: Path) -> None:

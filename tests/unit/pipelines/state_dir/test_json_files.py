@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
+from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import create_json, listed, read_json, ready_directory, write_json
 
 
@@ -58,6 +59,17 @@ def test_the_first_one_makes_the_file(tmp_path: Path, links: bool, monkeypatch: 
     assert not create_json(path, {"a": 2})
     assert read_json(path) == {"a": 1}
     assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
+
+
+def test_a_file_of_a_process_that_was_killed_is_on_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_text('{"a": 1}')
+    synced: list[Path] = []
+    monkeypatch.setattr(layout, "sync_directory", synced.append)
+    assert not create_json(path, {"a": 2})
+    assert synced == [tmp_path]
 
 
 def test_an_unreadable_directory_is_not_treated_as_empty(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -113,6 +114,20 @@ def test_a_stream_takes_new_files_and_a_batch_the_same_again(tmp_path: Path) -> 
     batch = FilesReader({"log": str(tmp_path / "log"), "start": "1", "end": "3"})
     found = [row["value"] for task in batch.partitions() for b in batch.read(task) for row in b.to_pylist()]
     assert found == [b"b", b"c"]
+
+
+def test_files_that_a_killed_process_has_listed_are_on_disk_before_an_offset_refers_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_text("a")
+    FilesStreamReader(options(tmp_path)).latestOffset({"files": {"0": 0}})
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    reader = FilesStreamReader(options(tmp_path))
+    for _ in range(2):
+        assert reader.latestOffset({"files": {"0": 0}}) == {"files": {"0": 1}}
+    assert synced == [(tmp_path / "log").stat().st_ino]
 
 
 def test_available_now_ends_at_the_existing_files(tmp_path: Path) -> None:
