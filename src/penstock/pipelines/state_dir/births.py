@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from penstock.errors import StorageError
-from penstock.pipelines.state_dir.layout import create_text, listed
+from penstock.pipelines.state_dir.layout import create_text, listed, sync_names
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 __all__ = ["Birth", "BirthLog", "MetricDefinition", "birth_directory"]
@@ -214,11 +214,14 @@ class _Directory:
             raise FileNotFoundError(str(self._path))
         newest = max((_offset(name) for name in names if _SNAPSHOT in name), default=0)
         self._replaced = {name for name in names if _offset(name) < newest}
-        for name in sorted(names - self._replaced - self._files):
+        if new := sorted(names - self._replaced - self._files):
+            # Also those of a process that was killed: `write` leaves them out.
+            sync_names(self._path)
+        for name in new:
             births = self._read(name)
+            yield from births
             self._files.add(name)
             self.offsets.update(birth.offset for birth in births)
-            yield from births
 
     def _read(self, name: str) -> list[Birth]:
         path = self._path / name
