@@ -31,7 +31,7 @@ from penstock.pipelines.state_dir.layout import (
     write_json,
     write_text,
 )
-from penstock.spark.files.object_storage import StoragePath
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 __all__ = [
     "START_OVER",
@@ -237,8 +237,10 @@ class Checkpoint:
         """Sync the names of its files before a query continues there.
 
         A driver that was killed may have written the plan of a batch and not synced its name: the batch would be
-        repeated, and a power loss after it could still remove its plan.
+        repeated, and a power loss after it could still remove its plan. Objects in a bucket need nothing.
         """
+        if isinstance(self.path, ObjectPath):
+            return
         for directory in (self.path.parent, self.path, self.path / "offsets", self.path / "commits"):
             sync_names(directory)
 
