@@ -29,13 +29,16 @@ def recorded(log: Path) -> list[str]:
 
 
 class Unsynced:
-    """The names and contents below ``root`` that are not on the disk after the calls in ``log``."""
+    """The names and contents below ``root`` that are not on the disk after the calls in ``log``.
+
+    ``synced``: paths of files and directories that were synced at least once.
+    """
 
     def __init__(self, root: Path, log: Path) -> None:
         self._root = str(root)
         self.names: set[str] = set()
         self.contents: set[str] = set()
-        self._synced: set[str] = set()
+        self.synced: set[str] = set()
         begun: dict[str, str] = {}
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             if (found := _BEGUN.fullmatch(line)) is not None:
@@ -49,7 +52,7 @@ class Unsynced:
     def _apply(self, call: str, arguments: str) -> None:
         if call in {"fsync", "fdatasync"}:
             path = arguments.partition("<")[2].removesuffix(">")
-            self._synced.add(path)
+            self.synced.add(path)
             self.contents.discard(path)
             self.names -= {name for name in self.names if os.path.dirname(name) == path}  # noqa: PTH120 - quicker
             return
@@ -57,7 +60,7 @@ class Unsynced:
         if not path.startswith(self._root):
             return
         self.names.add(path)
-        if not call.startswith("mkdir") and (source not in self._synced or source in self.contents):
+        if not call.startswith("mkdir") and (source not in self.synced or source in self.contents):
             self.contents.add(path)
 
     def lose(self) -> None:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.spark.power_loss import Unsynced, recorded
 from tests.spark.processes import until
 
-PACKAGE = "org.apache.spark.sql.execution.streaming.checkpointing"
+STREAMING = "org.apache.spark.sql.execution.streaming"
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def test_a_file_of_a_checkpoint_survives_a_power_loss_once_it_is_written(spark: 
     def path(*names: str) -> Any:
         return java.org.apache.hadoop.fs.Path(str(root.joinpath(*names)))
 
-    manager = getattr(java, f"{PACKAGE}.CheckpointFileManager").create(path(), settings)
+    manager = getattr(java, f"{STREAMING}.checkpointing.CheckpointFileManager").create(path(), settings)
 
     def write(*names: str, overwrite: bool) -> None:
         output = manager.createAtomic(path(*names), overwrite)
@@ -61,13 +61,22 @@ def test_a_file_of_a_checkpoint_survives_a_power_loss_once_it_is_written(spark: 
         for _ in range(2):
             write("own", "1.changelog", overwrite=True)
         path().getFileSystem(settings).copyFromLocalFile(path("own", "offsets", "0"), path("own", "SSTs", "0.sst"))
-        for name in ("kept", "x.transient"):
-            manager.mkdirs(path(name))
-            write(name, "0", overwrite=True)
+        for names in (("shared", "kept"), ("x.transient",), ("shared", "x.transient")):
+            manager.mkdirs(path(*names))
+            write(*names, "0", overwrite=True)
+        # A query that is stopped has its thread interrupted, which Spark does not report as a failure.
+        java.java.lang.Thread.currentThread().interrupt()
+        with pytest.raises(Py4JJavaError, match="ClosedByInterruptException") as interrupted:
+            write("own", "offsets", "2", overwrite=False)
+        assert java.java.lang.Thread.interrupted()
+    execution = getattr(java, f"{STREAMING}.runtime.StreamExecution")
+    assert execution.isInterruptionException(interrupted.value.java_exception, spark._jsparkSession.sparkContext())
+    assert not (root / "own" / "offsets" / "2").exists()
     unsynced = Unsynced(root, tmp_path / "strace")
-    transient = {"x.transient/0", "x.transient/.0.crc"}
-    assert {os.path.relpath(name, root) for name in unsynced.names} == {"x.transient", *transient}
+    transient = {"shared/x.transient/0", "shared/x.transient/.0.crc"}
+    assert {os.path.relpath(name, root) for name in unsynced.names} == {"shared/x.transient", *transient}
     assert {os.path.relpath(name, root) for name in unsynced.contents} == transient
+    assert {str(root / "own" / "SSTs" / name) for name in ("0.sst", ".0.sst.crc")} <= unsynced.synced
     assert (root / "own" / "offsets" / ".1.crc").read_bytes() != b"older"
     with pytest.raises(Py4JJavaError, match="FileAlreadyExists"):
         write("own", "offsets", "1", overwrite=False)

@@ -7,7 +7,6 @@ import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.StandardCopyOption;
 import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.ChecksumFileSystem;
 import org.apache.hadoop.fs.ChecksumFs;
 import org.apache.hadoop.fs.DelegateToFileSystem;
 import org.apache.hadoop.fs.FileAlreadyExistsException;
@@ -32,6 +31,9 @@ public final class LocalFileContext extends ChecksumFs {
 
     /** End of the name of a checkpoint that does not outlive its run, so that nothing of it is synced. */
     private static final String TRANSIENT = ".transient";
+
+    /** Name of the directory with such checkpoints: any other directory may have the name of one. */
+    private static final String SHARED = "shared";
 
     private static final class Raw extends DelegateToFileSystem {
         Raw(Configuration settings) throws IOException, URISyntaxException {
@@ -75,12 +77,14 @@ public final class LocalFileContext extends ChecksumFs {
             if (!isTransient) {
                 LocalFiles.sync(source);
             }
-            if (overwrite || ChecksumFileSystem.isChecksumFile(to)) {
-                // Checksums follow their file, which only one driver has created; a crash may have left an older one.
+            if (overwrite) {
                 Files.move(source, target, StandardCopyOption.ATOMIC_MOVE);
             } else {
-                link(source, target);
-                Files.delete(source);
+                if (!Files.exists(target)) {
+                    // The checksum follows its file. A crash may have left an older one, which would not fit the file.
+                    Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
+                }
+                linkAndDelete(source, target);
             }
             if (!isTransient) {
                 LocalFiles.sync(target.getParent());
@@ -89,14 +93,14 @@ public final class LocalFileContext extends ChecksumFs {
 
         private static boolean isTransient(Path path) {
             for (Path each = path; each != null; each = each.getParent()) {
-                if (each.getName().endsWith(TRANSIENT)) {
+                if (each.getName().endsWith(TRANSIENT) && each.getParent().getName().equals(SHARED)) {
                     return true;
                 }
             }
             return false;
         }
 
-        private static void link(java.nio.file.Path source, java.nio.file.Path target) throws IOException {
+        private static void linkAndDelete(java.nio.file.Path source, java.nio.file.Path target) throws IOException {
             try {
                 Files.createLink(target, source);
             } catch (java.nio.file.FileAlreadyExistsException error) {
@@ -106,8 +110,10 @@ public final class LocalFileContext extends ChecksumFs {
                 if (Files.exists(target)) {
                     throw new FileAlreadyExistsException(target + " exists");
                 }
-                Files.copy(source, target);
+                Files.move(source, target, StandardCopyOption.ATOMIC_MOVE);
+                return;
             }
+            Files.delete(source);
         }
 
         private static java.nio.file.Path file(Path path) {

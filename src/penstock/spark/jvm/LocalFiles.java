@@ -28,6 +28,10 @@ public final class LocalFiles extends LocalFileSystem {
         super.copyFromLocalFile(deleteSource, source, target);
         if (Files.isRegularFile(pathToFile(target).toPath())) {
             sync(pathToFile(target).toPath());
+            java.nio.file.Path checksum = pathToFile(getChecksumFile(target)).toPath();
+            if (Files.exists(checksum)) {
+                sync(checksum); // an incomplete one would make the file unreadable
+            }
             sync(pathToFile(target.getParent()).toPath());
             sync(pathToFile(target.getParent().getParent()).toPath()); // the copy may have created the directory
         }
