@@ -40,7 +40,7 @@ JOB_TIMEOUT_S: Final = 3600.0
 MAX_JOB_OUTPUT: Final = 8 << 20
 """Limit of the output of a job in bytes, which is kept."""
 END_S: Final = 5.0
-"""Seconds between SIGTERM and SIGKILL: a sample stops Spark, which removes its temporary files."""
+"""Seconds between SIGTERM and SIGKILL: a sample and its Spark remove their temporary files."""
 _PROGRAM: Final = (sys.executable, "-m", "penstock.cli")
 _NEEDS_STATE_DIR: Final = frozenset({"redrive", "plan", "status", "reconcile"})
 
@@ -362,9 +362,12 @@ async def _cancelled(task: asyncio.Task[Any] | None) -> None:
 
 
 async def _end(process: Process) -> None:
-    """End a process by SIGTERM; by SIGKILL, with the processes that it has started, if it does not end."""
+    """End a process and those that it has started by SIGTERM, and by SIGKILL if they do not end.
+
+    Java as well: Python waits for the answer of Spark, which comes after the job or when Java has ended.
+    """
     with suppress(ProcessLookupError):
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
     try:
         async with asyncio.timeout(END_S):
             await _ended(process)

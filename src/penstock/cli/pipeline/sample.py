@@ -54,7 +54,7 @@ def sample(
         from penstock.pipelines.testing.sample import check_steps, sample_steps
 
     steps = check_steps(pipeline, step or [])
-    # The console cancels a sample so; by default Python ends at once, and temporary files remain.
+    # The console cancels a sample so, with its Java; by default Python ends at once, and temporary files remain.
     signal.signal(signal.SIGTERM, _end)
     with session_for_cases(pipeline.name) as spark:
         for number, found in enumerate(sample_steps(spark, pipeline, steps, records, limit)):
@@ -67,7 +67,7 @@ def sample(
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # what ends here is not interrupted again
+    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
     raise SystemExit(128 + number)
 
 
