@@ -99,7 +99,8 @@ class RefusedError(PenstockError):
     """The peer understood the request and rejected it.
 
     ``code`` is the code of the protocol (MQTT reason code, TubeMQ error code; 0 if errors are text only), ``text`` the
-    message of the peer, ``peer`` its address.
+    message of the peer, ``peer`` its address. ``needs_grant``: the policies of a node do not permit it, and ``do`` says
+    what to grant.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class RefusedError(PenstockError):
         self.code = code
         self.text = text
         self.peer = peer
+        self.needs_grant = False
 
 
 class UnavailableError(PenstockError):

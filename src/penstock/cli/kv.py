@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.options import (
-    COMPLETION_S,
     DEFAULT,
     BrokerOptions,
     Commands,
@@ -36,6 +35,7 @@ from penstock.cli.options import (
     duration_option,
     input_bytes,
     parse_token,
+    stored_keys,
 )
 from penstock.cli.output import (
     bytes_fields,
@@ -64,24 +64,14 @@ _CREDENTIALS = ("username", "password_file", "ca_file", "cert_file", "key_file")
 
 def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shell completion: the first keys of the store that begin with ``incomplete`` and are printable text."""
-    import asyncio
-
     # Completion parses the line without environment variables and defaults.
     given: dict[str, Any] = {"broker": DEFAULT}
     for name in ("broker", *_CREDENTIALS):
         value = ctx.params.get(name) or os.environ.get(f"PENSTOCK_{name.upper()}") or ctx.lookup_default(name)
         if value:
             given[name] = Path(value) if name.endswith("_file") else value
-
-    async def keys() -> list[bytes]:
-        pattern = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in incomplete) + "*"
-        async with asyncio.timeout(COMPLETION_S), StateStoreOptions(**given).store() as store:
-            return (await store.scan_page(pattern))[0]
-
-    try:
-        found = asyncio.run(keys())
-    except (PenstockError, TimeoutError):  # no store to ask
-        return []
+    pattern = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in incomplete) + "*"
+    found = stored_keys(StateStoreOptions(**given), pattern)
     texts = (key.decode("utf-8", "replace") for key in found)
     return sorted(text for text in texts if text.isprintable() and "\ufffd" not in text)
 

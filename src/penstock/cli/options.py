@@ -64,6 +64,7 @@ __all__ = [
     "repeat",
     "shared_options",
     "size_option",
+    "stored_keys",
 ]
 
 
@@ -82,6 +83,20 @@ _PYTHON_TYPE: Final = re.compile(r" <(?:str|path|file|directory|list\[\w+\])>$")
 
 _GIVEN: Final = ("COMMANDLINE", "ENVIRONMENT")
 """Sources of values that have precedence over a context."""
+
+
+def stored_keys(store: StateStoreOptions, pattern: str) -> list[bytes]:
+    """Return the first keys that match ``pattern`` for shell completion; none if the store does not answer."""
+    import asyncio
+
+    async def keys() -> list[bytes]:
+        async with asyncio.timeout(COMPLETION_S), store.store() as opened:
+            return (await opened.scan_page(pattern))[0]
+
+    try:
+        return asyncio.run(keys())
+    except (PenstockError, TimeoutError):  # no store to ask
+        return []
 
 
 def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command], Command]:
@@ -556,8 +571,7 @@ class BrokerOptions:
         try:
             yield
         except RefusedError as error:
-            # Not if a request after CONNECT was refused, whose hint names what to grant.
-            if error.code in _LOGIN_REFUSED and not (error.do or "").startswith("grant "):
+            if error.code in _LOGIN_REFUSED and not error.needs_grant:  # CONNECT was refused, not a later request
                 error.do = _GRANT if error.code == _NOT_AUTHORIZED and self._identified else _LOG_IN
             raise
         except UnavailableError as error:

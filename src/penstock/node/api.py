@@ -536,7 +536,7 @@ class _Api:
 
     async def start_job(self, request: Request, caller: Caller) -> object:
         kind, name = _kind(request), self._managed(request)
-        parameters = _of_sample(request) if kind is JobKind.SAMPLE else {}
+        parameters = _sample_options(request) if kind is JobKind.SAMPLE else {}
 
         async def start() -> object:
             return self._commands.start_job(kind, name, parameters)
@@ -673,7 +673,7 @@ def _kind(request: Request) -> JobKind:
     return JobKind(request.scope["path"].rpartition("/")[2])  # not of the URL: a name may contain "?"
 
 
-def _of_sample(request: Request) -> dict[str, str]:
+def _sample_options(request: Request) -> dict[str, str]:
     """Return the options of `penstock pipeline sample` in a request."""
     counts = {
         "records": str(_number(request, "records", 100, 1, 10_000)),

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 from starlette.applications import Starlette
@@ -354,7 +354,7 @@ class ClusterMembership:
 
     async def _start_tube(self, security: NodeSecurity, parts: AsyncExitStack, metrics: Metrics) -> None:
         """Start the broker, and what a standby has besides it; ``parts`` ends the latter."""
-        config, trail = self._config, AuditTrail(self.directory.audit)
+        config, trail = self._config, self.trail
         if security.access_rules.users is not None or security.access_rules.policy is not None:
             self.broker_user = (self.broker_user[0], await asyncio.to_thread(self._broker_password))
         token = self._token()
@@ -452,6 +452,11 @@ class ClusterMembership:
         """The data directory, locked until :meth:`close`."""
         assert self._directory is not None, "call become_active() first"
         return self._directory
+
+    @cached_property
+    def trail(self) -> AuditTrail:
+        """The audit trail, also that of an active node: two objects could rotate its files at the same time."""
+        return AuditTrail(self.directory.audit)
 
     def problems(self) -> list[str]:
         """Reasons why a standby is not ready, beginning with its role."""
@@ -879,7 +884,7 @@ class ClusterMembership:
             "parameters": {"cluster": self._section.name, "node": self.node},
             "result": True,
         }
-        _in_time(partial(append_audit_entry, AuditTrail(self.directory.audit), row))  # a hung disk is a reason for it
+        _in_time(partial(append_audit_entry, self.trail, row))  # a hung disk is a reason for it
 
     def masters(self) -> list[MasterPeer]:
         """The TubeMQ masters of the cluster, of an active node."""

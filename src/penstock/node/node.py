@@ -281,7 +281,7 @@ class Node:
         identify = self.security.http_access(token, config.http)
         master = self._master(directory, token) if membership is None or membership.broker is not None else None
         names = names_of(config.http.bind, config.http.advertise, url=config.http.url)
-        trail = AuditTrail(directory.audit)
+        trail = AuditTrail(directory.audit) if membership is None else membership.trail
         add_metrics(self.metrics, "audit", trail.metric_values)
         self._warnings.append(("audit", lambda: trail.failure))
         webapi = _no_tube if master is None else master.webapi

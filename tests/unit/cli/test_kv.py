@@ -321,7 +321,8 @@ def test_a_login_that_the_policy_refuses_names_policy_and_client_id(
 
 
 def test_a_request_that_the_policy_refuses_keeps_its_hint(store: Store, penstock: Command) -> None:
-    store.error = RefusedError("mqtt: edge:1883 refused subscription", code=0x87, do="grant Subscribe on 'clients/#'")
+    store.error = error = RefusedError("mqtt: edge:1883 refused", code=0x87, do="grant Subscribe on 'clients/#'")
+    error.needs_grant = True
     assert "do:  grant Subscribe on 'clients/#'" in penstock("kv", "get", "k").err
 
 

@@ -140,9 +140,7 @@ def _pipeline(ctx: typer.Context) -> Pipeline | None:
 
 def _reported(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of pipelines with a report in the state store."""
-    import asyncio
-
-    from penstock.cli.options import COMPLETION_S, StateStoreOptions
+    from penstock.cli.options import StateStoreOptions, stored_keys
     from penstock.pipelines.spec.values import run_key
 
     source = ctx.get_parameter_source("broker")
@@ -150,13 +148,5 @@ def _reported(ctx: typer.Context, incomplete: str) -> list[str]:
     if source is None or source.name != "COMMANDLINE":  # completion parses the line without environment variables
         broker = os.environ.get("PENSTOCK_BROKER") or broker
     before, after = run_key("\0").split("\0")
-
-    async def keys() -> list[bytes]:
-        async with asyncio.timeout(COMPLETION_S), StateStoreOptions(broker=broker).store() as store:
-            return (await store.scan_page(run_key(f"{incomplete}*")))[0]
-
-    try:
-        found = asyncio.run(keys())
-    except (PenstockError, TimeoutError):  # no store to ask
-        return []
+    found = stored_keys(StateStoreOptions(broker=broker), run_key(f"{incomplete}*"))
     return [key.decode(errors="replace").removeprefix(before).removesuffix(after) for key in found]

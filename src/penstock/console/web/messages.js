@@ -2,11 +2,11 @@
 import { useContext, useState } from "preact/hooks";
 import { ApiError, bytes, clock, Failure, html, link, number, request, Session } from "./lib.js";
 import { Live } from "./live.js";
-import { base64, hexdump, octets, pretty } from "./records.js";
+import { base64, hexdump, octets, pretty, SCHEMAS } from "./records.js";
 import { Facts } from "./table.js";
 
 /** Formats whose value the node shows as JSON. */
-const BINARY = { cbor: "CBOR", msgpack: "MessagePack", sparkplug: "Sparkplug B", avro: "Avro", protobuf: "Protobuf" };
+const BINARY = { cbor: "CBOR", msgpack: "MessagePack", sparkplug: "Sparkplug B", ...SCHEMAS };
 const VIEWS = [["auto", "decoded"], ["text", "as text"], ["hex", "hexadecimal"]];
 
 /** The payload as text in one of the views. */

@@ -6,7 +6,7 @@ import { Facts } from "./table.js";
 const STARTS = [["newest", "newest"], ["earliest", "earliest"], ["time", "a time"], ["offset", "an offset"], ["end", "new records"]];
 const KEPT = 500; // records of a live list
 /** Formats whose value the node decoded with a schema. */
-const SCHEMAS = { avro: "Avro", protobuf: "Protobuf" };
+export const SCHEMAS = { avro: "Avro", protobuf: "Protobuf" };
 const EVERY = 1000;
 
 /** Text of bytes in the form of hexdump: offset, bytes, characters. */

@@ -116,10 +116,11 @@ def _with_tls(url: BrokerUrl) -> str:
 
 def denied(url: BrokerUrl, what: str, permission: str, topic: str, code: int, text: str) -> RefusedError:
     """Error: the server refused ``what``, for which the policies of a node must grant ``permission`` on ``topic``."""
-    do = None
+    error = refused(url, what, code, text)
     if code == ReasonCode.NOT_AUTHORIZED:
-        do = f"grant {permission} on {topic!r} to this client in the policy file of the server, then SIGHUP"
-    return refused(url, what, code, text, do)
+        error.needs_grant = True
+        error.do = f"grant {permission} on {topic!r} to this client in the policy file of the server, then SIGHUP"
+    return error
 
 
 def refused(url: BrokerUrl, what: str, code: int, text: str, do: str | None = None) -> RefusedError:

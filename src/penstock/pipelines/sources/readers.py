@@ -28,7 +28,7 @@ from penstock.pipelines.rows import header_names, source_rows
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import create_bytes, create_json, make_directory, read_json, write_json
+from penstock.pipelines.state_dir.layout import create_bytes, first_json, make_directory, read_json, write_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
@@ -461,8 +461,7 @@ def _stored_end(starts: StoragePath, name: str, resolve: Callable[[], Offsets]) 
     try:
         return dict(read_json(path))
     except FileNotFoundError:
-        create_json(path, resolve())
-        return dict(read_json(path))
+        return first_json(path, resolve())
 
 
 def _without_replaced(

@@ -37,7 +37,7 @@ from penstock.pipelines.spec.sources import (
 )
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import create_json, read_json
+from penstock.pipelines.state_dir.layout import create_json, first_json, read_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark.files.object_storage import StoragePath
 
@@ -132,8 +132,7 @@ class Sources:
         for name, label in self._labelled(query):
             start |= _named(label, places[name])
         # Not replaced: a run that was paused and has lost its lease must not change the start of a later one.
-        create_json(path, start)
-        return dict(read_json(path))
+        return first_json(path, start)
 
     def align_starts(self, queries: Sequence[str]) -> None:
         """Give those of ``queries`` that have no start offsets the same ones, so that they can share a stream.

@@ -24,7 +24,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import StorageError
-from penstock.pipelines.state_dir.layout import create_bytes, create_json, listed, read_bytes, read_json
+from penstock.pipelines.state_dir.layout import create_bytes, first_json, listed, read_bytes
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ MAX_BUCKETS = 32
 
 def stored_buckets(directory: StoragePath, partitions: int) -> int:
     """Return the number of buckets of the step with ``directory``: by ``partitions`` if it has no state yet."""
-    path = directory / "buckets.json"
-    create_json(path, {"buckets": min(partitions, MAX_BUCKETS)})
-    return int(read_json(path)["buckets"])
+    return int(first_json(directory / "buckets.json", {"buckets": min(partitions, MAX_BUCKETS)})["buckets"])
 
 
 class StateSize(NamedTuple):

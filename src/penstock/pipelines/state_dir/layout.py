@@ -55,6 +55,7 @@ __all__ = [
     "create_text",
     "failure",
     "file_log",
+    "first_json",
     "inbox",
     "ledger",
     "listed",
@@ -281,6 +282,12 @@ def create_json(path: StoragePath, value: Mapping[str, Any]) -> bool:
     In a bucket also if the file has the same content: see :meth:`ObjectPath.create`.
     """
     return create_text(path, _as_json(value))
+
+
+def first_json(path: StoragePath, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Create the file ``path`` with ``value`` unless it exists; return what it has: the first caller decides."""
+    create_json(path, value)
+    return dict(read_json(path))
 
 
 def create_text(path: StoragePath, text: str) -> bool:

@@ -185,7 +185,7 @@ class StateStoreClient:
             raise UnavailableError(f"mqtt: no answer to SUBSCRIBE within {self._requests.timeout_s:g} s") from None
         except RefusedError as error:
             await self._close()
-            if error.do is not None and error.do.startswith("grant "):
+            if error.needs_grant:
                 # All at once, with a placeholder for the name of the client, which may be random.
                 error.what = error.what.replace(f"/{mqtt.client_id.encode().hex().upper()}/", "/{clientIdHex}/")
                 error.do = _GRANTS
