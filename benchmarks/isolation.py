@@ -10,25 +10,32 @@ flood have a lower priority than the broker, and the measured client a higher on
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import multiprocessing
 import os
 import select
 import socket
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from benchmarks import servers
+from benchmarks.connections import connections_possible
+from benchmarks.crowd import Crowd, connect
 from benchmarks.figures import Figure, Settings
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Packet, PubAck, Publish, Subscribe, Subscription, Unsubscribe
+from penstock.security.passwords import edit_passwords, make_credential
 from penstock.statestore.blocking import Client
-from penstock.tube.blocking import Producer
+from penstock.tube.blocking import Consumer, Producer
 
 __all__ = ["isolation", "isolation_remote"]
 
@@ -43,6 +50,12 @@ SCANNED: Final = 10_000
 """Keys of the load that scans them."""
 RETAINED: Final = 20_000
 """Retained messages of the load that subscribes to all of them."""
+CROWD: Final = 10_000
+"""Clients of the load that connects as many as a restart brings back."""
+RECORDS: Final = 100_000
+"""Records of 1 KiB that the load of a consumer reads repeatedly."""
+USER: Final = "ann"
+"""The user whose password the load of wrong passwords does not know."""
 
 
 class Peer:
@@ -136,6 +149,37 @@ def flood_connects(address: str, count: int) -> None:
                     raise ConnectionError("no CONNACK")
 
 
+def flood_crowd(address: str, count: int) -> None:
+    """Connect and subscribe ``count`` clients, as fast as the broker accepts them, close them, repeatedly."""
+    if connections_possible(count) < count:
+        raise SystemExit(f"this process may not open {count} connections: raise `ulimit -n`")
+
+    async def run() -> None:
+        while True:
+            crowd = Crowd(address, session_s=0)
+            await connect(crowd, range(count))
+            crowd.leave()
+
+    asyncio.run(run())
+
+
+def flood_passwords(address: str, count: int) -> None:
+    """Connect with a wrong password over and over, ``count`` connections at a time."""
+    host, _, port = address.rpartition(":")
+    request = encode(Connect("flood", username=USER, password=b"wrong"))
+    while True:
+        with ExitStack() as stack:
+            connections = [
+                stack.enter_context(socket.create_connection((host, int(port)), LATE_S)) for _ in range(count)
+            ]
+            for connection in connections:
+                connection.sendall(request)
+            for connection in connections:
+                answer = connection.recv(256)
+                if answer[:1] != b"\x20" or not answer[3]:
+                    raise ConnectionError(f"no CONNACK that refuses: {answer!r}")
+
+
 def flood_filters(address: str, count: int) -> None:
     """Subscribe to ``count`` filters in one packet, and unsubscribe."""
     peer = Peer(address, "flood")
@@ -176,6 +220,20 @@ def flood_log(address: str, _window: int) -> None:
         producer.send_all("flood", itertools.repeat(PAYLOAD))
 
 
+def write_records(address: str, count: int) -> None:
+    """Append ``count`` records of 1 KiB."""
+    with Producer(address) as producer:
+        producer.send_all("flood", itertools.repeat(PAYLOAD, count))
+
+
+def flood_consumption(address: str, count: int) -> None:
+    """Read the ``count`` records that :func:`write_records` has written, as a new group each time."""
+    for number in itertools.count():
+        with Consumer(address, f"flood-{number}", ["flood"]) as consumer:
+            for _ in itertools.islice(consumer, count):
+                pass
+
+
 def flood_http(address: str, _window: int) -> None:
     """Request all metrics, without a pause."""
     while True:
@@ -194,13 +252,19 @@ def read_flood(address: str, pause_ms: int) -> None:
 class Load(NamedTuple):
     """A flood: the function of its client, its window or size, whether a fast and a slow client subscribe to it, and
     the listener that it is for: ``mqtt`` or, without a peer, another one or the state store of penstock. ``prepare`` is
-    called before, with the same arguments."""
+    called before, with the same arguments. With ``users``, which is for penstock only, clients may have a password."""
 
     flood: Callable[[str, int], None]
     window: int = 0
     subscribers: bool = False
     listener: str = "mqtt"
     prepare: Callable[[str, int], None] | None = None
+    users: bool = False
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether Mosquitto can have this load, too."""
+        return self.listener == "mqtt" and not self.users
 
 
 LOADS: Final = {
@@ -213,9 +277,14 @@ LOADS: Final = {
     f"SUBSCRIBE to {RETAINED:,} retained messages": Load(flood_retained),
     "SUBSCRIBE and UNSUBSCRIBE with 1,000 filters": Load(flood_filters, 1_000),
     "500 clients connect at once": Load(flood_connects, 500),
+    f"{CROWD:,} clients connect at once": Load(flood_crowd, CROWD),
+    "16 clients with a wrong password": Load(flood_passwords, 16, users=True),
     "SETs of 256 KiB": Load(flood_sets, 256 * 1024, listener="store"),
     f"SCANs of {SCANNED:,} keys": Load(flood_scans, SCANNED, listener="store", prepare=set_keys),
     "TubeMQ sends of 1 KiB": Load(flood_log, listener="tube_master"),
+    f"a TubeMQ consumer reads {RECORDS:,} records": Load(
+        flood_consumption, RECORDS, listener="tube_master", prepare=write_records
+    ),
     "HTTP requests of all metrics": Load(flood_http, listener="http"),
 }
 
@@ -224,6 +293,11 @@ def _run(function: Callable[[str, int], None], address: str, argument: int, nice
     os.nice(nice)
     started.set()
     function(address, argument)
+
+
+def _check_alive(processes: Iterable[BaseProcess]) -> None:
+    if not all(process.is_alive() for process in processes):
+        raise SystemExit("a client of the flood has ended")
 
 
 @contextmanager
@@ -244,10 +318,9 @@ def flooding(address: str, load: Load, nice: int = 0) -> Iterator[None]:
         processes.append(process)
     try:
         time.sleep(1)  # let the flood fill the buffers
-        for process in processes:
-            if not process.is_alive():
-                raise SystemExit("a client of the flood has ended")
+        _check_alive(processes)
         yield
+        _check_alive(processes)
     finally:
         for process in processes:
             process.kill()
@@ -317,8 +390,16 @@ def isolation(settings: Settings) -> list[Figure]:
 
 def isolation_remote(settings: Settings) -> list[Figure]:
     """The same for the loads of MQTT if the processors belong first to the measured client, then to the broker."""
-    loads = {name: load for name, load in LOADS.items() if load.listener == "mqtt"}
+    loads = {name: load for name, load in LOADS.items() if load.has_peer}
     return _isolation(settings, loads, real_time, FLOOD_NICE)
+
+
+def _with_users(folder: str) -> dict[str, Any]:
+    """Sections of the configuration of a node with a user, that accepts clients without credentials, too."""
+    path = Path(folder) / "passwords"
+    edit_passwords(path, lambda _: {USER: make_credential(USER, b"right")})
+    names = ("mqtt", "tube_master", "tube_broker", "http", "tube_broker_http")
+    return {"security": {"passwords": str(path)}, **{name: {"anonymous": "allow"} for name in names}}
 
 
 def _isolation(
@@ -326,13 +407,14 @@ def _isolation(
 ) -> list[Figure]:
     figures: list[Figure] = []
     for name, load in loads.items():
-        names = ("penstock", "mosquitto") if load.listener == "mqtt" else ("penstock",)
+        names = ("penstock", "mosquitto") if load.has_peer else ("penstock",)
         of_load = {(server, unit): Figure(name, server, unit) for unit in ("p50 ms", "p99 ms") for server in names}
         for _ in range(settings.repeats):
             for server in names:
                 with ExitStack() as stack:
                     if server == "penstock":
-                        ready = stack.enter_context(servers.penstock("memory", ["flood"]))
+                        sections = _with_users(stack.enter_context(tempfile.TemporaryDirectory())) if load.users else {}
+                        ready = stack.enter_context(servers.penstock("memory", ["flood"], **sections))
                         address, flooded = ready["mqtt"], ready.get(load.listener, ready["mqtt"])
                     else:
                         address, _ = stack.enter_context(servers.mosquitto_process("max_inflight_messages 1024\n"))

@@ -41,7 +41,7 @@ def turns(settings: Settings) -> list[Figure]:
     """The p50, p99 and p99.9 of a turn's processor time under each load of MQTT, in memory."""
     figures: list[Figure] = []
     for name, load in LOADS.items():
-        if load.listener != "mqtt":
+        if not load.has_peer:
             continue
         of_load = [Figure(name, "penstock", f"p{100 * share:g} ms of a turn") for share in _SHARES]
         for _ in range(settings.repeats):
