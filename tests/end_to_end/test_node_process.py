@@ -30,8 +30,8 @@ def test_one_ready_line_with_the_bound_addresses(tmp_path: Path) -> None:
         assert node.ready["durability"] == "durable"
         for name in LISTENERS:
             host, _, port = node.ready[name.replace("-", "_")].rpartition(":")
-            socket.create_connection((host, int(port)), timeout=10).close()
-        with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=10) as answer:
+            socket.create_connection((host, int(port)), timeout=60).close()
+        with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=60) as answer:
             assert json.load(answer) == {"ready": True, "reasons": [], "warnings": []}
 
 
@@ -39,7 +39,7 @@ def test_sighup_reads_policies_again(tmp_path: Path) -> None:
     """A good file counts from then on, a broken one keeps the good one, and /readyz says so."""
 
     def warnings() -> list[str]:
-        with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=60) as answer:
             found: list[str] = json.load(answer)["warnings"]
             return found
 
@@ -74,7 +74,7 @@ def test_a_signal_drains_and_exits_0(tmp_path: Path, number: signal.Signals) -> 
     with RunningNode(tmp_path) as node:
         # An open connection must not hold it up.
         host, _, port = node.ready["mqtt"].rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=10):
+        with socket.create_connection((host, int(port)), timeout=60):
             assert node.stop(number) == 0
     log = node.log.read_text()
     assert f"draining signal={number.name}" in log

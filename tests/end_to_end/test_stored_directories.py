@@ -41,7 +41,7 @@ def test_nothing_is_damaged(name: str, tmp_path: Path) -> None:
 
 
 def test_the_node_is_ready(stored: Stored) -> None:
-    with urllib.request.urlopen(f"http://{stored.node.ready['http']}/readyz", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{stored.node.ready['http']}/readyz", timeout=60) as response:
         assert response.status == 200
 
 

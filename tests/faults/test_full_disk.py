@@ -31,10 +31,11 @@ pytestmark = pytest.mark.nightly
 
 def health(node: RunningNode) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=60) as answer:
             told: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as error:
-        told = json.load(error)
+        with error:
+            told = json.load(error)
     return told
 
 

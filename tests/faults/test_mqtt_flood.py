@@ -140,7 +140,7 @@ def address_of(server: MqttServer) -> tuple[str, int]:
 
 async def test_a_reader_of_one_byte_at_a_time() -> None:
     """It takes something now and then, but never what fills its transport: it goes, the publisher is not slowed."""
-    async with broker(BrokerLimits(write_stall_ms=700, max_queued_messages=100)) as server:
+    async with broker(BrokerLimits(write_stall_ms=2500, max_queued_messages=100)) as server:
         address = address_of(server)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -119,8 +119,8 @@ async def test_errors_of_producers_name_the_broker_that_stores_nothing_and_the_c
     master = await running.start_master()
     broker = TubeBroker(tmp_path / "1", masters=[running.masters], heartbeat_s=0.02, files=files)
     host, port = await broker.start("127.0.0.1", 0)
-    await master.create_topic("demo", ready_s=10)
-    async with Producer(running.masters, delivery_timeout_s=0.5, topic_timeout_s=0.2) as producer:
+    await master.create_topic("demo", ready_s=60)
+    async with Producer(running.masters, delivery_timeout_s=3.0, topic_timeout_s=0.2) as producer:
         await producer.send("demo", b"before")
         files.kind = "write"
         with pytest.raises(UnavailableError) as late:

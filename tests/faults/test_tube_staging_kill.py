@@ -114,7 +114,7 @@ async def test_each_batch_is_published_once(tmp_path: Path, rounds: int) -> None
     masters, port = f"127.0.0.1:{master_port}", free_port()
     broker = await asyncio.to_thread(start_broker, tmp_path / "broker", port, masters)
     try:
-        await master.create_topic("demo", 3, 1, ready_s=10)
+        await master.create_topic("demo", 3, 1, ready_s=60)
         driver = Driver(masters, random)
         work = asyncio.create_task(driver.work())
         for _ in range(rounds):

@@ -44,7 +44,7 @@ async def test_a_stopped_broker_delays_its_own_partitions_only(tmp_path: Path) -
     _, port = await master.start("127.0.0.1", 0)
     masters = f"127.0.0.1:{port}"
     async with broker(tmp_path, 1, masters), broker(tmp_path, 2, masters) as second:
-        await master.create_topic("demo", 2, ready_s=20)
+        await master.create_topic("demo", 2, ready_s=60)
         await until(lambda: len(getattr(master.engine.cluster.topic_info("demo"), "brokers", ())) == 2)
         async with Producer(masters, request_timeout_s=60, delivery_timeout_s=120) as producer:
             places = await producer.partitions("demo")

@@ -107,6 +107,8 @@ async def test_observations_end_without_a_subscriber(broker: Mosquitto, tmp_path
 
 
 async def test_observations_of_a_silent_client_end_with_the_lease(broker: Mosquitto, tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    start = loop.time()
     async with (
         attach(broker, tmp_path / "store", lease_s=1.0) as attached,
         StateStoreClient.connect(broker.url, client_id="a") as a,
@@ -115,8 +117,6 @@ async def test_observations_of_a_silent_client_end_with_the_lease(broker: Mosqui
         a.observe("k"),
         silent.observe("k"),
     ):
-        loop = asyncio.get_running_loop()
-        start = loop.time()
         while attached._service.observations == 2:
             await a.get("k")
             await asyncio.sleep(0.02)

@@ -254,8 +254,9 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(pair: tuple[No
     assert {row["node"]: row["role"] for row in found["members"]} == roles
     assert all(member["used_bytes"] > 0 for member in found["etcd"])
     assert sum(member["leads"] for member in found["etcd"]) == 1
-    with pytest.raises(HTTPError, match="503"):
+    with pytest.raises(HTTPError, match="503") as unavailable:
         await asyncio.to_thread(standby.cluster)
+    unavailable.value.close()
     await until_metrics(standby, {"active": 0, "blocked": 0, "term": 0, "lag_commits": 0, "lag_seconds": 0})
     await until_metrics(active, {"active": 1, "ready_standbys": 1, "lag_commits": 0, "commit_wait_seconds": 0})
     shown = await asyncio.to_thread(active.metrics)

@@ -34,6 +34,11 @@ PARTITIONS = 2
 LOGIN = web.WebLogin("administer")
 
 
+def read_json(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
+        return dict(json.load(answer))
+
+
 @pytest.fixture
 def two(tmp_path: Path, three: EtcdCluster) -> Iterator[list[NodeProcess]]:
     three.start()
@@ -249,7 +254,7 @@ async def test_masters_are_listed_and_transferred(two: list[NodeProcess]) -> Non
             await asyncio.sleep(0.1)
     # A standby redirects: 302 as Apache's master for a GET, 307 for the command's POST.
     url = f"http://127.0.0.1:{standby.http}/webapi.htm?method=admin_query_topic_info"
-    body = await asyncio.to_thread(lambda: json.load(urllib.request.urlopen(url, timeout=10)))
+    body = await asyncio.to_thread(read_json, url)
     assert {row["topicName"] for row in body["data"]} == {"alarms", "demo"}
     status, out, errors = await command("tube", "topic", "list", "--http", f"127.0.0.1:{standby.http}")
     assert status == 0, errors

@@ -16,16 +16,19 @@ from tests.tools import require_tool, skip_or_fail
 VERSION, CASES = load()
 
 
-async def answers(host: str, port: int) -> dict[str, str]:
-    got = await asyncio.gather(*(answer(host, port, case) for case in CASES))
+async def answers(host: str, port: int, expected: dict[str, str]) -> dict[str, str]:
+    got = await asyncio.gather(*(answer(host, port, case, expected[case.name]) for case in CASES))
     return {case.name: text for case, text in zip(CASES, got, strict=True)}
 
 
 async def test_our_answers() -> None:
     server = MqttServer()
     host, port = await server.start("127.0.0.1", 0)
-    assert await answers(host, port) == {case.name: case.penstock for case in CASES}
-    await server.close()
+    expected = {case.name: case.penstock for case in CASES}
+    try:
+        assert await answers(host, port, expected) == expected
+    finally:
+        await server.close()
 
 
 @pytest.fixture
@@ -40,8 +43,11 @@ def recorded_version() -> None:
 async def test_mosquittos_answers(tmp_path: Path) -> None:
     broker = Mosquitto(tmp_path)
     await broker.start()
-    assert await answers("127.0.0.1", broker.port) == {case.name: case.mosquitto for case in CASES}
-    await broker.stop()
+    expected = {case.name: case.mosquitto for case in CASES}
+    try:
+        assert await answers("127.0.0.1", broker.port, expected) == expected
+    finally:
+        await broker.stop()
 
 
 def test_the_file_explains_itself() -> None:

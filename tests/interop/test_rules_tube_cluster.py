@@ -43,7 +43,7 @@ async def test_a_killed_broker_delays_messages_and_loses_none(tmp_path: Path) ->
         for broker in brokers.values():
             await broker.start()
         await until(lambda: sum(b.online for b in master.engine.cluster.brokers.values()) == 2)
-        await master.create_topic("telemetry", ready_s=10)
+        await master.create_topic("telemetry", ready_s=60)
         assert await master.wait_taken_up(["telemetry"])
         ready = await node.start()
         async with MqttClient(f"mqtt://{ready.mqtt}", client_id="device") as client:

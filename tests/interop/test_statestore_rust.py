@@ -146,7 +146,7 @@ async def test_a_lock_held_through_the_rust_sdk_is_refused_here(program: str, no
                 await lease.acquire(timeout_s=0.2)
             assert raised.value.holder == b"rust"
             await store.set("output", "rust", fencing_token=token)
-            waiting = asyncio.create_task(lease.acquire(timeout_s=20))
+            waiting = asyncio.create_task(lease.acquire(timeout_s=60))
         # Released there, had here; and what the Rust program may still write under its token is refused.
         mine = await waiting
         assert mine > token
@@ -160,10 +160,10 @@ async def test_a_lock_held_here_is_refused_to_the_rust_sdk(program: str, node: S
     async with StateStoreClient.connect(node.url, client_id="python") as store:
         election = LeaderElection(store, "shared", candidate="python")
         await election.campaign()
-        code, output = await run(program, str(node.port), "try", "shared", timeout_s=20)
+        code, output = await run(program, str(node.port), "try", "shared", timeout_s=60)
         assert (code, output) == (0, "held by python\n")
         await election.resign()
-        code, output = await run(program, str(node.port), "try", "shared", timeout_s=20)
+        code, output = await run(program, str(node.port), "try", "shared", timeout_s=60)
         assert code == 0
         assert output.startswith("acquired ")
 

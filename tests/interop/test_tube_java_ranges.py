@@ -74,7 +74,7 @@ def values(tube: TubeClient, piece: Slice, mark: int | None = 0) -> list[bytes]:
 
 def positions(peer: ConnectionOptions, group: str) -> dict[tuple[str, int], int]:
     """Where the broker says that ``group`` stands."""
-    [broker] = [http for number, http in broker_webs(peer.administration, timeout_s=10).items() if number == 1]
+    [broker] = [http for number, http in broker_webs(peer.administration, timeout_s=60).items() if number == 1]
     return {
         (topic["topicName"], part["partitionId"]): part["curOffset"]
         for row in web.call_broker(broker, "admin_query_offset", {"groupName": group})
@@ -86,7 +86,7 @@ def positions(peer: ConnectionOptions, group: str) -> dict[tuple[str, int], int]
 
 def left_behind(peer: ConnectionOptions, stem: str) -> set[str]:
     """Groups of readers that the broker keeps a position of."""
-    broker = broker_webs(peer.administration, timeout_s=10)[1]
+    broker = broker_webs(peer.administration, timeout_s=60)[1]
     return {
         row["groupName"]
         for row in web.call_broker(broker, "admin_query_offset", {})

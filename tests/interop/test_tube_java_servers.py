@@ -208,7 +208,7 @@ async def test_an_idempotent_producer_is_refused(masters: str) -> None:
 async def test_their_brokers_stage_nothing_and_store_nothing_of_it(masters: str) -> None:
     async with Producer(masters) as producer:
         before = await producer.send("quick", b"before", 0)
-        async with Stager(producer, BatchId("query", "run", 0), task=0, timeout_s=10) as stager:
+        async with Stager(producer, BatchId("query", "run", 0), task=0, timeout_s=60) as stager:
             assert not await stager.stages("quick")
             assert (await stager.finish()).brokers == {}
         behind = await producer.send("quick", b"behind", 0)
@@ -269,7 +269,7 @@ async def test_their_broker_at_our_master(java: Jars, java_clients: JavaClients,
     process = await asyncio.to_thread(start_broker, java, tmp_path / "theirs", ours.masters, 7, port, web)
     try:
         await until(lambda: 7 in master.engine.cluster.brokers, 60)
-        await master.create_topic("demo", 3, ready_s=20)
+        await master.create_topic("demo", 3, ready_s=60)
         await send(ours.masters, "demo", COUNT)
         seen = await read(ours.masters, "ours", "demo", COUNT)
         assert sorted(n for _, n in seen) == list(range(COUNT))

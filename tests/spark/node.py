@@ -205,7 +205,7 @@ class Node:
         broker = TubeBroker(self._directory, Durability.FLUSHED, broker_id, masters=[self.master], limits=limits)
         await broker.start("127.0.0.1", 0)
         assert broker.registered is not None
-        await asyncio.wait_for(broker.registered.wait(), 10)
+        await asyncio.wait_for(broker.registered.wait(), 60)
         return broker
 
     async def _close(self) -> None:

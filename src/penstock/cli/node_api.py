@@ -216,7 +216,9 @@ class NodeApi:
         try:
             headers = {"Authorization": self._authorization} if self._authorization else {}
             connection.request(method, target, body=body, headers=headers)
-            yield connection.getresponse()
+            # A response without keep-alive owns the socket: closing the connection does not close it.
+            with connection.getresponse() as response:
+                yield response
         except (OSError, http.client.HTTPException) as error:
             failure = ConnectionFailure("the response is not HTTP")
             if isinstance(error, OSError):

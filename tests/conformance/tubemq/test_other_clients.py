@@ -391,7 +391,7 @@ async def test_cpp_clients_and_two_masters(tmp_path: Path) -> None:
     standby, active = await start_standby(0), await start_active(1)
     broker = TubeBroker(tmp_path / "1", broker_id=1, masters=masters, heartbeat_s=0.05)
     await broker.start("127.0.0.1", 0)
-    await active.create_topic("demo", ready_s=10)
+    await active.create_topic("demo", ready_s=60)
     producer = Producer(CPP, ",".join(reversed(masters)))
     await producer.start_at_any()
     assert producer.master == masters[1], "the first of them is a standby"

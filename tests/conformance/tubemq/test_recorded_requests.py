@@ -75,7 +75,7 @@ class Servers:
         self.broker = TubeBroker(self.path, masters=[masters], heartbeat_s=0.05)
         _, self.ports["broker"] = await self.broker.start("127.0.0.1", 0)
         for name, partitions in TOPICS.items():
-            await self.master.create_topic(name, partitions, ready_s=10)
+            await self.master.create_topic(name, partitions, ready_s=60)
         async with Producer(masters) as producer:
             for partition in range(3):
                 await producer.send("vectors", b"hello tubemq", partition=partition)

@@ -239,7 +239,7 @@ async def test_a_real_commit_that_fails_makes_the_store_read_only(
 
     monkeypatch.setattr(service._storage, "commit", refuse)
     peer.send("SET k v")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not outlet.deliveries:
             await asyncio.sleep(0)
     assert outlet.taken()[0].payload == READ_ONLY

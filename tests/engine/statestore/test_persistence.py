@@ -48,7 +48,7 @@ def options(mode: PersistenceMode, keys: tuple[bytes, ...] = ()) -> StoreOptions
 async def ask(peer: Peer, words: str, *, ft: Hlc | None = None, extra: Sequence[tuple[str, str]] = ()) -> Delivery:
     """Send one request and wait for its answer: commits run in a thread."""
     correlation = peer.send(words, ft=ft, extra=extra)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             for delivery in peer.outlet.deliveries:
                 if delivery.correlation == correlation:

@@ -103,7 +103,7 @@ class JavaTube:
     def query(self, method: str, **parameters: object) -> dict[str, Any]:
         """Ask the master's administration."""
         text = urllib.parse.urlencode({"type": "op_query", "method": method, "confModAuthToken": TOKEN, **parameters})
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._web}/webapi.htm?{text}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._web}/webapi.htm?{text}", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

@@ -36,7 +36,7 @@ async def test_a_signal_ends_it_while_it_attaches(tmp_path: Path) -> None:
     serving = asyncio.create_task(
         _serve(StateStoreOptions(), tmp_path / "data", lambda _: attachment, lambda: said.append("ready"))
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await attachment.waits.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         await serving

@@ -44,7 +44,7 @@ async def test_json_lines_are_events_and_the_rest_is_not(tmp_path: Path) -> None
     one = child(code, tmp_path, events)
     await one.start()
     assert await one.ended() == 0
-    await asyncio.wait_for(events.came.wait(), 10)
+    await asyncio.wait_for(events.came.wait(), 60)
     assert events == [{"event": "hi"}]
     assert await one.stop() == 0
 
@@ -57,7 +57,7 @@ async def test_stop_asks_and_gives_the_exit_status(tmp_path: Path) -> None:
     )
     one = child(code, tmp_path, events)
     await one.start()
-    await asyncio.wait_for(events.came.wait(), 10)
+    await asyncio.wait_for(events.came.wait(), 60)
     assert one.is_running
     assert await one.stop() == 7
     assert not one.is_running
@@ -80,11 +80,11 @@ async def test_kill_ends_the_whole_group(tmp_path: Path) -> None:
     )
     one = child(code, tmp_path, events)
     leader = await one.start()
-    await asyncio.wait_for(events.came.wait(), 10)
+    await asyncio.wait_for(events.came.wait(), 60)
     assert os.getpgid(events[0]["pid"]) == leader
     await one.kill()
     assert await one.ended() == -signal.SIGKILL
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not has_ended(events[0]["pid"]):
             await asyncio.sleep(0.01)
 

@@ -47,7 +47,7 @@ async def test_only_so_many_are_under_way_and_unacknowledged_ones_are_not_acknow
     client.may_answer.clear()
     meter = sender(client)
     sending = asyncio.create_task(meter.send_all(MESSAGES))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(client.published) < 20:
             await asyncio.sleep(0)
     for _ in range(100):

@@ -65,7 +65,7 @@ def access(*methods: AuthenticationMethod, policy: bool = False) -> ListenerAcce
 async def decide(gate: ListenerAccess, credentials: Credentials) -> Decision:
     future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
     gate.authenticate(credentials, lambda decision, _: future.set_result(decision), 7)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         return await future
 
 

@@ -61,7 +61,7 @@ class Api:
         return body
 
     async def until(self, path: str, reached: Callable[[Any], bool]) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not reached(found := await self.get(path)):
                 await asyncio.sleep(0.02)
         return found

@@ -37,9 +37,9 @@ async def test_a_broker_serves_the_masters_topics_until_interrupted(tmp_path: Pa
     settings = BrokerSettings(7, [Address("127.0.0.1", port)], tmp_path / "seven", ZERO, ZERO)
     running = asyncio.create_task(serve_broker(settings, ready.set_result))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await ready).as_json()["broker_id"] == 7
-            await master.create_topic("demo", ready_s=10)
+            await master.create_topic("demo", ready_s=60)
             async with Producer(f"127.0.0.1:{port}") as producer:
                 assert (await producer.send("demo", b"x")).broker_id == 7
             # It told the master where its administration answers, so that a command finds it.
@@ -71,7 +71,7 @@ async def test_the_data_directory_of_a_running_node_or_broker_is_refused(tmp_pat
         with pytest.raises(UnavailableError, match="is in use by process"):
             await serve_broker(settings, lambda _: None)
     running = asyncio.create_task(serve_broker(settings, lambda _: None))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (tmp_path / "tube" / "broker-7").exists():
             await asyncio.sleep(0.01)
     with pytest.raises(UnavailableError, match="is in use by"):
@@ -97,11 +97,11 @@ async def test_with_tls_to_the_master_and_to_clients(tmp_path: Path) -> None:
     )
     running = asyncio.create_task(serve_broker(settings, ready.set_result))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             shown = await ready
             assert shown.tube_broker_tls is not None
             assert shown.tube_broker_tls != shown.tube_broker
-            await master.create_topic("demo", ready_s=10)
+            await master.create_topic("demo", ready_s=60)
             async with Producer(f"127.0.0.1:{port}", tls=trusted) as producer:
                 assert (await producer.send("demo", b"x")).broker_id == 7
             (row,) = (await master.webapi({"method": "admin_query_broker_run_status"}))["data"]
@@ -130,7 +130,7 @@ async def test_one_that_waits_for_its_master_can_be_ended(tmp_path: Path, monkey
     settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO)
     said: list[ReadyBroker] = []
     running = asyncio.create_task(serve_broker(settings, said.append))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await waits.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         await running
@@ -143,7 +143,7 @@ async def get(address: str, path: str, **headers: str) -> tuple[int, str]:
     def ask() -> tuple[int, str]:
         request = urllib.request.Request(f"http://{address}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -176,7 +176,7 @@ async def test_health_and_metrics_of_the_process(tmp_path: Path) -> None:
             await master.start("127.0.0.1", at)
             await ready
             assert (await get(str(web), "/readyz"))[0] == 200
-            await master.create_topic("demo", ready_s=10)
+            await master.create_topic("demo", ready_s=60)
             async with Producer(f"127.0.0.1:{at}") as producer:
                 await producer.send("demo", b"x")
             _, text = await get(str(web), "/metrics")
@@ -204,7 +204,7 @@ async def test_sighup_reloads_users(tmp_path: Path) -> None:
     try:
         async with asyncio.timeout(30):
             web = (await ready).tube_broker_http
-            await master.create_topic("demo", ready_s=10)
+            await master.create_topic("demo", ready_s=60)
 
             async def reads(user: str) -> bool:
                 host, _, at = (await ready).tube_broker.partition(":")

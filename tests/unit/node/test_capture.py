@@ -393,7 +393,7 @@ class Node:
         await self.broker.close()
 
     async def captured(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.capture.stats.captured < count:
                 await asyncio.sleep(0.001)
 
@@ -440,7 +440,7 @@ async def test_a_crash_between_commit_and_capture_loses_and_doubles_nothing(tmp_
     node.capture._append = lambda _topic, _partition, run, done: held.append((run, done))
     for number in range(5):
         peer.send(f"SET k {number}")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(node.outlet.settled) < 5:
             await asyncio.sleep(0.001)
     stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -474,7 +474,7 @@ async def test_a_tube_that_takes_nothing_for_a_while_gets_everything_then(
         before = node.capture.waiting
         for number in of:
             peer.send(f"SET k{number % 7} {number}")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while node.capture.waiting < before + len(of):
                 await asyncio.sleep(0.001)
 

@@ -43,7 +43,7 @@ async def test_changes_are_captured_over_a_restart_of_the_node(tmp_path: Path) -
                 assert entry is not None
                 assert (entry.value, snapshot.entries[b"nothing"]) == (f"run {run}".encode(), None)
                 await store.delete("k")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while b'penstock_capture_captured_changes_total{topic="changes"} 2.0' not in node.metrics.render():
                     await asyncio.sleep(0.01)
             found = await asyncio.to_thread(captured, ready.tube_master)

@@ -52,7 +52,7 @@ def penstock(capsys: pytest.CaptureFixture[str]) -> Command:
 
 async def readyz(address: str, until: Callable[[dict[str, list[str]]], bool]) -> tuple[int, dict[str, list[str]]]:
     """The first answer that is as expected."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         status, text = await http(address, "/readyz")
         body = json.loads(text)
@@ -71,7 +71,7 @@ async def test_ten_years_ahead_for_a_moment(tmp_path: Path, system: SystemClock)
     ready = await node.start()
     try:
         mqtt = MqttClient(*parse_address(ready.mqtt), client_id="c")
-        async with mqtt, StateStoreClient(mqtt, clock=system.right_ms, timeout_s=5) as store:
+        async with mqtt, StateStoreClient(mqtt, clock=system.right_ms, timeout_s=60) as store:
             before = await store.set(b"k", b"1")
             system.error_s = TEN_YEARS_S
             during = await store.set(b"k", b"2")
@@ -104,7 +104,7 @@ async def test_versions_in_the_future_are_reported_and_repaired(
     node = Node(config(tmp_path, statestore=captured))
     ready = await node.start()
     mqtt = MqttClient(*parse_address(ready.mqtt), client_id="c")
-    async with mqtt, StateStoreClient(mqtt, timeout_s=5) as store:  # its clock is as wrong
+    async with mqtt, StateStoreClient(mqtt, timeout_s=60) as store:  # its clock is as wrong
         lock = (await store.set(b"lock", b"me")).version
         assert lock is not None
         await store.set(b"k", b"1", fencing_token=lock)
@@ -138,7 +138,7 @@ async def test_versions_in_the_future_are_reported_and_repaired(
     try:
         assert (await readyz(ready.http, lambda body: not body["reasons"]))[0] == 200
         mqtt = MqttClient(*parse_address(ready.mqtt), client_id="c")
-        async with mqtt, StateStoreClient(mqtt, clock=system.right_ms, timeout_s=5) as store:
+        async with mqtt, StateStoreClient(mqtt, clock=system.right_ms, timeout_s=60) as store:
             assert await store.get(b"k") is not None
             with pytest.raises(PenstockError, match="fencing"):
                 await store.set(b"k", b"old", fencing_token=lock)
@@ -149,7 +149,7 @@ async def test_versions_in_the_future_are_reported_and_repaired(
             assert first is not None
             assert second is not None
             assert renewed < first < second
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             name = 'capture_captured_changes_total{topic="changes"}'
             while await metric(ready.http, name) < 3 and time.monotonic() < deadline:
                 pass

@@ -44,7 +44,7 @@ async def ask(address: str, path: str, authorization: str = "") -> tuple[int, di
     reader, writer = await asyncio.open_connection(*parse_address(address))
     head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     writer.write((head + (f"Authorization: {authorization}\r\n" if authorization else "") + "\r\n").encode())
-    answer = (await asyncio.wait_for(reader.read(), 20)).decode()
+    answer = (await asyncio.wait_for(reader.read(), 60)).decode()
     writer.close()
     await writer.wait_closed()
     first, _, body = answer.partition("\r\n\r\n")

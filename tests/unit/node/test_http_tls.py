@@ -65,7 +65,7 @@ async def status(address: str, context: ssl.SSLContext) -> int:
     reader, writer = await asyncio.open_connection(*parse_address(address), ssl=context, server_hostname="127.0.0.1")
     try:
         writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 60)
     finally:
         await closed(writer)  # also where the server refuses the certificate after the handshake
     return int(answer.split()[1])
@@ -133,7 +133,7 @@ async def test_certificates_are_read_again_by_a_reload(tmp_path: Path) -> None:
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await status(ready.http, before)
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok\n"), 10), "open connections stay"
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok\n"), 60), "open connections stay"
         await closed(writer)
         files.tls.key.write_text("broken")
         assert not node.reload(lambda: wanted)
@@ -165,7 +165,7 @@ async def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None
             *parse_address(ready.http), ssl=files.client(), server_hostname="127.0.0.1"
         )
         writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")[2]
+        body = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")[2]
         assert json.loads(body)["ready"] is True
         await closed(writer)
     finally:

@@ -193,7 +193,7 @@ async def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.Mon
     results: asyncio.Queue[object] = asyncio.Queue()
     for value in (b"1", b"2"):
         target.append(target.prepare(Record(value, topic="a", id="i")), results.put_nowait)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         failed = [await results.get() for _ in range(2)]
     assert all(isinstance(error, PenstockError) and target.retries(error) for error in failed)
     assert (first.values, first.purged, made) == ([b"1", b"2"], True, [])

@@ -63,7 +63,7 @@ def config(path: Path, **more: object) -> NodeConfig:
 async def http(address: str, path: str) -> tuple[int, str]:
     reader, writer = await asyncio.open_connection(*parse_address(address))
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    answer = (await asyncio.wait_for(reader.read(), 60)).decode()
     writer.close()
     await writer.wait_closed()
     head, _, body = answer.partition("\r\n\r\n")
@@ -518,7 +518,7 @@ async def test_requests_answers_and_notifications_reach_whom_a_policy_grants_it(
                 await store.set("k", "v")
                 await store.set("k", "w")  # alike: would go the quick way
                 await other.publish("end", b"", qos=1)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while "end" not in auditor_heard or "end" not in other_heard:
                         await asyncio.sleep(0.001)
                 other_heard.remove("end")

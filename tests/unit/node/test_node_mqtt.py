@@ -198,7 +198,7 @@ async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
         async with (
             asyncio.timeout(DEADLINE_S),
             StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store,
-            Producer(ready.tube_master, delivery_timeout_s=0.2) as producer,
+            Producer(ready.tube_master, delivery_timeout_s=3.0) as producer,
         ):
             wire = await connect(ready, "writer")
             await store.set("old", "v")

@@ -145,7 +145,7 @@ async def test_a_job_ends_by_sigterm_and_by_sigkill_with_what_it_has_started(
         monkeypatch.setattr(pipeline_commands, "_PROGRAM", prints(then=program + ready))
         monkeypatch.setattr(pipeline_commands, "END_S", limit_s)
         commands.start_job(JobKind.SAMPLE, "p", {})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (job := commands.job(JobKind.SAMPLE, "p")) or not job.steps:
                 await asyncio.sleep(0.01)
             # The second request does not disturb the end of the process.

@@ -24,7 +24,7 @@ from penstock.tube.reader import partitions
 from penstock.tube.rpc import Listeners
 from tests.certificates import Authority
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,

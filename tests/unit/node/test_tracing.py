@@ -202,7 +202,7 @@ async def captured_contexts(
     node: Node, ready: ReadyNode, count: int
 ) -> list[tuple[str | None, dict[str, str | bytes]]]:
     """Return the operations of the captured changes, with the headers of their traces."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         wanted = f'penstock_capture_captured_changes_total{{topic="changes"}} {count}.0'.encode()
         while wanted not in node.metrics.render():
             await asyncio.sleep(0.01)

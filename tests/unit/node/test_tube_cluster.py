@@ -126,7 +126,7 @@ async def test_messages_wait_for_master_and_topic_and_keep_their_order(tmp_path:
             await running.start_broker(number)
         await until(lambda: "the master has no such topic" in reason(target))
         assert not results, "they are sent again until the topic exists"
-        await master.create_topic("telemetry", ready_s=10)
+        await master.create_topic("telemetry", ready_s=60)
         await until(lambda: len(results) == 3)
         stored: list[Any] = []
         probes = 0
@@ -172,7 +172,7 @@ async def test_records_of_a_key_stay_in_order_while_connections_break_and_the_br
     async with Proxy(("127.0.0.1", port)) as proxy:
         advertise = f"127.0.0.1:{proxy.port}"
         broker = await running.start_broker(advertise=advertise)
-        await master.create_topic("telemetry", ready_s=10)
+        await master.create_topic("telemetry", ready_s=60)
         target = TubeClusterTarget(section(running))
         target.start()
         stored: list[Any] = []
@@ -231,7 +231,7 @@ async def test_a_backlog_is_sent_and_acknowledged_in_portions(tmp_path: Path) ->
     await running.start_master()
     await running.start_broker()
     assert running.master is not None
-    await running.master.create_topic("telemetry", ready_s=10)
+    await running.master.create_topic("telemetry", ready_s=60)
     target.start()
     producer = target._producer
     most = in_flight = 0

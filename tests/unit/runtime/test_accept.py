@@ -8,7 +8,7 @@ import pytest
 
 from penstock.runtime.io.network import accept
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])

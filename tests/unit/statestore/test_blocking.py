@@ -79,7 +79,7 @@ def test_observe_is_an_iterator(store: Client, server: Server) -> None:
         other.delete("k")
         first = next(changes)
         assert (first.operation, first.value) == ("SET", b"1")
-        second = changes.next(timeout_s=10)
+        second = changes.next(timeout_s=60)
         assert second is not None
         assert (second.operation, changes.dropped) == ("DELETE", 0)
     assert server.node.service.observations == 0
@@ -114,7 +114,7 @@ def test_an_iteration_ends_when_another_thread_closes_the_client(server: Server)
 
 
 def test_locks(store: Client, server: Server) -> None:
-    with Client(server.url, client_id="b") as other, store.lock("lock", ttl_ms=5_000) as lease:
+    with Client(server.url, client_id="b") as other, store.lock("lock", ttl_ms=60_000) as lease:
         assert (lease.name, lease.holder, lease.lost) == (b"lock", b"a", False)
         theirs = other.lock("lock")
         assert theirs.try_acquire() is None
@@ -123,7 +123,7 @@ def test_locks(store: Client, server: Server) -> None:
             theirs.acquire(timeout_s=0.02)
         old = lease.token
         lease.release()
-        token = theirs.acquire(timeout_s=5)
+        token = theirs.acquire(timeout_s=60)
         other.set("k", "v", fencing_token=token)
         with pytest.raises(FencingError):
             store.set("k", "late", fencing_token=old)

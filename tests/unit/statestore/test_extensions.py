@@ -76,7 +76,7 @@ async def test_reading(store: StateStoreClient) -> None:
 
 
 async def test_writing_many(store: StateStoreClient) -> None:
-    async with Lease(store, "run", holder="me") as lease, asyncio.timeout(20), store.observe_prefix("k") as changes:
+    async with Lease(store, "run", holder="me") as lease, asyncio.timeout(60), store.observe_prefix("k") as changes:
         assert lease.token is not None
         await store.set("locked", "v", fencing_token=lease.token)
         writes = [Write.set(f"k{number}", str(number), ttl_ms=60_000) for number in range(1000)]
@@ -111,7 +111,7 @@ async def test_a_held_lock_reports_its_remaining_time(store: StateStoreClient) -
 
 
 async def test_observing_a_prefix(store: StateStoreClient) -> None:
-    async with asyncio.timeout(10), store.observe_prefix("line/") as changes, store.observe("line/1") as single:
+    async with asyncio.timeout(60), store.observe_prefix("line/") as changes, store.observe("line/1") as single:
         written = [(await store.set(key, "v")).version for key in ("line/1", "other", "line/2")]
         await store.delete("line/1")
         assert await anext(changes) == KeyChange(b"line/1", "SET", b"v", written[0])
@@ -131,7 +131,7 @@ async def missed(node: LocalNode, store: StateStoreClient) -> None:
 
 
 async def test_no_change_is_missed_across_a_reconnect(node: LocalNode, store: StateStoreClient) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await store.set("line/1", "0")
         async with store.observe("line/1") as single, store.observe_prefix("line/") as changes:
             await missed(node, store)
@@ -143,7 +143,7 @@ async def test_no_change_is_missed_across_a_reconnect(node: LocalNode, store: St
 async def test_without_resuming_an_observed_prefix_reports_possibly_missed_changes(tmp_path: Path) -> None:
     with LocalNode(tmp_path, extensions=["prefix-observe"]) as node:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(60),
             StateStoreClient.connect(node.url) as store,
             store.observe_prefix("line/") as changes,
         ):

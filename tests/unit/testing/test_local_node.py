@@ -59,7 +59,7 @@ def test_an_observer_is_notified_once_the_clock_of_the_test_has_moved(tmp_path: 
         assert next(changes).value == b"v"
         assert changes.next(timeout_s=0.05) is None
         now[0] += 3_600_001
-        expired = changes.next(timeout_s=10)
+        expired = changes.next(timeout_s=60)
         assert expired is not None
         assert expired.operation == "DELETE"
         assert expired.version is not None

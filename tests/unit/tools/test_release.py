@@ -66,8 +66,10 @@ def test_the_index_lists_the_distributions_with_their_digests(tmp_path: Path) ->
     for name in ("penstock-1-py3-none-any.whl", "penstock-1.tar.gz", "penstock-1-licenses.md"):
         (folder / name).write_text(name)
     with release.package_index(folder, tmp_path / "index") as url:
-        page = urlopen(f"{url}/penstock/").read().decode()
-        wheel = urlopen(f"{url}/penstock/penstock-1-py3-none-any.whl").read()
+        with urlopen(f"{url}/penstock/") as answer:
+            page = answer.read().decode()
+        with urlopen(f"{url}/penstock/penstock-1-py3-none-any.whl") as answer:
+            wheel = answer.read()
     assert wheel == b"penstock-1-py3-none-any.whl"
     digest = release.digest(folder / "penstock-1-py3-none-any.whl")
     assert f'href="penstock-1-py3-none-any.whl#sha256={digest}"' in page

@@ -38,7 +38,7 @@ class Client:
         return self.serial
 
     async def answer(self, serial: int) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while serial not in self.answers:
                 data = await self.reader.read(1 << 18)
                 if not data:

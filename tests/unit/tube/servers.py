@@ -119,7 +119,7 @@ async def tube(
         for number in range(1, brokers + 1):
             await running.start_broker(number)
         for topic in topics:
-            await master.create_topic(topic, partitions, ready_s=10)
+            await master.create_topic(topic, partitions, ready_s=60)
             await until(lambda: _serving(master, topic) == brokers)
         yield running
     finally:

@@ -33,10 +33,10 @@ async def test_users_sign_once_and_continue_with_a_token(tmp_path: Path) -> None
     )  # fmt: skip
     await broker.start("127.0.0.1", 0)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert broker.registered is not None
             await broker.registered.wait()
-            await master.create_topic("demo", ready_s=10)
+            await master.create_topic("demo", ready_s=60)
             wrong: list[dict[str, Any]] = [
                 {}, {"user": "edge", "password": "wrong"}, {"user": "nobody", "password": "secret"}
             ]  # fmt: skip

@@ -30,7 +30,7 @@ async def fill(
 
 async def take(consumer: Consumer, count: int) -> list[bytes]:
     found: list[bytes] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for message in consumer:
             found.append(message.record.value)
             if len(found) == count:
@@ -47,7 +47,7 @@ async def test_all_messages_are_delivered_once_and_in_partition_order(tmp_path: 
         await fill(running, numbered(0, 500))
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:
             by_partition: dict[int, list[bytes]] = {}
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 async for message in consumer:
                     assert (message.topic, message.broker_id) == ("demo", 1)
                     by_partition.setdefault(message.partition, []).append(message.data)
@@ -119,7 +119,7 @@ async def test_confirming_less_often_than_batches_come_does_not_stop_the_consume
     bodies = [b"%04d" % number + bytes(5_000) for number in range(400)]  # four gets
     async with counted(tmp_path, bodies) as (running, reading):
         async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False) as consumer:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for number in range(390):
                     assert (await anext(consumer)).data == bodies[number]
                     if number == 299:
@@ -127,7 +127,7 @@ async def test_confirming_less_often_than_batches_come_does_not_stop_the_consume
             assert not consumer.blocked
         assert reading.messages == len(bodies)
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert (await anext(consumer)).data == bodies[300], "unconfirmed messages come again"
 
 
@@ -332,7 +332,7 @@ async def test_batches(tmp_path: Path) -> None:
         await fill(running, numbered(0, 300))
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:
             found: list[bytes] = []
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 async for messages in consumer.batches():
                     found += [message.data for message in messages]
                     if len(found) == 300:
@@ -373,7 +373,7 @@ async def test_exactly_once_where_the_position_is_stored_with_the_result(tmp_pat
                 "auto_confirm": False,
             }
             async with Consumer(running.masters, "lake", ["demo"], **options) as consumer:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     async for message in consumer:
                         assert message.offset is not None
                         table.append(message.data)

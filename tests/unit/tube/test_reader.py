@@ -66,7 +66,7 @@ async def test_missing_offsets_and_topics_are_named(tmp_path: Path) -> None:
         await fill(running.masters, 3)
 
         def check() -> None:
-            with RangeReader("127.0.0.1", running.ports[1], timeout_s=2) as source:
+            with RangeReader("127.0.0.1", running.ports[1], timeout_s=60) as source:
                 with pytest.raises(DataLossError, match="beyond the end 84"):
                     source.plan("demo", 0, 112, 140, 1)
                 with pytest.raises(DataLossError, match="no longer stored"):
@@ -97,7 +97,7 @@ async def test_a_gap_in_the_log_is_named_and_can_be_passed(tmp_path: Path, caplo
         broker = await running.start_broker()
 
         def check() -> None:
-            with RangeReader("127.0.0.1", running.ports[1], timeout_s=5) as source:
+            with RangeReader("127.0.0.1", running.ports[1], timeout_s=60) as source:
                 batches = source.read("demo", 0, 0, 168)
                 assert next(batches).payloads == [b"000", b"001"]
                 with pytest.raises(DataLossError, match="topic 'demo' partition 0: offsets 56 to 84 are lost") as lost:
@@ -157,7 +157,7 @@ async def test_prefetched_requests_do_not_affect_later_ones(tmp_path: Path) -> N
 async def test_reader_connects_again(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         await fill(running.masters, 3)
-        source = RangeReader("127.0.0.1", running.ports[1], timeout_s=10)
+        source = RangeReader("127.0.0.1", running.ports[1], timeout_s=60)
         assert await blocking(lambda: source.bounds("demo", 0)) == (0, 84)
         await running.stop_broker()
         waiting = asyncio.create_task(blocking(lambda: source.bounds("demo", 0)))
@@ -211,7 +211,7 @@ async def test_records_that_are_not_what_was_stored_are_asked_for_as_messages() 
     async with scripted(reply) as (port, _):
 
         def check() -> None:
-            with RangeReader("127.0.0.1", port, timeout_s=1) as source:
+            with RangeReader("127.0.0.1", port, timeout_s=60) as source:
                 assert [batch.payloads for batch in source.read("demo", 0, 0, 28)] == [[b"x"]]
 
         await blocking(check)

@@ -131,7 +131,7 @@ async def test_a_closed_server_has_no_open_connections() -> None:
     assert address is not None
 
     def connect() -> ssl.SSLSocket:
-        connection = socket.create_connection(address, timeout=20)
+        connection = socket.create_connection(address, timeout=60)
         return client_tls.wrap_socket(connection, server_hostname="localhost", do_handshake_on_connect=False)
 
     def closed(connection: ssl.SSLSocket) -> bool:

@@ -53,7 +53,7 @@ async def client(running: Tube) -> AsyncIterator[Producer]:
 
 
 async def stage(producer: Producer, batch: BatchId, task: int, values: list[str], topic: str = "demo") -> Staged:
-    async with Stager(producer, batch, task=task, timeout_s=10) as stager:
+    async with Stager(producer, batch, task=task, timeout_s=60) as stager:
         assert await stager.stages(topic)
         for value in values:
             stager.add(topic, Record(value.encode()))
@@ -257,7 +257,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         assert len(told) == 1
         assert running.brokers[1].stats["undecided_transactions"] == 1
         await running.start_broker(2)
-        assert await exactly_once.commit(producer, new, [alone], timeout_s=10) == (0, False)
+        assert await exactly_once.commit(producer, new, [alone], timeout_s=60) == (0, False)
         assert await published(running) == {}
         await asker.close()
 
@@ -281,7 +281,7 @@ async def test_a_broker_restarts_between_staging_and_commit(tmp_path: Path) -> N
         staged = await stage_all(producer, batch, "a")
         await running.stop_broker(1)
         await running.start_broker(1)
-        assert await exactly_once.commit(producer, batch, staged, timeout_s=20) == (24, False)
+        assert await exactly_once.commit(producer, batch, staged, timeout_s=60) == (24, False)
         assert flat(await published(running)) == rows("a")
 
 

@@ -61,7 +61,7 @@ class Cluster:
             master_user=("broker", "other"),
         )
         self.broker_address = await self.broker.start("127.0.0.1", 0)
-        await self.master.create_topic("demo", ready_s=10)
+        await self.master.create_topic("demo", ready_s=60)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_tls_of_one_side_and_of_both(tmp_path: Path, authority: trustme.CA
     plain = await master.start("127.0.0.1", 0, tls=context, tls_port=0)
     broker = TubeBroker(tmp_path, masters=[f"127.0.0.1:{plain[1]}"], heartbeat_s=0.05)
     await broker.start("127.0.0.1", 0, tls=context, tls_port=0)
-    await master.create_topic("demo", ready_s=10)
+    await master.create_topic("demo", ready_s=60)
     assert master.tls_bound is not None
     assert broker.tls_bound is not None
     trusting = client_context(authority, certificate=mutual)
@@ -189,7 +189,7 @@ async def test_a_removed_topic_leaves_the_brokers_and_the_master(tmp_path: Path)
     address = await master.start("127.0.0.1", 0)
     broker = TubeBroker(tmp_path, masters=[f"127.0.0.1:{address[1]}"], heartbeat_s=0.02)
     client = await Client.connect(await broker.start("127.0.0.1", 0))
-    await master.create_topic("demo", ready_s=10)
+    await master.create_topic("demo", ready_s=60)
     assert (await client.answer(client.send(b"x"))).success
     users = {"modifyUser": "me", "confModAuthToken": "secret", "topicName": "demo"}
     for method, more in [
@@ -202,7 +202,7 @@ async def test_a_removed_topic_leaves_the_brokers_and_the_master(tmp_path: Path)
     await until(lambda: not master.topics())
     log = tmp_path / "tube" / "broker-1" / "log" / "demo-0"
     await until(lambda: not list(log.iterdir()))
-    await master.create_topic("demo", ready_s=10)  # the name is free again
+    await master.create_topic("demo", ready_s=60)  # the name is free again
     found = await client.answer(client.send(b"new"))
     assert (found.success, found.appendOffset) == (True, 0)
     await client.close()

@@ -237,7 +237,7 @@ def stop_run(
                         why="it finishes its active batches first, or its host does not respond",
                         do="wait longer with --timeout; the request to stop stays valid",
                     ) from None
-            return await _last_record(client, pipeline, holder.run)
+            return await _last_record(client, pipeline, holder.run, answer_s)
 
     return asyncio.run(_in_time(ask(), broker, answer_s))
 
@@ -316,18 +316,19 @@ def with_lease(broker: str, pipeline: str, work: Callable[[str], object], answer
     asyncio.run(_in_time(ask(), broker, answer_s))
 
 
-async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> StopResult:
+async def _last_record(client: StateStoreClient, pipeline: str, run: str, answer_s: float) -> StopResult:
     """Return the outcome of ``run``. The status of a crashed run is still `running`."""
-    record: RunRecord | None = None
-    with suppress(TimeoutError):
-        async with asyncio.timeout(FINAL_STATUS_S), client.observe(run_key(pipeline)) as changes:
-            value = None if changes.entry is None else changes.entry.value
-            record = None if value is None else RunRecord.decode(value)
-            if record is not None and (record.run, record.state) == (run, RUNNING):
-                async for change in changes:
-                    record = None if change.value is None else RunRecord.decode(change.value)
-                    if record is None or (record.run, record.state) != (run, RUNNING):
-                        break
+    async with asyncio.timeout(answer_s) as limit, client.observe(run_key(pipeline)) as changes:
+        limit.reschedule(None)
+        value = None if changes.entry is None else changes.entry.value
+        record = None if value is None else RunRecord.decode(value)
+        if record is not None and (record.run, record.state) == (run, RUNNING):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FINAL_STATUS_S):
+                    async for change in changes:
+                        record = None if change.value is None else RunRecord.decode(change.value)
+                        if record is None or (record.run, record.state) != (run, RUNNING):
+                            break
     if record is None or record.run != run:
         # A later run has overwritten the status: the requested run has released the lease in between.
         return StopResult(run, clean=True)

@@ -17,7 +17,7 @@ from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.service import Inbound, Service
 from tests.ports import free_port
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 async def test_a_server_with_tls_is_named() -> None:

@@ -28,7 +28,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 MQTT = [Subprotocol("mqtt")]
 LARGEST = 200_000
 

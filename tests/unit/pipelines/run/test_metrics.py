@@ -23,11 +23,12 @@ SINKS = {
 
 def test_a_scrape_has_every_sink() -> None:
     with serve(("127.0.0.1", 0), {"water": lambda: SINKS}) as address:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             lines = answer.read().decode().splitlines()
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://{address}/other", timeout=10)
+        with pytest.raises(urllib.error.HTTPError, match="404") as missing:
+            urllib.request.urlopen(f"http://{address}/other", timeout=60)
+        missing.value.close()
     labels = '{pipeline="water",sink="rows"}'
     assert f"penstock_pipeline_read_total{labels} 10.0" in lines
     assert f"penstock_pipeline_lag_records{labels} 7.0" in lines

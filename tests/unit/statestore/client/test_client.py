@@ -28,7 +28,7 @@ def connect(node: StoreNode, client_id: str | None = None, **options: float) -> 
 
 
 async def next_of(changes: Observation) -> KeyChange:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await anext(changes)
 
 
@@ -277,7 +277,7 @@ async def test_an_outage_and_possibly_missed_changes_are_reported(node: StoreNod
         async with store.observe("kept") as observation:
             await node.close()
             await node.start()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await restored.get(), "it has the version that it had"
             assert lost
             assert kept.version is not None
@@ -285,7 +285,7 @@ async def test_an_outage_and_possibly_missed_changes_are_reported(node: StoreNod
         async with store.observe("never there") as observation:
             await node.close()
             await node.start()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert not await restored.get(), "it may have come and gone"
             assert observation.entry is None
 
@@ -317,7 +317,7 @@ async def test_an_observation_survives_a_restart_and_reports_missed_changes(node
             assert await next_of(gone) == KeyChange(b"gone", "DELETE", None, None, missed=True)
             assert await next_of(new) == KeyChange(b"new", "SET", b"v", created.version, missed=True)
             # And what comes now is told as ever.
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while node.service.observations < 4:
                     await asyncio.sleep(0.01)
             changed = await store.set("same", "now")
@@ -341,7 +341,7 @@ async def test_an_iteration_ends_when_the_client_is_closed(node: StoreNode) -> N
     async with store.observe("k") as changes:
         await store.set("k", "v")
         await store.__aexit__(None, None, None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert [change.operation async for change in changes] == ["SET"]
 
 

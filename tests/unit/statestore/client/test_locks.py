@@ -21,7 +21,7 @@ def is_held(lease: Lease) -> bool:
 
 async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> None:
     lease = Lease(store, "lock", holder="me")
-    first = await lease.acquire(timeout_s=5)
+    first = await lease.acquire(timeout_s=60)
     assert lease.token == first
     assert (await store.get("lock")) == (b"me", first)
     with pytest.raises(LocalProtocolError, match="already held"):
@@ -43,8 +43,8 @@ async def test_a_second_holder_waits_for_the_release(store: StateStoreClient, ot
     assert raised.value.applied is False
     assert (raised.value.name, raised.value.holder) == (b"lock", b"a")
     assert (raised.value.why or "").startswith("'a' holds it; last acquired or renewed at ")
-    waiting = asyncio.create_task(theirs.acquire(timeout_s=10))
-    async with asyncio.timeout(10):
+    waiting = asyncio.create_task(theirs.acquire(timeout_s=60))
+    async with asyncio.timeout(60):
         while not other._observations._keys:
             await asyncio.sleep(0)
     await mine.release()
@@ -70,7 +70,7 @@ async def test_renewals_keep_the_lock_and_leave_the_token_alone(
         token = lease.token
         assert token is not None
         versions = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for change in changes:
                 assert change.operation == "SET"
                 versions.append(change.version)
@@ -96,14 +96,14 @@ async def test_a_refused_renewal_loses_the_lease(store: StateStoreClient, other:
     lease = Lease(store, "lock", holder="me", ttl_ms=90)
     await lease.acquire()
     await other.set("lock", "thief")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await lease.lost.wait()
     assert lease.token is None
     # Not ours any more, so it stays.
     await lease.release()
     assert (await other.get("lock") or (None,))[0] == b"thief"
     await other.delete("lock")
-    await lease.acquire(timeout_s=5)
+    await lease.acquire(timeout_s=60)
     assert not lease.lost.is_set()
     await lease.release()
 
@@ -131,7 +131,7 @@ async def test_waiting_continues_while_the_store_is_unreachable(node: StoreNode)
         assert "no answer" in (raised.value.why or "")
         with pytest.raises(UnavailableError, match="no answer"):
             await lease.acquire()
-        waiting = asyncio.create_task(lease.acquire(timeout_s=20))
+        waiting = asyncio.create_task(lease.acquire(timeout_s=60))
         await node.start()
         store.timeout_s = 10.0
         assert await waiting is not None

@@ -42,7 +42,7 @@ async def test_a_change_right_after_the_answer_reaches_the_observer_of_a_prefix(
     store = Store()
     async with store.observations.observe(b"line/", prefix=True) as changes:
         assert changes.entry is None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             change = await anext(aiter(changes))
     assert (change.key, change.operation, change.value) == (b"line/1", "SET", b"new")
 

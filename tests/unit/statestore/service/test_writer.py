@@ -44,7 +44,7 @@ async def test_a_log_that_lmdb_cannot_follow_fails_the_store_at_once(
     async with _Writing(tmp_path, Durability.DURABLE) as writing:
         monkeypatch.setattr(LmdbEnvironment, "transact", is_full)
         writing.set(b"k")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not writing.ended:
                 await asyncio.sleep(0.001)
             writing.disk._environment._haste.set()
@@ -104,7 +104,7 @@ class _Writing:
         return number
 
     async def until(self, number: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while number not in self.ended:
                 await asyncio.sleep(0.001)
 

@@ -108,7 +108,7 @@ async def test_no_commit_waits_for_a_position_that_only_a_get_moved(
         await client.register()
         await client.get()
         await client.get(consumed=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while next(row.offset for row in broker.storage.meta.offsets()) != 140:
                 await asyncio.sleep(0)
 
@@ -140,7 +140,7 @@ async def test_memory_topics_are_written_after_a_delay_or_a_size(
     async with running(tmp_path, durability=Durability.MEMORY) as (broker, client):
         for n in range(3):
             await client.answer(client.send(b"%d" % n))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while broker.stats["unwritten_bytes"]:
                     await asyncio.sleep(0)
 
@@ -151,7 +151,7 @@ async def test_a_durable_topic_does_not_wait_for_the_moment(tmp_path: Path, monk
     async with running(tmp_path, durability=Durability.MEMORY, topic_durability=durable) as (broker, client):
         broker.create_topic("safe")
         await client.answer(client.send(b"from memory"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await client.answer(client.send(b"synced", topic="safe"))).success
         assert broker.stats["unwritten_bytes"] == 0
 

@@ -52,7 +52,7 @@ async def test_a_client_continues_over_restarts_of_broker_and_master(tmp_path: P
         broker = TubeBroker(tmp_path / "broker", masters=[f"127.0.0.1:{port}"], heartbeat_s=0.02)
         client = await Client.connect(await broker.start("127.0.0.1", 0))
         if number == 0:
-            await master.create_topic("demo", ready_s=10)
+            await master.create_topic("demo", ready_s=60)
         await until(lambda: broker.engine.checks.tokens and "demo" in broker.engine.topics.by_name)
         assert (await client.answer(client.send(b"x"))).success
         await master.close()

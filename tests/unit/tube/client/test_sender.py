@@ -142,7 +142,7 @@ async def test_numbered_messages_are_stored_once(code: int) -> None:
     async with scripted(peer.answer) as (port, _):
         peer.port = port
         # Nobody answers the second request where there is no code: that one has to time out, and no other.
-        options: dict[str, Any] = {"retry_s": 0.01, "request_timeout_s": 10.0 if code else 1.0, "batch_messages": 3}
+        options: dict[str, Any] = {"retry_s": 0.01, "request_timeout_s": 60.0 if code else 3.0, "batch_messages": 3}
         async with Producer(f"127.0.0.1:{port}", idempotent=True, **options) as producer:
             results = await asyncio.gather(*(producer.send("demo", b"%d" % n) for n in range(9)))
         assert peer.log == [b"%d" % n for n in range(9)]
@@ -242,7 +242,7 @@ async def test_a_broker_that_hangs_gets_no_messages_that_may_go_to_others(when: 
         peer.others = [f"2:127.0.0.1:{other}"]
         peer.topics = ["demo#1:1:1,2:1:1#"]
         second.hangs = when == "from the beginning"
-        async with Producer(f"127.0.0.1:{port}", **options) as producer, asyncio.timeout(30):
+        async with Producer(f"127.0.0.1:{port}", **options) as producer, asyncio.timeout(60):
             await producer.publish("demo")
             places = {place.broker.id: place for place in await producer.partitions("demo")}
             if not second.hangs:
@@ -271,7 +271,7 @@ async def test_ordered_records_follow_earlier_ones_of_their_key_to_another_broke
     """While they wait for a broker that hangs, their key gets a partition of one that has returned."""
     peer, second = Peer(), Second()
     second.hangs = False
-    options: dict[str, Any] = {"request_timeout_s": 20.0, "delivery_timeout_s": 20.0, "heartbeat_s": 0.02}
+    options: dict[str, Any] = {"request_timeout_s": 60.0, "delivery_timeout_s": 60.0, "heartbeat_s": 0.02}
     async with scripted(peer.answer) as (port, _), scripted(second.answer) as (other, _):
         peer.port = port
         peer.others = [f"2:127.0.0.1:{other}"]
@@ -281,7 +281,7 @@ async def test_ordered_records_follow_earlier_ones_of_their_key_to_another_broke
             Producer(
                 f"127.0.0.1:{port}", ordered=True, availability_timeout_s=0.1, max_in_flight=4, **options
             ) as producer,
-            asyncio.timeout(30),
+            asyncio.timeout(60),
         ):
             assert (await producer.send("demo", b"connected", key=key)).broker_id == 2
             second.hangs = True
@@ -333,7 +333,7 @@ async def test_abandoned_ordered_records_of_a_lost_broker_free_their_place() -> 
         peer.topics = ["demo#2:1:1#"]
         async with (
             Producer(f"127.0.0.1:{port}", ordered=True, max_in_flight=1, heartbeat_s=0.02) as producer,
-            asyncio.timeout(30),
+            asyncio.timeout(60),
         ):
             abandoned = await producer.queue("demo", b"x", key=b"k")
             abandoned.cancel()
@@ -362,8 +362,8 @@ async def test_a_caller_that_gives_up_frees_its_place() -> None:
     async with scripted(peer.answer) as (port, _):
         peer.port = port
         options: dict[str, Any] = {
-            "request_timeout_s": 0.5,
-            "delivery_timeout_s": 20.0,
+            "request_timeout_s": 2.0,
+            "delivery_timeout_s": 60.0,
             "retry_s": 0.01,
             "max_in_flight": 1,
         }
@@ -423,7 +423,7 @@ async def test_messages_in_flight_over_a_cut_cable_are_sent_elsewhere_when_the_m
             stack.push_async_callback(broker.close)
             assert broker.registered is not None
             await broker.registered.wait()
-        await master.create_topic("demo", ready_s=10)
+        await master.create_topic("demo", ready_s=60)
         assert await master.wait_taken_up(["demo"])
         registered = master.engine.cluster.brokers[2]
         connection = registered.connection
