@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextvars import Context
+from heapq import heappop, heappush
 from random import Random
 from types import CoroutineType
 from typing import Any, TypeVar, TypeVarTuple
@@ -27,23 +30,6 @@ class Deadlock(BaseException):
 
 TURN_S = 0.00002
 """Time of an iteration, so that other bytes may arrive while a connection waits for its next share."""
-
-
-class _Clock:
-    """In the place of a selector: waiting for input takes no time but lets it pass."""
-
-    def __init__(self, start_s: float) -> None:
-        self.now_s = start_s
-        self.on_turn: Callable[[], None] = lambda: None
-
-    def select(self, timeout_s: float | None) -> list[Any]:
-        self.on_turn()
-        if timeout_s is None:
-            raise Deadlock
-        self.now_s += max(TURN_S, timeout_s)
-        return []
-
-    def close(self) -> None: ...
 
 
 class MachineClock:
@@ -83,17 +69,36 @@ class VirtualLoop(asyncio.BaseEventLoop):
     kept in ``failures``, and stops the loop.
     """
 
+    _ready: deque[asyncio.Handle]  # of asyncio.BaseEventLoop, as is _stopping
+    _stopping: bool
+
     def __init__(self, random: Random, start_s: float = 1_000.0) -> None:
         super().__init__()
-        self._selector = _Clock(start_s)
-        self._clock_resolution = 1e-9
+        self._now_s = start_s
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._armed = 0
+        self._check: Callable[[], None] = lambda: None
         self.random = random
         self.network = VirtualNetwork(self, random)
         self.failures: list[str] = []
         self.set_exception_handler(self._failed)
 
     def time(self) -> float:
-        return self._selector.now_s
+        return self._now_s
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._armed += 1
+        # Python compares tuples faster than handles: half of the callbacks of a simulation are timers.
+        heappush(self._timers, (when, self._armed, handle))
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def true_ms(self) -> int:
         """The time that histories are measured on, in ms; the clock of all clients."""
@@ -101,11 +106,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def on_turn(self, call: Callable[[], None]) -> None:
         """Call after each iteration, in place of what was called before."""
-        self._selector.on_turn = call
+        self._check = call
 
     def pause(self, seconds: float) -> None:
         """Let nothing run for a time: every timer that becomes due meanwhile is late."""
-        self._selector.now_s += seconds
+        self._now_s += seconds
 
     def soon(self, most_s: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Call after a random delay; most are short."""
@@ -146,12 +151,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if isinstance(coroutine, CoroutineType) and coroutine.__name__ == "run_asgi":
                     coroutine.close()  # it answers with an error when it ends, which needs an open loop
         super().close()
+        self._timers.clear()
         # The map of stall watches refers to the loop as long as the node exists: the loop must not refer to the node.
         self.on_turn(lambda: None)
         self.network = VirtualNetwork(self, self.random)
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        """There is no input but that of timers."""
+    def _run_once(self) -> None:
+        """Do what asyncio's loop does in an iteration. Waiting for input takes no time but lets it pass."""
+        self._check()
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2].cancelled():
+            heappop(timers)
+        next_s = self._now_s + TURN_S
+        if not (ready or self._stopping):
+            if not timers:
+                raise Deadlock
+            next_s = max(next_s, timers[0][0])
+        self._now_s = next_s
+        while timers and timers[0][0] <= next_s:
+            ready.append(heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
     def _write_to_self(self) -> None:
         """There are no other threads to wake the loop."""

@@ -268,13 +268,14 @@ class SimulatedNode:
         """The node never contains more than its limits."""
         broker, limits, options = self.server.broker, self.server.limits, self.service.options
         store = self.service._engine.quotas
-        _check_limit("keys", store.keys, options.max_keys)
-        _check_limit("bytes of keys", store.size, options.max_bytes)
-        _check_limit("retained messages", broker.retained.count, limits.max_retained_messages)
-        _check_limit("bytes of retained messages", broker.retained.bytes, limits.max_retained_bytes)
+        if store.keys > options.max_keys or store.size > options.max_bytes:
+            _check_limit("keys", store.keys, options.max_keys)
+            _check_limit("bytes of keys", store.size, options.max_bytes)
         if self._checked_work == broker.work:
             return
-        self._checked_work = broker.work  # no session gets anything without work
+        _check_limit("retained messages", broker.retained.count, limits.max_retained_messages)
+        _check_limit("bytes of retained messages", broker.retained.bytes, limits.max_retained_bytes)
+        self._checked_work = broker.work  # nothing is retained or queued without work
         messages, size, subscriptions = limits.max_queued_messages, limits.max_queued_bytes, limits.max_subscriptions
         for session in broker.sessions.values():
             waiting = session.waiting
