@@ -480,7 +480,8 @@ def option_table(title: str, options: Mapping[str, str], unsupported: Mapping[st
 
 
 def spark_options() -> str:
-    lines = ["# Spark format options", "", NOTE, ""]
+    # Its program starts a session: tests/spark/test_formats_page.py runs it in that of the suite.
+    lines = ["# Spark format options", "", NOTE, "", "<!-- test: nightly -->", ""]
     lines += [
         (
             "Names and keyword values are not case-sensitive. Numbers are positive integers; times without a unit are "

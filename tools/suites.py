@@ -75,6 +75,8 @@ STARTS = ["spark", "types", "end_to_end", "unit", "docs", "faults", "interop", "
 Java's classes, which the first suite with Spark makes."""
 PARTS = {"spark": 2, "docs": 2, "faults": 2, "interop": 2, "interpreted": 2}
 """Suites that are cut into parts, for the same reason. Each part starts the session and the node of its tests."""
+TOGETHER = ("tube_java", "kafka")
+"""Files with one of these words in their name are in one part: Apache's servers, which they share, start once."""
 USUAL_S = {"types": 75, "unit": 390, "interpreted": 190}
 """Processor time of suites in seconds, as far as it was measured alone, on two busy processors at about 3 GHz."""
 DEAR = 1.2
@@ -87,9 +89,9 @@ MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES = 6 << 30
 """Free memory that is needed to keep the files of the tests in memory."""
 
-JOBS = min(3, (os.cpu_count() or 1) + 1)
-"""Suites that run in parallel: one more than processors, at most 3. Half of their time is waiting, for a server to
-start or for a timer."""
+JOBS = min(4, (os.cpu_count() or 1) + 2)
+"""Suites that run in parallel: two more than processors, at most 4. Half of their time is waiting, for a server to
+start or for a timer: with one more than processors, a tenth of the processor time was not used."""
 
 
 @dataclass
@@ -183,8 +185,19 @@ def files_of(paths: list[str]) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in files]
 
 
+def part_of(files: list[str], part: int, parts: int) -> list[str]:
+    """Return the files of one of ``parts`` parts, which have as many files as ``TOGETHER`` permits."""
+    groups: dict[str, list[str]] = {}
+    for file in files:
+        groups.setdefault(next((word for word in TOGETHER if word in file), file), []).append(file)
+    found: list[list[str]] = [[] for _ in range(parts)]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(found, key=len).extend(group)
+    return sorted(found[part], key=files.index)
+
+
 def run_suite(name: str, *, headed: bool, part: int = 0, parts: int = 1) -> Result:
-    """Run one suite, or every ``parts``-th of its files; ``headed``: lines of output begin with its name."""
+    """Run one suite, or one of ``parts`` parts of its files; ``headed``: lines of output begin with its name."""
     result = Result(name)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=temporary_parent(), ignore_cleanup_errors=True) as scratch:
@@ -192,7 +205,7 @@ def run_suite(name: str, *, headed: bool, part: int = 0, parts: int = 1) -> Resu
         commands = list(COMMANDS.get(name, []))
         paths = PYTEST.get(name, [])
         if paths:
-            commands.append(pytest_command(paths if parts == 1 else files_of(paths)[part::parts], report))
+            commands.append(pytest_command(paths if parts == 1 else part_of(files_of(paths), part, parts), report))
         environment = environment_of(name, scratch)
         spent = Path(scratch) / "processor_time"
         for command in commands:

@@ -121,9 +121,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_search_finds_the_right_page_first(site: Path) -> None:
-    titles = evaluated(site, "searched.html", SEARCH % json.dumps(list(QUERIES)))
-    assert {query: found[:1] for query, found in titles.items()} == {query: [title] for query, title in QUERIES.items()}
+@pytest.mark.parametrize(
+    "queries", [pytest.param([*QUERIES][:6], id="6"), pytest.param([*QUERIES], id="all", marks=pytest.mark.nightly)]
+)
+def test_search_finds_the_right_page_first(site: Path, queries: list[str]) -> None:
+    """The other pages every night: the browser needs a second of processor time for each."""
+    titles = evaluated(site, "searched.html", SEARCH % json.dumps(queries))
+    assert {query: found[:1] for query, found in titles.items()} == {query: [QUERIES[query]] for query in queries}
 
 
 @pytest.mark.nightly

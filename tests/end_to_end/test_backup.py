@@ -166,7 +166,7 @@ def test_a_killed_backup_leaves_the_node_and_the_earlier_backup(tmp_path: Path) 
         assert node.stop() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGTERM])
 def test_a_node_that_ends_during_a_backup_leaves_no_incomplete_one(tmp_path: Path, number: signal.Signals) -> None:
     backups = tmp_path / "backups"
     with RunningNode(tmp_path) as node:

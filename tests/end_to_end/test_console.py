@@ -53,7 +53,7 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", ["light", pytest.param("dark", marks=pytest.mark.nightly), "narrow"])
 async def test_every_page_in_every_look(node: Node, look: str) -> None:
     from playwright.async_api import expect
 

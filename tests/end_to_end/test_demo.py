@@ -14,11 +14,20 @@ import pytest
 from tests.end_to_end.nodes import wait_until
 
 COMMAND = [sys.executable, "-m", "penstock.cli"]
+SENDS_FAST = """
+import sys
+from penstock.cli.main import main
+from penstock.demo import run
+run.RATE = 1_000.0
+sys.exit(main(sys.argv[1:]))
+"""
+"""The demo sends for ten seconds, in which the pipeline carries out 40 batches: most of its processor time."""
 
 
 def run(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     """Exit status, the JSON lines, and standard error."""
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=400)
+    command = COMMAND if "--chaos" in arguments else [sys.executable, "-c", SENDS_FAST]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=400)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 

@@ -64,7 +64,7 @@ async def kill_repeatedly(path: Path, durability: str, rounds: int) -> None:
     check(history.path)
 
 
-@pytest.mark.parametrize("durability", ["durable", "flushed"])
+@pytest.mark.parametrize("durability", ["durable", pytest.param("flushed", marks=pytest.mark.nightly)])
 async def test_acknowledged_messages_survive_kill_9_and_qos_2_comes_once(tmp_path: Path, durability: str) -> None:
     await kill_repeatedly(tmp_path / "mqtt", durability, rounds=5)
 

@@ -14,6 +14,7 @@ from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
 from penstock.pipelines.run import errors
 from penstock.spark.environment import jars
 from penstock.spark.environment.java import SHORT_LIVED
+from tests.interop.kafka import KafkaBroker
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared
 
@@ -44,6 +45,15 @@ def spark() -> Iterator[SparkSession]:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with Node(Path(tmp_path_factory.mktemp("node"))) as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker of Kafka. Tests that stop it start it again."""
+    broker = KafkaBroker(tmp_path_factory.mktemp("kafka"))
+    broker.start()
+    yield broker
+    broker.stop()
 
 
 _numbers = itertools.count()

@@ -43,7 +43,9 @@ class _Batch(NamedTuple):
     calls: int
 
 
-@pytest.mark.parametrize(("sinks", "most_planned", "most_calls"), [(1, 700, 80), (3, 1_900, 85)])
+@pytest.mark.parametrize(
+    ("sinks", "most_planned", "most_calls"), [pytest.param(1, 700, 80, marks=pytest.mark.nightly), (3, 1_900, 85)]
+)
 def test_a_batch_of_tables_is_one_job_one_scan_and_a_few_calls(
     spark: SparkSession,
     setup_of: Callable[..., Setup],

@@ -30,6 +30,7 @@ sinks:
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.nightly
 def test_queries_do_not_share_a_map_that_is_not_thread_safe(
     spark: SparkSession, setup_of: Callable[..., Setup]
 ) -> None:

@@ -100,29 +100,42 @@ def test_a_row_without_elements_is_neither_a_missing_part_nor_a_replaced_one(spa
         {"name": "items", "explode": {"column": "items", "as": "item", "empty": "keep"}},
     )
 
-    def result(wanted: str | None, replaced: str) -> list[tuple[str | None, str | None, str | None]]:
-        given = rows(spark, value).withColumns(
+    one = "groups.1.items.1"
+    # The redriven parts, the part that another copy replaces, and the rows: part, filtered by, code of a dead letter.
+    expected: list[tuple[str | None, str | None, list[tuple[str | None, str | None, str | None]]]] = [
+        (None, one, [("groups.0", None, None), ("groups.1.items.0", None, None)]),
+        ("groups.0", None, [("groups.0", None, None)]),
+        ("groups.0.items.0", None, [("groups.0", None, "explode.no_part")]),
+        # Redriven twice: the newest copy makes the row.
+        (one, one, [("groups.1", "items", None)]),
+        ("groups.1", one, [("groups.1.items.0", None, None)]),
+        # Parts of other steps have been written: as filtered, not as dead letters or rows without an element.
+        ("others.0", None, [(None, "groups", None)]),
+        ("groups.0.others.1", None, [("groups.0", "items", None)]),
+        ("others.0,groups.1.items.1", None, [("groups.1.items.1", None, None)]),
+    ]
+    marks = spark.createDataFrame(
+        [(f"i{n}", wanted, replaced) for n, (wanted, replaced, _) in enumerate(expected)],
+        "_id STRING, wanted STRING, replaced STRING",
+    )
+    other = "named_struct('step', 's', 'part', replaced)"
+    given = (
+        rows(spark, *[value] * len(expected))
+        .join(sf.broadcast(marks), "_id")
+        .withColumns(
             {
                 "_redrive": sf.struct(
-                    sf.lit(1).alias("number"), sf.lit("x").alias("step"), sf.lit(wanted).cast("string").alias("parts")
+                    sf.lit(1).alias("number"), sf.lit("x").alias("step"), sf.col("wanted").alias("parts")
                 ),
-                "_replaced": sf.expr(f"CAST(array({replaced}) AS {REPLACED})"),
+                "_replaced": sf.expr(f"CAST(IF(replaced IS NULL, array(), array({other})) AS {REPLACED})"),
             }
         )
-        found = apply(given, made, no_lookup).orderBy("_part").collect()
-        return [(row["_part"], row["_filtered"], row["_dead"] and row["_dead"]["code"]) for row in found]
-
-    one = "named_struct('step', 's', 'part', 'groups.1.items.1')"
-    assert result(None, one) == [("groups.0", None, None), ("groups.1.items.0", None, None)]
-    assert result("groups.0", "") == [("groups.0", None, None)]
-    assert result("groups.0.items.0", "") == [("groups.0", None, "explode.no_part")]
-    # Redriven twice: the newest copy makes the row.
-    assert result("groups.1.items.1", one) == [("groups.1", "items", None)]
-    assert result("groups.1", one) == [("groups.1.items.0", None, None)]
-    # Parts of other steps have been written: as filtered, not as dead letters or rows without an element.
-    assert result("others.0", "") == [(None, "groups", None)]
-    assert result("groups.0.others.1", "") == [("groups.0", "items", None)]
-    assert result("others.0,groups.1.items.1", "") == [("groups.1.items.1", None, None)]
+    )
+    found = apply(given.drop("wanted", "replaced"), made, no_lookup).orderBy("_id", "_part").collect()
+    for n, (wanted, _, shown) in enumerate(expected):
+        mine = [row for row in found if row["_id"] == f"i{n}"]
+        codes = [row["_dead"] and row["_dead"]["code"] for row in mine]
+        assert [(row["_part"], row["_filtered"], code) for row, code in zip(mine, codes, strict=True)] == shown, wanted
 
 
 @pytest.mark.parametrize("deduped", [False, True])
@@ -133,22 +146,26 @@ def test_a_redriven_part_makes_no_row_of_another_explode(spark: SparkSession, de
     first = steps(parse, *dedupe, {"name": "first", "explode": {"column": "a"}})
     second = steps(parse, *dedupe, {"name": "second", "explode": {"column": "b", "empty": "keep"}})
     value = b'{"a":[1,2],"b":[3,4]}'
+    redrive = "struct<number: string, step: string, parts: string>"
+    # The steps that the copy of each record has failed at.
+    steps_of = sf.when(sf.col("_id") == "i0", "sink:ones,first").otherwise("parsed,first")
+    marks = {"number": sf.lit("1"), "step": steps_of, "parts": sf.lit("first.1")}
 
-    def rows_of(made: list[Step], copy_steps: str) -> list[tuple[str | None, str | None]]:
-        """Rows of a record and of its redriven copy, as far as they are live, then the filtered ones."""
-        redrive = "struct<number: string, step: string, parts: string>"
-        original = rows(spark, value).withColumn("_redrive", sf.lit(None).cast(redrive))
-        marks = {"number": "1", "step": copy_steps, "parts": "first.1"}
-        copy = original.withColumn("_redrive", sf.struct(*(sf.lit(text).alias(name) for name, text in marks.items())))
+    def rows_of(made: list[Step]) -> list[list[tuple[str | None, str | None]]]:
+        """Rows of each record and of its redriven copy, as far as they are live, then the filtered ones."""
+        original = rows(spark, value, value).withColumn("_redrive", sf.lit(None).cast(redrive))
+        copy = original.withColumn("_redrive", sf.struct(*(mark.alias(name) for name, mark in marks.items())))
         found = apply(original.unionByName(copy), made, no_lookup).collect()
-        return sorted(((row["_part"], row["_filtered"]) for row in found), key=str)
+        return [
+            sorted(((row["_part"], row["_filtered"]) for row in found if row["_id"] == name), key=str)
+            for name in ("i0", "i1")
+        ]
 
     first_twice = [("first.0", None), ("first.1", None), ("first.1", None)]
     # A dedupe drops the copy in the query of the second one; without it the step counts the copy as filtered.
     second_once = [("second.0", None), ("second.1", None), *([] if deduped else [(None, "second")])]
-    for copy_steps in ("sink:ones,first", "parsed,first"):
-        assert rows_of(first, copy_steps) == first_twice
-        assert rows_of(second, copy_steps) == sorted(second_once, key=str)
+    assert rows_of(first) == [first_twice] * 2
+    assert rows_of(second) == [sorted(second_once, key=str)] * 2
 
 
 def test_columns_of_other_types_are_refused_when_the_query_is_built(spark: SparkSession) -> None:

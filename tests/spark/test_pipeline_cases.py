@@ -66,7 +66,9 @@ def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "session_for_cases", session)
 
 
+@pytest.mark.nightly
 def test_the_cases_of_the_example_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the file that the demo runs, which are expensive: tests/end_to_end/test_demo.py runs it by day."""
     status = main(["pipeline", "test", str(example("pipeline.yaml"))])
     printed = capsys.readouterr()
     assert status == 0, printed.out + printed.err

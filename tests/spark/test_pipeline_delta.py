@@ -201,8 +201,10 @@ def read(path: Path, log: Path, **options: str) -> list[dict[str, Any]]:
     return [json.loads(row["value"]) for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("delta_spark")
 def test_a_table_is_read_as_delta_wrote_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A table that the test writes as Delta does is read by day: test_pipeline_graph.py."""
     path, log = tmp_path / "a table", tmp_path / "log.jsonl"
     # A checkpoint soon, so that what older versions said is read out of it.
     made = {"delta.checkpointInterval": "3"}

@@ -62,18 +62,9 @@ def table(path: Path) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-async def test_records_are_read_once(
-    setup_of: Callable[..., Setup], spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    kafka = KafkaBroker(tmp_path_factory.mktemp("kafka"))
-    kafka.start()
-    try:
-        await read_all(setup_of(FILE.replace("ADDRESS", kafka.address), 1), kafka.address, spark)
-    finally:
-        kafka.stop()
-
-
-async def read_all(setup: Setup, address: str, spark: SparkSession) -> None:
+async def test_records_are_read_once(setup_of: Callable[..., Setup], spark: SparkSession, kafka: KafkaBroker) -> None:
+    address = kafka.address
+    setup = setup_of(FILE.replace("ADDRESS", address), 1)
     with pytest.raises(ConfigError, match="has no topic 'plant'"):
         setup.run()
     admin = AdminClient({"bootstrap.servers": address})

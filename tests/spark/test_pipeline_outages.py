@@ -139,14 +139,16 @@ sinks:
   - {{name: told, mqtt: {{topic: "out/{{n}}", broker: "OTHER_BROKER", retain: true, value: n}}}}
   - {{name: rows, table: {{path: "{lake}/rows"}}}}
 """
-OUTAGES = [pytest.param(0.0, id="short"), pytest.param(60.0, id="a minute", marks=pytest.mark.nightly)]
+OUTAGES = [pytest.param(0.0, id="short"), pytest.param(60.0, id="a minute")]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("outage_s", OUTAGES)
 def test_sinks_that_are_down_get_everything_once_they_are_back(
     setup_of: Callable[..., Setup], other: RunningNode, outage_s: float
 ) -> None:
+    """By day one sink fails in the process of the run: test_pipeline_shared.py."""
     other.out("tube", "topic", "create", "out", "--partitions", "1")
     there = SINK.replace("OTHER_MASTER", other.ready["tube_master"])
     setup = setup_of(there.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"), 1)

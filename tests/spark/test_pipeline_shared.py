@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -155,18 +155,25 @@ def killed_after_the_ledger_entry_of_the_last_sink(setup: Setup) -> None:
     undo(setup, "seen", table=False, ledger=False)
 
 
-def test_a_run_that_was_killed_at_any_point_continues_exactly_once(setup: Setup) -> None:
+HALFWAY = (killed_between_the_stores_of_what_the_sinks_begin, killed_after_the_commit_of_the_first_table)
+OTHERS = (
+    killed_before_anything_is_written,
+    killed_after_the_ledger_entry_of_the_first_sink,
+    killed_after_the_first_sink,
+    killed_after_the_ledger_entry_of_the_last_sink,
+)
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(HALFWAY, id="halfway"), pytest.param(OTHERS, id="others", marks=pytest.mark.nightly)]
+)
+def test_a_run_that_was_killed_at_any_point_continues_exactly_once(
+    setup: Setup, kills: Sequence[Callable[[Setup], None]]
+) -> None:
     sent = 10
     setup.send(*map(record, range(sent)))
     setup.run()
-    for kill in (
-        killed_between_the_stores_of_what_the_sinks_begin,
-        killed_before_anything_is_written,
-        killed_after_the_commit_of_the_first_table,
-        killed_after_the_ledger_entry_of_the_first_sink,
-        killed_after_the_first_sink,
-        killed_after_the_ledger_entry_of_the_last_sink,
-    ):
+    for kill in kills:
         kill(setup)
         setup.send(*map(record, range(sent, sent + 5)))
         sent += 5
@@ -200,7 +207,7 @@ def test_a_directory_with_a_query_for_each_sink_is_continued(setup: Setup, monke
     check(setup, range(60))
 
 
-@pytest.mark.parametrize("batches", [10, pytest.param(100, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("batches", [3, pytest.param(100, marks=pytest.mark.nightly)])
 def test_a_sink_that_fails_leaves_the_others_alone_and_joins_them_again(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:

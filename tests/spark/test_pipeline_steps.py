@@ -205,7 +205,14 @@ VALUES = {
 """Columns of ``EXACT`` and other names, with texts of values that are valid, rare or invalid for them."""
 
 
-@pytest.mark.parametrize(("zone", "new_fields"), [("UTC", "ignore"), ("Europe/Berlin", "add"), ("UTC", "dead_letter")])
+@pytest.mark.parametrize(
+    ("zone", "new_fields"),
+    [
+        ("UTC", "ignore"),
+        ("Europe/Berlin", "add"),
+        pytest.param("UTC", "dead_letter", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_exact_parser_of_the_jar_yields_what_from_json_yields(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, zone: str, new_fields: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 
@@ -46,5 +47,7 @@ def test_a_seed_breaks_no_rule_and_does_what_it_should(pool: Executor) -> None:
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_planted_bugs_are_found(plant: Plant) -> None:
+    if os.environ.get("PENSTOCK_CORE") == "interpreted":
+        pytest.skip("found in the compiled form, by the suite 'faults'")
     seed, reason = seeds_needed(plant)
     assert seed is not None, reason

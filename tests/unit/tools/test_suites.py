@@ -129,6 +129,16 @@ def test_an_error_of_the_runner_ends_the_run(monkeypatch: pytest.MonkeyPatch) ->
         suites.run_all(suites.ORDER, jobs=3)
 
 
+@pytest.mark.parametrize("suite", ["interop", "spark"])
+def test_parts_have_about_as_many_files_and_those_that_share_servers_are_in_one(suite: str) -> None:
+    files = suites.files_of(suites.PYTEST[suite])
+    parts = [suites.part_of(files, part, 2) for part in range(2)]
+    assert sorted(parts[0] + parts[1]) == sorted(files)
+    assert abs(len(parts[0]) - len(parts[1])) <= 1
+    for word in suites.TOGETHER:
+        assert sum(any(word in file for file in part) for part in parts) <= 1
+
+
 def test_a_part_of_a_suite_has_files_only() -> None:
     files = suites.files_of(suites.PYTEST["interpreted"])
     assert "tests/unit/tube/storage/test_meta.py" in files
