@@ -245,6 +245,74 @@ def test_a_broker_that_was_killed_comes_back_at_another_address_at_once() -> Non
         join_broker(engine, connection="third")
 
 
+def test_a_broker_whose_machine_is_gone_comes_back_at_another_address_when_its_heartbeat_is_overdue() -> None:
+    """No connection ended. Its records cannot be in two places: the first machine, if it lives, is refused."""
+    engine = master()
+    join_broker(engine, connection="old")
+    for now in range(NOW + 500, NOW + 5001, 500):
+        broker_beat(engine, now, connection="old")
+        engine.tick(now)
+    member = consumer(engine, "c1", now=NOW + 5000)
+    beat(engine, member, NOW + 5000)
+    assert {p.broker.port for p in member.held} == {8123}
+    late = NOW + 5000 + 500 + 3000
+    engine.tick(late - 1)
+    with pytest.raises(AssertionError):
+        join_broker(engine, late - 1, port=9999, connection="new")
+    engine.tick(late)
+    join_broker(engine, late, port=9999, connection="new")
+    assert engine.cluster.broker_infos() == ["1:10.0.0.1:9999"]
+    held: list[set[Partition]] = []
+    for now in range(late, late + 3000, 500):
+        broker_beat(engine, now, connection="new")
+        beat(engine, member, now)
+        held.append(set(member.held))
+        assert len({(p.topic, p.id) for p in member.held}) == len(member.held), "no partition at both addresses"
+    assert {p.broker.port for p in held[-1]} == {9999}
+
+    # The cut is over: the first machine does not get the id back, neither at once nor at a pause of its successor.
+    assert broker_beat(engine, late + 3000, connection="old").errCode == 411
+    with pytest.raises(AssertionError):
+        join_broker(engine, late + 3000, connection="old")
+    broker_beat(engine, late + 3500, connection="new")
+    engine.tick(late + 8000)
+    assert engine.cluster.brokers[1].overdue
+    with pytest.raises(AssertionError):
+        join_broker(engine, late + 8000, connection="old")
+
+
+def test_a_second_broker_with_the_same_id_waits_for_the_end_of_the_session_of_the_first() -> None:
+    """Two machines have the same id by mistake, and the second one tries again every second."""
+    engine = master()
+    join_broker(engine, connection="first")
+
+    def refused(now: int, port: int = 9999) -> bool:
+        try:
+            join_broker(engine, now, port=port, connection="second")
+        except AssertionError:
+            return True
+        return False
+
+    for now in range(NOW, NOW + 10_000, 500):
+        broker_beat(engine, now, connection="first")
+        engine.tick(now)
+        assert refused(now)
+    paused = NOW + 9500
+    engine.tick(paused + 4000)
+    assert engine.cluster.brokers[1].overdue
+    assert refused(paused + 4000), "both lived at the same time, so this is another broker"
+    engine.disconnected("first", paused + 4000)
+    assert refused(paused + 4000), "the first one may register again for three seconds"
+    join_broker(engine, paused + 5000, connection="first")
+    assert refused(paused + 5000)
+    for port in range(1, 40):
+        assert refused(paused + 5000, port)
+    assert len(engine.cluster.brokers[1].rivals) == 16, "of many addresses the last ones are remembered"
+    engine.tick(paused + 35_000)
+    assert not engine.cluster.brokers[1].online
+    assert not refused(paused + 35_000)
+
+
 def test_a_killed_brokers_partitions_leave_the_routes_after_its_time_to_reconnect() -> None:
     engine = master(TopicSetting("demo", 3), config=MasterConfig(limits=TubeLimits(broker_reconnect_ms=2000)))
     for number in (1, 2):

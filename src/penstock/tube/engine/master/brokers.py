@@ -25,6 +25,8 @@ __all__ = ["BrokerHandler"]
 
 _MAX_ADDRESS = 300
 _MAX_FAILURE = 1000
+_MAX_RIVALS = 16
+"""Refused addresses that are remembered for each broker; the oldest one is dropped."""
 
 
 class BrokerHandler:
@@ -82,7 +84,7 @@ class BrokerHandler:
         if len(pieces) < 3:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
         info = BrokerInfo.parse(":".join(pieces[:3]))
-        self._check_unique(info)
+        self._check_unique(info, context.now_ms)
         if info.id not in cluster.brokers and len(cluster.brokers) >= self._master.config.limits.max_brokers:
             raise RefusedRequest(
                 ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(cluster.brokers)} brokers is reached"
@@ -181,20 +183,31 @@ class BrokerHandler:
                 found = True
         return found
 
-    def _check_unique(self, info: BrokerInfo) -> None:
+    def _check_unique(self, info: BrokerInfo, now: int) -> None:
         """Refuse a second broker with the same id, which would take over clients and offsets. Raises RefusedRequest.
 
-        A broker whose connection ended (its process was killed) may register at another address immediately. If its
-        machine disappeared without closing the connection, it may register when the old session has expired.
+        A broker whose connection ended (its process was killed) may register at another address immediately, and one
+        whose machine disappeared without closing it when its heartbeat is overdue. A rival that was refused while the
+        registered broker lived, as later heartbeats of it show, is another broker with the same id instead: it must not
+        take over at a pause or a short network failure of the first one, and waits for the end of its session.
         """
         known = self._master.cluster.brokers.get(info.id)
-        there = known is not None and known.online and known.disconnected_at is None
-        if known is not None and there and (known.info.host, known.info.port) != (info.host, info.port):
-            raise RefusedRequest(
-                ErrCode.BAD_REQUEST,
-                f"broker {info.id} is registered from {known.info.host}:{known.info.port}: "
-                "give this broker another id, or stop the other one",
-            )
+        address = info.host, info.port
+        if known is None or not known.online or (known.info.host, known.info.port) == address:
+            return
+        since = known.rivals.get(address)
+        proved = since is not None and known.last_seen > since
+        if not proved and (known.overdue or known.disconnected_at is not None):
+            return
+        if since is None:
+            if len(known.rivals) >= _MAX_RIVALS:
+                del known.rivals[next(iter(known.rivals))]
+            known.rivals[address] = now
+        raise RefusedRequest(
+            ErrCode.BAD_REQUEST,
+            f"broker {info.id} is registered from {known.info.host}:{known.info.port}: "
+            "give this broker another id, or stop the other one",
+        )
 
     def _report(
         self, broker: RegisteredBroker, read: int, write: int, default: str, topics: Iterable[str], now: int

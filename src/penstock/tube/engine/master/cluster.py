@@ -49,6 +49,7 @@ class RegisteredBroker:
         "push",
         "read_status",
         "removed",
+        "rivals",
         "serving",
         "stop_read",
         "stop_write",
@@ -70,6 +71,7 @@ class RegisteredBroker:
         self.last_seen = 0
         self.interval_ms = 0  # largest recent time between two heartbeats; 0 before the first one
         self.overdue = False  # True if its next heartbeat is late: producers use other brokers
+        self.rivals: dict[tuple[str, int], int] = {}  # other addresses that were refused, with the first time
         self.config_id = config_id
         self.check_sum = 0
         self.topics: list[str] = []  # configuration texts to send
@@ -110,6 +112,7 @@ class Cluster:
             self._new_version(now)
         elif broker.info != info:
             broker.info = info
+            broker.rivals = {}
             self._new_version(now)
         broker.online = True
         broker.last_seen = now
@@ -131,6 +134,7 @@ class Cluster:
         """End a broker's session. It stays in the broker list, like configured brokers."""
         broker.online = False
         broker.serving = {}
+        broker.rivals = {}
 
     def forget(self, broker_id: int, now: int) -> None:
         """Remove a broker from the list unless it is online. It may register again."""
