@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.node.config.kafka import KafkaSection
-from penstock.node.rules import PORTION, Done
+from penstock.node.rules import PORTION, Done, return_result
 from penstock.runtime.kafka.client import LARGEST_BYTES, FatalErrors, KafkaConnection
 from penstock.runtime.kafka.config import needs_kafka
 from penstock.tube.record import Record
@@ -71,6 +71,9 @@ class KafkaTarget:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         """Held while a message is passed to the producer, and while that is replaced."""
+        self._returning = False
+        """True after the producer was replaced, until all messages of the old one have been returned: a new message
+        would overtake them."""
         self._closed = threading.Event()
         self._replaced = threading.Event()
         """Set after a fatal error: the producer must be replaced."""
@@ -118,6 +121,9 @@ class KafkaTarget:
 
         try:
             with self._sending:
+                if self._returning and self._pending:
+                    raise self._unavailable("the producer was replaced")
+                self._returning = False
                 self._producer.produce(
                     self._section.topic,
                     prepared.value,
@@ -127,11 +133,11 @@ class KafkaTarget:
                     timestamp=prepared.timestamp,
                     on_delivery=delivered,
                 )
+                self._pending += 1
         except BufferError as error:
             raise self._unavailable("the producer is full") from error
         except KafkaException as failure:
             raise self._translated(failure.args[0]) from failure
-        self._pending += 1
 
     def retries(self, error: PenstockError) -> bool:
         """Return True if the message may be stored later."""
@@ -176,9 +182,11 @@ class KafkaTarget:
         self._replaced.clear()
         with self._sending:
             old, self._producer = self._producer, producer
+            self._returning = True
         # Every message of it gets a result, and is sent again by the new one, in order.
         old.purge()
-        _flush(old)
+        while len(old) and not self._closed.is_set():
+            _flush(old)
         old.close()
 
     def _add(self, done: Done, result: object) -> None:
@@ -204,7 +212,7 @@ class KafkaTarget:
                     return
                 done, result = self._results.popleft()
             self._pending -= 1
-            done(result)
+            return_result(done, result)
         assert self._loop is not None
         self._loop.call_soon(self._deliver)
 

@@ -28,7 +28,17 @@ from penstock.runtime.io.loop import CallLater
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["PORTION", "Append", "Done", "Identities", "RuleService", "RuleStats", "RuleTarget", "TubeTarget"]
+__all__ = [
+    "PORTION",
+    "Append",
+    "Done",
+    "Identities",
+    "RuleService",
+    "RuleStats",
+    "RuleTarget",
+    "TubeTarget",
+    "return_result",
+]
 
 _log = logging.getLogger("penstock.rules")
 
@@ -44,6 +54,14 @@ _HIGH_PRIORITY: Final = b"$high_priority"
 """User property of control messages, which backpressure of data messages must not delay."""
 
 Done = Callable[[object], None]
+
+
+def return_result(done: Done, result: object) -> None:
+    """Call ``done``; an exception must not keep the results of other messages waiting."""
+    try:
+        done(result)
+    except Exception:  # noqa: BLE001 - see above
+        _log.exception("internal error after a message of a rule")
 
 
 class Append(Protocol):
@@ -272,6 +290,9 @@ class RuleService(Service):
         try:
             self._target.append(item.prepared, lambda result: self._answered(item, result))
         except PenstockError as error:
+            if self._target.retries(error) and not self._closed:
+                self._wait(item, error)  # now: the next message may be accepted, and must not overtake it
+                return
             raised = error  # later, like every response, to keep the order of messages
             self._later(0.0, lambda: self._answered(item, raised))
 
@@ -321,7 +342,7 @@ class RuleService(Service):
         if self._backoff.failures or self._closed:
             return  # rejected again: the probe continues
         for _ in range(PORTION):
-            if not self._waiting:
+            if not self._waiting or self._backoff.failures:
                 return
             self._submit(self._next())
         if self._waiting:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.node.config.tube_cluster import TubeClusterSection
-from penstock.node.rules import PORTION, Done
+from penstock.node.rules import PORTION, Done, return_result
 from penstock.runtime.backoff import Backoff
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.producer import Producer, SendResult
@@ -199,7 +199,7 @@ class TubeClusterTarget:
                 self._push(message)
                 return
         self._pending -= 1
-        message.done(result)
+        return_result(message.done, result)
 
     def _failed(self, error: PenstockError) -> None:
         first, self._error = self._error is None, self._waits(f"{error.what}: {error.why}" if error.why else error.what)

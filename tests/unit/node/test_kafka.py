@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.node.config.kafka import KafkaSection
 from penstock.node.config.node import load_config
 from penstock.node.kafka import KafkaTarget, _settings
@@ -202,6 +202,38 @@ async def test_a_producer_with_a_fatal_error_is_replaced(monkeypatch: pytest.Mon
     assert second.values == [b"1"]
     assert results.get_nowait() is None
     assert (first.closed, second.closed) == (True, False)
+
+
+async def test_no_message_overtakes_those_of_a_replaced_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = FakeProducer(), FakeProducer()
+    made = [first, second]
+    monkeypatch.setattr(KafkaTarget, "_new_producer", lambda _: made.pop(0))
+    monkeypatch.setattr("penstock.node.kafka.POLL_S", 0.001)
+    target = KafkaTarget(KafkaSection.model_validate(KAFKA), max_bytes=1 << 20)
+    target.start()
+    results: asyncio.Queue[object] = asyncio.Queue()
+
+    def send(value: bytes, done: Callable[[object], None] = results.put_nowait) -> None:
+        target.append(target.prepare(Record(value, topic="a", id="i")), done)
+
+    def fails(result: object) -> None:
+        results.put_nowait(result)
+        raise ValueError("a defect in a service")
+
+    send(b"1", fails)
+    send(b"2")
+    target._replaced.set()
+    ends = time.monotonic() + 10
+    while not first.closed:  # the event loop is busy, and does not get the results yet
+        assert time.monotonic() < ends
+        time.sleep(0.001)  # noqa: ASYNC251 - the loop must not run
+    with pytest.raises(UnavailableError, match="messages for topic 'telemetry' wait"):
+        send(b"3")
+    async with asyncio.timeout(10):
+        assert [type(await results.get()) for _ in range(2)] == [UnavailableError, UnavailableError]
+    send(b"1")
+    assert second.values == [b"1"]
+    await target.close()
 
 
 def test_a_record_becomes_a_message() -> None:

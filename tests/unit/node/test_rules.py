@@ -398,6 +398,19 @@ def test_a_backlog_is_appended_in_portions_and_in_order(log: Log, broker: Broker
     ]  # fmt: skip
 
 
+def test_a_message_that_was_not_accepted_is_not_overtaken(log: Log, broker: Broker) -> None:
+    later = Later()
+    rule = service(log, broker, later=later)
+    log.raises = FOR_NOW[0]
+    send(rule, broker, "a")
+    log.raises = None
+    send(rule, broker, "b")
+    assert texts(log) == ""
+    later.run()
+    log.waiting.pop(0)(object())
+    assert texts(log) == "ab"
+
+
 def test_a_log_that_fills_up_again_keeps_the_order(log: Log, broker: Broker) -> None:
     later = Later()
     rule = service(log, broker, later=later)
