@@ -61,7 +61,7 @@ class Producer:
     A broker that has not responded to a request or connection attempt for ``availability_timeout_s`` is avoided until
     it responds: records without key and partition go to other brokers. Records with a key or a partition wait for their
     broker; records that were already sent to it wait for ``request_timeout_s``, or until the master no longer announces
-    it.
+    it. Then records with a key go to the partitions that their keys have now, except with ``idempotent``.
 
     ``await_topic``: wait up to ``topic_timeout_s`` also for a topic that does not exist. Apache's master does not tell
     whether it exists, so it is always waited for there.

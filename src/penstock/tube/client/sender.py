@@ -437,10 +437,16 @@ class Sender:
             connection = self._ready.get(broker_id)
             if state.late and state.unanswered and connection is not None and broker_id not in brokers:
                 connection.abort()
-        if self._settings.ordered:
-            for queue in list(self._queues.values()):
-                if not queue.empty and (queue.target.topic, queue.target.broker.id) not in announced:
+        for queue in list(self._queues.values()):
+            if not queue.empty and not self._is_announced(queue.target):
+                if self._settings.ordered:
                     self._leave(queue)
+                elif not queue.in_flight:  # otherwise they follow those in flight, when these have failed
+                    self._move_elsewhere(queue)
+
+    def _is_announced(self, target: Partition) -> bool:
+        """Return True if the master announces the topic's partitions at this broker, or has not answered yet."""
+        return self._announced is None or (target.topic, target.broker.id) in self._announced
 
     def _leave(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Move the records of a broker that does not respond and is not announced to other partitions, in order; later
@@ -547,13 +553,16 @@ class Sender:
         self._finish(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
 
     def _move_elsewhere(self, queue: PartitionQueue[PendingRecord]) -> None:
-        """Move records without a fixed partition away from a broker that is avoided."""
+        """Move records away from a broker that is avoided: those without a fixed partition, and those with a key if the
+        master no longer announces the broker, which gives the key another partition."""
         now = monotonic_ms()
         avoided = self._routes.excluded
         if not avoided(queue.target.broker.id, now):
             return
-        for message in queue.remove_waiting(lambda message: not message.fixed):
-            other = self._routes.choose(message.topic, None, None, now)
+        # A numbered record that was sent, and stored without an answer, must not be stored again elsewhere.
+        gone = not self._is_announced(queue.target) and not self._settings.idempotent
+        for message in queue.remove_waiting(lambda message: message.partition is None and (gone or message.key is None)):
+            other = self._routes.choose(message.topic, message.key, None, now)
             if other is None or avoided(other.broker.id, now):
                 other = queue.target
             self._move(message, other)

@@ -433,26 +433,40 @@ async def test_messages_in_flight_over_a_cut_cable_are_sent_elsewhere_when_the_m
         ordered = Producer(
             f"127.0.0.1:{at[1]}", heartbeat_s=0.1, request_timeout_s=3600, delivery_timeout_s=3600, ordered=True
         )
-        async with producer, ordered, asyncio.timeout(60):
+        idempotent = Producer(
+            f"127.0.0.1:{at[1]}", heartbeat_s=0.1, request_timeout_s=3600, delivery_timeout_s=3600, idempotent=True
+        )
+        async with producer, ordered, idempotent, asyncio.timeout(60):
             await until_writes_to(producer, 2)
             await ordered.publish("demo")
             keys = [key for key in map(b"%d".__mod__, range(30)) if ordered.choose("demo", key, None).broker.id == 2]
-            await asyncio.gather(*(ordered.send("demo", b"before", key=key) for key in keys))
+            await asyncio.gather(
+                *(each.send("demo", b"before", key=key) for key in keys for each in (ordered, idempotent))
+            )
             to_master.hold()
             to_broker.hold()
             kept = [await ordered.queue("demo", b"%d" % number, key=keys[number % len(keys)]) for number in range(60)]
+            keyed = [await producer.queue("demo", b"x", key=keys[number % len(keys)]) for number in range(30)]
+            fixed = next(p for p in await producer.partitions("demo") if p.broker.id == 2)
+            waits = [
+                await producer.queue("demo", b"x", partition=fixed),
+                await idempotent.queue("demo", b"x", key=keys[0]),
+            ]
             sent = await asyncio.gather(*(producer.send("demo", b"y") for _ in range(12)))
             assert {result.broker_id for result in sent} == {1}
             assert producer.retried > 0, "some were in flight to the other one"
             kept += [await ordered.queue("demo", b"%d" % n, key=keys[n % len(keys)]) for n in range(60, 90)]
             results = await asyncio.gather(*kept)
             assert {result.broker_id for result in results} == {1}, "keys have other partitions now"
+            assert {result.broker_id for result in await asyncio.gather(*keyed)} == {1}, "without an order, too"
+            assert not any(future.done() for future in waits), "a partition, or a number, of its broker only"
             for key in range(len(keys)):
                 offsets = [result.append_offset for result in results[key :: len(keys)]]
                 assert offsets == sorted(offsets), "and the records of each are in order there"
             assert registered.online, "its session continues, for its consumers"
             to_master.release()
             to_broker.release()
+            assert {result.broker_id for result in await asyncio.gather(*waits)} == {2}
             await until(lambda: not registered.overdue)
             assert registered.connection == connection, "it did not need to register again"
             await until_writes_to(producer, 2)
