@@ -1,21 +1,27 @@
-"""Latency of a client of a node while a rule of that node sends a backlog to a TubeMQ cluster.
+"""Latency of a client of a node while a rule of that node sends a backlog to a TubeMQ cluster, or to Kafka.
 
-The cluster, a second node, is paused while publishers send messages, which wait in the rule, and continues when all of
-them have arrived. Every message is of QoS 1; its PUBACK follows the acknowledgement of the cluster.
+The cluster, a second node or a Kafka broker, is paused while publishers send messages, which wait in the rule, and
+continues when all of them have arrived. Every message is of QoS 1; its PUBACK follows the acknowledgement of the
+cluster. Each run has a new node, and both rules in turn.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Final
 
 from benchmarks import servers
 from benchmarks.figures import Figure, Settings
 from benchmarks.isolation import LATE_S, Peer, latencies
+from benchmarks.kafka_peer.broker import kafka_process, prepare
+from penstock.errors import PenstockError
 from penstock.mqtt.codec.packets import Publish
 
 __all__ = ["catch_up"]
@@ -27,25 +33,50 @@ PAYLOAD: Final = b"x" * 256
 INTERVAL_S: Final = 0.005
 """Interval of the measured client's messages."""
 PUBACK_BYTES: Final = 4
-CASES: Final = ("no backlog", f"backlog of {PUBLISHERS * MESSAGES:,} messages")
+NO_BACKLOG: Final = "no backlog"
+BACKLOG: Final = f"backlog of {PUBLISHERS * MESSAGES:,} messages"
+UNITS: Final = {"p50 ms": 0.5, "p99 ms": 0.99}
 
 
 def catch_up(settings: Settings) -> list[Figure]:
-    """The p50 and p99 of the measured client, a new pair of nodes for each run."""
-    units = {"p50 ms": 0.5, "p99 ms": 0.99}
-    figures = {(case, unit): Figure(case, "penstock", unit) for case in CASES for unit in units}
-    rates = Figure(CASES[1], "penstock", "messages/s")
-    for _ in range(settings.repeats):
-        with servers.penstock("memory", ["backlog"]) as cluster:
-            rule = {"filter": "line/#", "to": {"tube": {"masters": [cluster["tube_master"]], "topic": "backlog"}}}
-            with servers.penstock("memory", rules=[rule]) as node:
-                found = {CASES[0]: latencies(node["mqtt"], settings.seconds, INTERVAL_S)}
-                found[CASES[1]], per_s = _while_catching_up(node, int(cluster["pid"]))
-        rates.runs.append(per_s)
+    """The p50 and p99 of the measured client, with a rule to TubeMQ and, if Kafka can be started, one to Kafka."""
+    measured = [_Target("TubeMQ")]
+    with ExitStack() as stack:
+        try:
+            address, pid = stack.enter_context(kafka_process(prepare()))
+        except PenstockError as reason:
+            print(f"catch-up: a rule to Kafka is not measured: {reason.what}", file=sys.stderr)
+        else:
+            measured.append(_Target("Kafka"))
+        for _ in range(settings.repeats):
+            for target in measured:
+                if target.name == "Kafka":
+                    target.run(settings, {"kafka": {"bootstrap": [address], "topic": "backlog"}}, pid)
+                    continue
+                with servers.penstock("memory", ["backlog"]) as cluster:
+                    to = {"tube": {"masters": [cluster["tube_master"]], "topic": "backlog"}}
+                    target.run(settings, to, int(cluster["pid"]))
+    return [figure for target in measured for figure in target.figures.values()]
+
+
+class _Target:
+    """Runs with rules to the same system."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        cases = [(case, unit) for case in (NO_BACKLOG, BACKLOG) for unit in UNITS]
+        cases.append((BACKLOG, "messages/s"))
+        self.figures = {(case, unit): Figure(f"{case}, rule to {name}", "penstock", unit) for case, unit in cases}
+
+    def run(self, settings: Settings, to: Mapping[str, object], cluster: int) -> None:
+        """Measure a new node with a rule ``to`` a cluster, the process ``cluster``."""
+        with servers.penstock("memory", rules=[{"filter": "line/#", "to": to}]) as node:
+            found = {NO_BACKLOG: latencies(node["mqtt"], settings.seconds, INTERVAL_S)}
+            found[BACKLOG], per_s = _while_catching_up(node, cluster)
+        self.figures[BACKLOG, "messages/s"].runs.append(per_s)
         for case, times in found.items():
-            for unit, share in units.items():
-                figures[case, unit].runs.append(times[int(len(times) * share)])
-    return [*figures.values(), rates]
+            for unit, share in UNITS.items():
+                self.figures[case, unit].runs.append(times[int(len(times) * share)])
 
 
 def _while_catching_up(node: dict[str, str], cluster: int) -> tuple[list[float], float]:

@@ -24,7 +24,7 @@ from penstock.errors import PenstockError
 from penstock.spark.environment.java import find_java
 from tests.ports import free_port
 
-__all__ = ["KafkaPeer", "kafka", "prepare"]
+__all__ = ["KafkaPeer", "kafka", "kafka_process", "prepare"]
 
 HERE = Path(__file__).parent
 # The token provider of the connector's own version is not published; the one of 4.0.0 has the same classes.
@@ -81,8 +81,15 @@ def prepare() -> KafkaPeer:
 
 @contextmanager
 def kafka(peer: KafkaPeer) -> Iterator[str]:
-    """Run one node, broker and controller, on loopback; yields its address as host:port. It acknowledges from the page
-    cache."""
+    """Run Kafka like :func:`kafka_process`; yields host:port."""
+    with kafka_process(peer) as (address, _):
+        yield address
+
+
+@contextmanager
+def kafka_process(peer: KafkaPeer) -> Iterator[tuple[str, int]]:
+    """Run one node, broker and controller, on loopback; yields its address as host:port and the process id. It
+    acknowledges from the page cache."""
     port, controller = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "server.properties"
@@ -103,7 +110,7 @@ def kafka(peer: KafkaPeer) -> Iterator[str]:
             )
         with ended(process):
             wait_for(port, process, 90)
-            yield f"127.0.0.1:{port}"
+            yield f"127.0.0.1:{port}", process.pid
 
 
 def _run(command: list[str]) -> None:
