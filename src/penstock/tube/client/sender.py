@@ -561,7 +561,9 @@ class Sender:
             return
         # A numbered record that was sent, and stored without an answer, must not be stored again elsewhere.
         gone = not self._is_announced(queue.target) and not self._settings.idempotent
-        for message in queue.remove_waiting(lambda message: message.partition is None and (gone or message.key is None)):
+        for message in queue.remove_waiting(
+            lambda message: message.partition is None and (gone or message.key is None)
+        ):
             other = self._routes.choose(message.topic, message.key, None, now)
             if other is None or avoided(other.broker.id, now):
                 other = queue.target
