@@ -69,7 +69,7 @@ def object_storage_endpoint() -> Iterator[str]:
         finally:
             server.stdin.close()
             try:
-                server.wait(10)
+                server.wait(60)
             except subprocess.TimeoutExpired:
                 server.kill()
 

@@ -71,7 +71,7 @@ PAUSES_S = {"pause": 0, "pause-60": 60}
 MAJORITY_S = 20
 GOAL_S = 6
 GOALS_S = {"kill-both": 10, "handover": 1}
-BUSY = 5
+BUSY = 15
 """How many times as long as its goal a takeover may take, because other work delays the clients and both nodes. The
 summary of the nightly rounds has the seconds."""
 UNANSWERED = 0.02

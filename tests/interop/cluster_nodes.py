@@ -25,7 +25,7 @@ from tests.ports import free_ports
 
 __all__ = ["DEADLINE_S", "NodeProcess", "command", "environment", "until_pair"]
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 ROOT = Path(__file__).resolve().parents[2]
 

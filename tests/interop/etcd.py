@@ -17,7 +17,7 @@ from tests.tools import require_tool
 
 __all__ = ["EtcdCluster"]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class EtcdCluster:

@@ -25,7 +25,7 @@ from tests.tools import skip_or_fail
 
 __all__ = ["PASSWORD", "USER", "KafkaBroker", "TokenEndpoint", "committed", "find_jars", "token"]
 
-DEADLINE_S = 90
+DEADLINE_S = 180
 USER, PASSWORD = "app", "secret-of-app"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 _MODULES = "org.apache.kafka.common.security"

@@ -80,7 +80,7 @@ async def test_mosquitto_clients_on_our_broker(server: tuple[MqttServer, list[st
         "line/3/flow|one|1|0|k:v|text/plain|r/1|c1",
         "line/3/flow|kept|1|0||||",
     ]
-    code, out, _ = await run("mosquitto_sub", *where, "-t", "#", "-C", "1", "-W", "10", "-F", "%t %p %r")
+    code, out, _ = await run("mosquitto_sub", *where, "-t", "#", "-C", "1", "-W", "60", "-F", "%t %p %r")
     assert (code, out) == (0, "line/3/flow kept 1\n")
 
 
@@ -110,7 +110,7 @@ async def test_mosquitto_session_survives(server: tuple[MqttServer, list[str]]) 
     assert (await run("mosquitto_sub", *session, "-E"))[0] == 0
     for n in range(5):
         assert (await run("mosquitto_pub", *where, "-t", "a", "-q", "1", "-m", str(n)))[0] == 0
-    code, out, _ = await run("mosquitto_sub", *session, "-C", "5", "-W", "10")
+    code, out, _ = await run("mosquitto_sub", *session, "-C", "5", "-W", "60")
     assert (code, out.split()) == (0, list("01234"))
 
 
@@ -135,7 +135,7 @@ async def test_mosquitto_request_and_response(server: tuple[MqttServer, list[str
 
 async def test_mosquitto_receives_reason_codes(server: tuple[MqttServer, list[str]]) -> None:
     _, where = server
-    _, _, err = await run("mosquitto_sub", *where, "-t", "a/" * 200, "-W", "5")
+    _, _, err = await run("mosquitto_sub", *where, "-t", "a/" * 200, "-W", "60")
     assert "subscription" in err.lower(), "its exit code is 0 even then"
     code, _, err = await run("mosquitto_pub", "-V", "31", *where[2:], "-t", "a", "-m", "x")
     assert code != 0

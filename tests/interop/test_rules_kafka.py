@@ -22,7 +22,7 @@ from penstock.node.node import Node, ReadyNode
 from tests.interop.kafka import PASSWORD, USER, KafkaBroker, TokenEndpoint, token
 from tests.ports import free_port
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 from penstock.mqtt.codec.packets import PubAck
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.consumer import Consumer
-from penstock.tube.reader import partitions
 from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess
 from tests.interop.etcd import EtcdCluster
 from tests.interop.stored_cluster import ARCHIVES, CLIENT, CLUSTER, LARGE, TOPIC, extract
 from tests.stored_directories import MqttConnection
+from tests.unit.tube.servers import announced
 
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.tar.xz"))
 
@@ -47,7 +47,7 @@ async def test_it_continues(tmp_path: Path, name: str) -> None:
         assert active.wait() == 0
         await standby.until_active()
         await check_store(standby, content)
-        found = await asyncio.to_thread(partitions, f"127.0.0.1:{standby.tube_master}", TOPIC)
+        found = await asyncio.to_thread(announced, f"127.0.0.1:{standby.tube_master}", TOPIC)
         assert {part.partition for part in found} == {0, 1}
     finally:
         for node in nodes:

@@ -177,11 +177,11 @@ def test_consecutive_ranges_while_producers_write(peer: ConnectionOptions) -> No
             for _ in range(25):
                 follow()
             stop.set()
-            writer.join(30)
+            writer.join(60)
             follow()
     finally:
         stop.set()
-        writer.join(30)
+        writer.join(60)
     assert len(sent) > 500
     for number, got in found.items():
         own = sorted((result.append_offset, body) for result, body in sent if result.partition == number)

@@ -140,7 +140,7 @@ async def test_members_share_the_partitions(masters: str) -> None:
         assert not first.assignment & second.assignment
         tasks = [asyncio.create_task(follow(first)), asyncio.create_task(follow(second))]
         await send(masters, "shared", COUNT)
-        await until(lambda: len(set(seen)) == COUNT, 20)
+        await until(lambda: len(set(seen)) == COUNT)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -49,7 +49,7 @@ def test_messages_of_a_filter_are_read(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    assert query.awaitTermination(240)
     assert sorted(row.id for row in spark.read.parquet(f"{tmp_path}/out").collect()) == ["id-1", "id-3"]
 
 

@@ -172,7 +172,7 @@ def test_sinks_that_are_down_get_everything_once_they_are_back(
             until(done(setup, sink, 100), f"the others in {sink}", alive=alive)
     got = other.rows("tube", "consume", "out", "--count", "100")
     assert sorted(json.loads(message["value"])["n"] for message in got) == list(range(100))
-    retained = other.rows("mqtt", "sub", "out/#", "--count", "100", "--timeout", "30")
+    retained = other.rows("mqtt", "sub", "out/#", "--count", "100", "--timeout", "120")
     assert sorted(int(message["payload"]) for message in retained) == list(range(100))
     assert setup.rows() == sorted(f"m{n}" for n in range(100))
     assert [(account.off, account.unknown, account.counts.read) for account in books(setup)] == [((), (), 100)] * 3

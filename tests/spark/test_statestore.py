@@ -38,7 +38,7 @@ def run_once(stream: DataFrame, directory: Path) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    assert query.awaitTermination(240)
     assert query.exception() is None
 
 
@@ -86,7 +86,7 @@ def test_a_stream_writes_each_batch(spark: SparkSession, node: Node, tmp_path: P
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(60)
+        assert query.awaitTermination(240)
         assert query.exception() is None
         assert [p.batchId for p in query.recentProgress if p.numInputRows] == batches
         assert read(spark, node, keys="stream/*") == {b"stream/%d" % n: b"%d" % n for n in range(20)}

@@ -58,7 +58,7 @@ def test_a_stream_writes_each_row_and_numbers_it(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    assert query.awaitTermination(240)
     assert query.exception() is None
     found = read(spark, node, topic).collect()
     assert sorted(int(row.value) for row in found) == list(range(30))
@@ -93,7 +93,7 @@ def test_a_stream_that_dies_around_its_commit_writes_each_row_once(
             .start()
         )
         with suppress(StreamingQueryException):
-            query.awaitTermination(90)
+            assert query.awaitTermination(240)
         return query
 
     with node.refusing_commits():

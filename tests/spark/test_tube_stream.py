@@ -45,7 +45,7 @@ class Stream:
 
     def drain(self, **options: str) -> StreamingQuery:
         query = self.start(available_now=True, **options)
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
         return query
 
     def rows(self) -> list[int]:

@@ -113,7 +113,7 @@ class JavaClients:
         assert self._process.stdin is not None
         self._process.stdin.close()  # it ends with its input
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

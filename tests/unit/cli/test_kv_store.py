@@ -152,7 +152,7 @@ from penstock.statestore.blocking import Client
 from penstock.statestore.hlc import parse
 with Client(os.environ["PENSTOCK_BROKER"]) as store:
     held = store.get(os.environ["PENSTOCK_LOCK"])
-    assert str(held.version) == os.environ["PENSTOCK_FENCING_TOKEN"]
+    assert held.version >= parse(os.environ["PENSTOCK_FENCING_TOKEN"])  # later once the lock was renewed
     store.set("output", held.value, fencing_token=parse(os.environ["PENSTOCK_FENCING_TOKEN"]))
 sys.exit(7)
 """
@@ -216,7 +216,7 @@ def test_a_command_is_ended_when_the_lock_is_lost(kv: Command, store: Client, tm
 
     thief = threading.Thread(target=steal)
     thief.start()
-    done = kv("lock", "--ttl", "3s", "job", *program(tmp_path, WAITS), str(ready))
+    done = kv("lock", "--ttl", "9s", "job", *program(tmp_path, WAITS), str(ready))
     thief.join()
     assert done.status == 1
     assert "the lock was lost, ending the command" in done.err
@@ -239,7 +239,7 @@ def test_signals_reach_the_command_and_the_lock_is_released(node: LocalNode, sto
     wait_for(ready)
     assert store.get("job") is not None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 5
+    assert process.wait(60) == 5
     assert store.get("job") is None
 
 

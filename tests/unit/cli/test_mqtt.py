@@ -139,17 +139,17 @@ def test_sub_shows_what_a_message_carries(penstock: Command, broker: Broker) -> 
     retained = ["--retain", "-p", "unit=bar", "--content-type", "text/plain", "--response-topic", "r"]
     penstock("mqtt", "pub", "kept/1", "1\n2", *retained, "--correlation", "7", *options)
     penstock("mqtt", "pub", "kept/2", "--retain", *options, stdin=b"\xff")
-    done = penstock("mqtt", "sub", "kept/#", "--count", "2", "--timeout", "10", *options)
+    done = penstock("mqtt", "sub", "kept/#", "--count", "2", "--timeout", "60", *options)
     assert done.status == 0
     assert sorted(done.out.splitlines()) == [
         r"kept/1  1\n2  [retained, content type text/plain, response topic r, correlation 7, unit=bar]",
         r"kept/2  \xff  [retained]",
     ]
     assert "subscribed to kept/#" in done.err
-    done = penstock("mqtt", "sub", "kept/2", "--json", "--count", "1", "--timeout", "10", *options)
+    done = penstock("mqtt", "sub", "kept/2", "--json", "--count", "1", "--timeout", "60", *options)
     row = json.loads(done.out)
     assert (row["payload"], row["payload_base64"], row["retain"], row["properties"]) == (None, "/w==", True, [])
-    done = penstock("mqtt", "sub", "kept/1", "--raw", "--count", "1", "--timeout", "10", *options)
+    done = penstock("mqtt", "sub", "kept/1", "--raw", "--count", "1", "--timeout", "60", *options)
     assert done.out == "1\n2"
     done = penstock("mqtt", "sub", "kept/#", "--no-retained", "--count", "1", "--timeout", "0.2", *options)
     assert (done.status, done.out) == (1, "")
@@ -162,7 +162,7 @@ def test_a_persistent_session_is_read_once(penstock: Command, broker: Broker) ->
     for text in ("one", "two"):
         penstock("mqtt", "pub", "later", text, "--broker", broker.url)
     for text in ("one", "two"):
-        done = penstock("mqtt", "sub", "later", "--count", "1", "--timeout", "10", "--raw", *session)
+        done = penstock("mqtt", "sub", "later", "--count", "1", "--timeout", "60", "--raw", *session)
         assert done.out == text
 
 

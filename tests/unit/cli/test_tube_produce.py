@@ -208,7 +208,7 @@ def test_a_record_that_fails_ends_it_while_the_input_is_silent(
         os.close(theirs)
         for thread in threading.enumerate():
             if thread.name == "reads input":
-                thread.join(10)
+                thread.join(60)
     assert (done.status, done.out) == (1, "")
     assert done.err == "0 records produced to water before the failure\npenstock: the log is closed\n"
 

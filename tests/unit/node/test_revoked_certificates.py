@@ -94,7 +94,7 @@ async def test_a_resumed_tls_session_does_not_hide_a_revoked_certificate(
     context.minimum_version = context.maximum_version = version
 
     def visit(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
-        plain = socket.create_connection(("127.0.0.1", port), 10)
+        plain = socket.create_connection(("127.0.0.1", port), 60)
         with context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection:
             connection.sendall(encode(Connect("press-7")))
             return connection.recv(4), connection.session
@@ -176,7 +176,7 @@ async def test_http_and_tubemq_refuse_a_revoked_certificate(tmp_path: Path) -> N
 
     def visit(address: str, name: str) -> bytes:
         context = site.authority.client_context(site.cards[name])
-        plain = socket.create_connection(parse_address(address), 10)
+        plain = socket.create_connection(parse_address(address), 60)
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             return connection.recv(1)

@@ -100,7 +100,7 @@ async def test_operations_during_a_commit_wait_for_the_next_one() -> None:
 
     def commit(ops: Sequence[int]) -> None:
         batches.append(list(ops))
-        gate.wait(10)
+        gate.wait(60)
 
     client = Numbers(commit)
     done: list[int] = []
@@ -129,7 +129,7 @@ async def test_operations_of_the_last_callback_are_committed_before_close() -> N
     batches: list[list[int]] = []
 
     def commit(ops: Sequence[int]) -> None:
-        gate.wait(10)
+        gate.wait(60)
         batches.append(list(ops))
 
     client = Numbers(commit)
@@ -155,7 +155,7 @@ async def test_a_commit_takes_all_changes_when_it_begins_or_cannot() -> None:
 
     def commit(batch: list[int]) -> None:
         begun.append(batch)
-        gate.wait(10)
+        gate.wait(60)
         if batch == [2, 3]:
             raise StorageError("full")
 
@@ -239,7 +239,7 @@ async def test_a_client_may_begin_a_commit_before_the_end_of_the_turn() -> None:
 
 async def test_a_waiter_that_comes_too_late_is_called_too() -> None:
     gate = threading.Event()
-    client = Numbers(lambda _: gate.wait(10))
+    client = Numbers(lambda _: gate.wait(60))
     order: list[str] = []
     client.submit(1, lambda _: order.append("first"))
     while not client.queue.running:
@@ -357,7 +357,7 @@ async def test_answers_come_in_order_where_the_next_commit_runs_in_the_loop() ->
 
     def commit(_: Sequence[int]) -> None:
         threads.append(threading.current_thread().name)
-        gate.wait(10)
+        gate.wait(60)
 
     client = fast(Numbers(commit, is_small=lambda _: True), 0.5)
     done: list[int] = []

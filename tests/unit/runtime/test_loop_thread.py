@@ -60,9 +60,9 @@ def test_close_cancels_running_coroutines() -> None:
 
     caller = threading.Thread(target=call)
     caller.start()
-    assert started.wait(10)
+    assert started.wait(60)
     thread.close()
-    caller.join(10)
+    caller.join(60)
     assert ended.is_set()
     assert "was cancelled" in str(errors[0])
 
@@ -80,7 +80,7 @@ def test_a_call_from_the_loops_own_thread_is_refused() -> None:
 
 def test_work_without_a_waiter_can_be_cancelled() -> None:
     thread = LoopThread("mine")
-    assert thread.submit(where()).result(10) == "mine"
+    assert thread.submit(where()).result(60) == "mine"
     cancelled = threading.Event()
 
     async def wait() -> None:
@@ -92,7 +92,7 @@ def test_work_without_a_waiter_can_be_cancelled() -> None:
     future = thread.submit(wait())
     thread.run(where())
     future.cancel()
-    assert cancelled.wait(10)
+    assert cancelled.wait(60)
     thread.close()
 
 
@@ -110,6 +110,6 @@ def test_work_that_comes_while_it_closes_is_answered(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
     with pytest.raises(LocalProtocolError, match="another thread closed it"):
         thread.run(forever())
-    closer.join(10)
+    closer.join(60)
     with pytest.raises(LocalProtocolError, match="it was closed"):
         thread.submit(where())

@@ -104,12 +104,12 @@ def test_an_iteration_ends_when_another_thread_closes_the_client(server: Server)
 
     watching = threading.Thread(target=watch)
     watching.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     client.set("k", "v")
     while not seen and watching.is_alive():
         client.get("k")
     client.close()
-    watching.join(10)
+    watching.join(60)
     assert (seen, watching.is_alive()) == (["SET"], False)
 
 

@@ -27,7 +27,7 @@ async def read(consumers: list[Consumer], count: int) -> list[int]:
             seen.append(int(message.data))
 
     tasks = [asyncio.create_task(follow(consumer)) for consumer in consumers]
-    await until(lambda: len(seen) >= count, 20)
+    await until(lambda: len(seen) >= count)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -25,12 +25,13 @@ from penstock.runtime.io.network import accept
 from tests.certificates import Authority
 
 DEADLINE_S = 60
+LIMITS = BrokerLimits(connect_timeout_ms=1000 * DEADLINE_S)
 CONNECT = encode(Connect("c"))
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[MqttServer]:
-    server = MqttServer()
+    server = MqttServer(limits=LIMITS)
     yield server
     await server.close()
     assert server.connection_limiter.connections == 0
@@ -323,7 +324,6 @@ async def test_clients_that_connect_at_once_share_turns(
     server: MqttServer, authority: Authority, count: int, secure: bool
 ) -> None:
     """No turn accepts or handles more of them than documented, and a connected client is answered meanwhile."""
-    limits = BrokerLimits()
     address = await server.listen(tls_settings(authority) if secure else ListenerSettings(port=0))
     context = authority.client_context() if secure else None
     reader, writer = await asyncio.open_connection(*address, ssl=context)
@@ -350,7 +350,7 @@ async def test_clients_that_connect_at_once_share_turns(
     assert 0 < most_accepted <= ACCEPT_AT_ONCE
     # The last one of those that have waited may exceed the shares, and one is accepted in any case.
     exceeding = HANDSHAKE_WORK if secure else CONNECT_WORK + 1
-    assert CONNECT_WORK < most_work <= ARRIVAL_SHARES * limits.max_turn_work + exceeding
+    assert CONNECT_WORK < most_work <= ARRIVAL_SHARES * LIMITS.max_turn_work + exceeding
     writer.close()
     await until(lambda: not server.connection_limiter.connections)
 

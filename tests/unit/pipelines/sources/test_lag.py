@@ -105,7 +105,7 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
     ends: dict[str, Any] = {"rows": {"t": {"1:0": 0, "1:1": 0}}}
     assert meter.lag_of("rows") is None
     meter.request(ends)
-    assert measured.wait(10)
+    assert measured.wait(60)
     meter.close({"rows": {"t": {"1:0": 28, "1:1": 28}}})
     assert meter.lag_of("rows") == Lag(0, 0.0)
     tube.away = True

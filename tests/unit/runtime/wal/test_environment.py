@@ -256,7 +256,7 @@ def test_after_lmdb_failed_nothing_is_committed(
             store.environment._haste.set()
             thread = store.environment._follower
             assert thread is not None
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
             assert "read-only" in caplog.text
             assert [error.what for error in told] == ["notes: the disk is full"]

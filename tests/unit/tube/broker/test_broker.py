@@ -366,7 +366,7 @@ async def test_requests_during_a_commit_are_answered_by_one_write(tmp_path: Path
 
             def sync(self) -> None:
                 begun.set()
-                assert gate.wait(20)
+                assert gate.wait(60)
                 super().sync()
 
         made = Slowed(file._fd)

@@ -41,7 +41,7 @@ def administered(running: Tube, monkeypatch: pytest.MonkeyPatch) -> list[dict[st
         assert address == "127.0.0.1:8081"
         asked.append({"method": method, **parameters})
         answer = running.brokers[1].webapi({"method": method, **parameters})
-        answered = asyncio.run_coroutine_threadsafe(answer, loop).result(10)
+        answered = asyncio.run_coroutine_threadsafe(answer, loop).result(60)
         found: list[dict[str, Any]] = answered.get("dataSet", [])  # a change has none
         return found
 
