@@ -22,13 +22,15 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.pipelines.ledger.dead_letters import letters, redrive
+from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.dead_letters import LetterState, letters, redrive, redriven_copies, set_state
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec.loader import load
-from penstock.pipelines.state_dir.replay import plan_replay
+from penstock.pipelines.spec.values import REDRIVE
+from penstock.pipelines.state_dir.replay import Copies, RedrivenCopy, plan_replay
 from penstock.pipelines.testing.sample import check_steps, sample_steps
 from tests.interop.kafka import KafkaBroker, committed
 from tests.spark.node import Node
@@ -62,7 +64,9 @@ def table(path: Path) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-async def test_records_are_read_once(setup_of: Callable[..., Setup], spark: SparkSession, kafka: KafkaBroker) -> None:
+async def test_records_are_read_once(
+    setup_of: Callable[..., Setup], spark: SparkSession, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = kafka.address
     setup = setup_of(FILE.replace("ADDRESS", address), 1)
     with pytest.raises(ConfigError, match="has no topic 'plant'"):
@@ -73,11 +77,12 @@ async def test_records_are_read_once(setup_of: Callable[..., Setup], spark: Spar
     writer = Producer({"bootstrap.servers": address, "transactional.id": "writer"})
     writer.init_transactions(60)
 
-    def send(*numbers: int, partition: int = 0) -> None:
+    def send(*numbers: int | None, partition: int = 0) -> None:
         # A new client, since one learns of a new partition late.
         plain = Producer({"bootstrap.servers": address})
         for n in numbers:
-            plain.produce("plant", json.dumps({"n": n}), b"k", partition=partition, headers={"unit": b"C"})
+            value = b"nope" if n is None else json.dumps({"n": n}).encode()
+            plain.produce("plant", value, b"k", partition=partition, headers={"unit": b"C"})
         assert plain.flush(60) == 0
 
     def transaction(*numbers: int, commit: bool) -> None:
@@ -110,14 +115,14 @@ async def test_records_are_read_once(setup_of: Callable[..., Setup], spark: Spar
     assert (counts.read, counts.out, counts.dead) == (22, 20, 2)
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())
-    with pytest.raises(PenstockError, match="its topics belong to other programs"):
+    with pytest.raises(ConfigError, match="it does not permit writing to its topics"):
         await redrive(setup.lake / "dead", list(letters(setup.lake / "dead")), setup.pipeline, setup.state)
 
     # As after a crash between the sink and Spark's commit; meanwhile there are a new partition and an open transaction.
     setup.forget_the_last_commit("rows")
     admin.create_partitions([NewPartitions("plant", 3)])["plant"].result(60)
     begin = time.time_ns() // 1_000_000
-    send(*range(20, 30), partition=2)
+    send(*range(20, 30), None, partition=2)
     end = time.time_ns() // 1_000_000 + 1
     await asyncio.sleep(0.01)
     writer.begin_transaction()
@@ -126,17 +131,26 @@ async def test_records_are_read_once(setup_of: Callable[..., Setup], spark: Spar
     send(40)
     setup.run()
     assert sorted(written(setup)) == list(range(30))
+    copies = await redrive_after_a_crash(setup, monkeypatch)
     writer.commit_transaction(60)
     setup.run()
-    assert sorted(written(setup)) == [*range(30), 40, 50]
+    assert sorted(written(setup)) == [*range(30), 40, 50, 200]
+    row = written(setup)[200]
+    assert (row["kafka_partition"], row["kafka_offset"], row["kafka_key"]) == (2, 11, b"k")
+    assert begin <= row["kafka_timestamp"].timestamp() * 1000 < end
+    headers = {header["key"]: header["value"] for header in row["kafka_headers"]}
+    assert [headers[name] for name in ("id", "unit", REDRIVE)] == [b"plant/0:2@10", b"C", b"1"]
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())
 
     # What was sent first is not in the range, nor what was sent after it, in other partitions.
     replay = plan_replay(setup.pipeline, setup.lake.with_name("replay"), str(begin), str(end), live=False)
-    options = running.RunOptions(available_now=True, span=replay.span, lease=replay.lease)
+    options = running.RunOptions(available_now=True, span=replay.span, lease=replay.lease, redriven=copies)
     running.run(replay.pipeline, state=replay.state, options=options, emit=setup.events.append, stop=threading.Event())
-    assert sorted(table(setup.lake.with_name("replay") / "tables" / "rows")) == list(range(20, 30))
+    # Of the redriven record the copy, once.
+    assert sorted(table(setup.lake.with_name("replay") / "tables" / "rows")) == [*range(20, 30), 200]
+    counts = Ledger(replay.state / "ledger").counts("rows")
+    assert (counts.read, counts.out, counts.dead, counts.filtered) == (12, 11, 0, 1)
     refused = plan_replay(setup.pipeline, setup.lake.with_name("refused"), '{"plant": {"1:0": 28}}', None, live=False)
     with pytest.raises(ConfigError, match="cannot be replayed from or to offsets: it reads Kafka"):
         running.run(
@@ -144,7 +158,7 @@ async def test_records_are_read_once(setup_of: Callable[..., Setup], spark: Spar
             emit=setup.events.append, stop=threading.Event(),
         )  # fmt: skip
     (sample,) = sample_steps(spark, setup.pipeline, check_steps(setup.pipeline, []), 3, 20)
-    assert {27, 28, 29} <= {row["n"] for row in sample.rows}
+    assert {29, 200} <= {row["n"] for row in sample.rows}
     assert sample.live + sample.dead <= 9
 
     send(60, 61, 62)
@@ -153,7 +167,29 @@ async def test_records_are_read_once(setup_of: Callable[..., Setup], spark: Spar
     with pytest.raises(PenstockError, match=r"plant:0 of Kafka at .* has no records from offset") as caught:
         setup.run()
     assert "run with a new state directory" in str(caught.value.hint)
-    assert sorted(written(setup)) == [*range(30), 40, 50]
+    assert sorted(written(setup)) == [*range(30), 40, 50, 200]
+
+
+async def redrive_after_a_crash(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Copies:
+    """Redrive the letter of partition 2, once more after a crash; return the coordinates of its copy."""
+    dead = setup.lake / "dead"
+    source = setup.pipeline.source.model_copy(update={"redrive": True})
+    pipeline = setup.pipeline.model_copy(update={"source": source})
+    chosen = [letter for letter in letters(dead) if letter.partition == 2]
+    set_state(dead, chosen, LetterState.CORRECTED, b'{"n": 200}')
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as crashing:
+        crashing.setattr(dead_letters, "_list_redriven", crash)
+        with pytest.raises(KeyboardInterrupt):
+            await redrive(dead, chosen, pipeline, setup.state)
+    assert redriven_copies(dead) == {}
+    assert await redrive(dead, chosen, pipeline, setup.state) == 1
+    copies = redriven_copies(dead)
+    assert copies == {chosen[0].place: RedrivenCopy(("plant", 0, 2, 11), "parsed")}
+    return copies
 
 
 @pytest.mark.nightly

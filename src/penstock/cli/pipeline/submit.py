@@ -428,7 +428,8 @@ def package(
     )
     extras = ["spark"]
     extras += ["postgresql"] if any(sink.postgresql is not None for sink in pipeline.sinks) else []
-    extras += ["kafka"] if any(sink.kafka is not None for sink in pipeline.sinks) else []
+    is_kafka = any(sink.kafka is not None for sink in pipeline.sinks)
+    extras += ["kafka"] if is_kafka or any(s.format == "kafka" for s in pipeline.inputs.values()) else []
     extras += ["otel"] if traces is not None else []
     packages = archives.distributions(extras)
     size = archives.write_archive(

@@ -8,8 +8,14 @@ a record of a file is written to a file in the source's inbox, which is read lik
 listed in files next to the table after TubeMQ or the disk has acknowledged them: a crash in between may redrive a
 record twice, but never loses it.
 
-    <table>/_redriven/<time>.json   coordinates of redriven records, with their parts, and of their copies
-    <table>/_states/<time>.json     other changes of state: corrected, resolved, discarded, reopened
+A record of Kafka is appended to its partition, if the source permits it. Each copy has a header with an id of its own,
+which is stored before, with the ends of the partitions: after a crash, the next redrive looks for the ids behind these
+ends, lists the copies that it finds, and sends the others. So a letter is redriven once, if no other redrive of the
+table is active.
+
+    <table>/_redriven/<time>.json     coordinates of redriven records, with their parts, and of their copies
+    <table>/_states/<time>.json       other changes of state: corrected, resolved, discarded, reopened
+    <table>/_sending/<source>.json    records that are being appended to Kafka; removed when they are listed
 """
 
 from __future__ import annotations
@@ -30,7 +36,14 @@ from penstock.pipelines.sinks.parquet import read_file
 from penstock.pipelines.sinks.table import delete_rows, files
 from penstock.pipelines.spec.pipeline import Pipeline, steps_after
 from penstock.pipelines.spec.sources import DeltaSource, FilesSource, KafkaSource, Source, StateStoreSource, TubeOptions
-from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, names_setting
+from penstock.pipelines.spec.values import (
+    MASTER_VARIABLE,
+    REDRIVE,
+    REDRIVE_ID,
+    REDRIVE_PARTS,
+    REDRIVE_STEP,
+    names_setting,
+)
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import (
     listed,
@@ -38,10 +51,13 @@ from penstock.pipelines.state_dir.layout import (
     read_each,
     read_json,
     sync_directory,
+    sync_names,
     write_json,
 )
 from penstock.pipelines.state_dir.replay import Coordinates, RecordPart, RedrivenCopy, ReplayRange
 from penstock.spark.files.object_storage import StoragePath
+from penstock.spark.kafka.source import KafkaLog
+from penstock.spark.kafka.writes import AppendedRecord, append_records
 from penstock.spark.tube.arrow import record_of
 from penstock.spark.tube.offsets import OffsetSpec, TimeSpec
 from penstock.spark.tube.options import SourceOptions
@@ -64,8 +80,11 @@ __all__ = [
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTE = re.compile(r"[0-9]+\.json")
+_SOURCE = re.compile(r".+\.json")
 _REDRIVEN, _STATES = "_redriven", "_states"
 """Directories with the changes of letters, one file per change."""
+_SENDING = "_sending"
+"""Directory with the redrives to Kafka that have not ended, a file for each source."""
 
 
 class LetterState(StrEnum):
@@ -216,6 +235,11 @@ def warning_of_copies(path: StoragePath, inputs: Mapping[str, Source], span: Rep
     unknown if an older version or an Apache broker stored them: the replay then writes two rows, because a dedupe
     deliberately accepts the copy. Dead letters of files have no copies in a replay, which has its own inbox.
     """
+    if interrupted := listed(path / _SENDING, _SOURCE):
+        return (
+            f"a redrive to {interrupted[0][0].removesuffix('.json')} was interrupted (pipeline dead-letter redrive), so"
+            " the replay may write its records twice; to omit the copies, redrive again before the replay"
+        )
     since: dict[RecordPart, int] = {}
     for place, since_ms, copy in _redrives(path):
         if copy is None:
@@ -226,7 +250,7 @@ def warning_of_copies(path: StoragePath, inputs: Mapping[str, Source], span: Rep
         since[letter.place]
         for letter in letters(path)
         if letter.place in since
-        and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions)
+        and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions | KafkaSource)
         and not _is_before(letter, span.begin)
         and (span.end == "latest" or _is_before(letter, span.end))
         and not (isinstance(span.end, TimeSpec) and isinstance(span.end.at, int) and span.end.at <= since[letter.place])
@@ -266,6 +290,8 @@ def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
 async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pipeline, state: StoragePath) -> int:
     """Send ``chosen`` to their sources again, with unchanged ids; return the number of acknowledged and listed letters.
 
+    Letters of Kafka that an interrupted redrive has sent are listed, and not sent again.
+
     Raises:
         ConfigError: ``pipeline`` no longer has the source or the explode step of a dead letter, the source is
             read-only, or it reads files and ``state`` is in a bucket; nothing was sent.
@@ -286,22 +312,42 @@ async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pip
     states = letter_states(path)
     after = steps_after(pipeline)
     copies: dict[RecordPart, Coordinates] = {}
+    sent: list[DeadLetter] = []
     for name, found in by_source.items():
         source = inputs[name]
-        mine = _records([_corrected(letter, states) for letter in found], after)
+        if isinstance(source, KafkaSource):
+            before = _end_interrupted(path, name, source)
+            open_ = [letter for letter in found if letter.place not in before]
+        else:
+            open_ = found
+        mine = _records([_corrected(letter, states) for letter in open_], after)
         if isinstance(source, TubeOptions):
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
                 copies |= await _into_topics(source, mine)
+        elif isinstance(source, KafkaSource):
+            copies |= _into_partitions(path, name, source, open_, mine)
         else:
             _into_inbox(layout.inbox(layout.local_directory(state, name), name), mine)
+        sent += open_
+    if sent:
+        _list_redriven(path, [(letter.place, letter.step, copies.get(letter.place)) for letter in sent], since_ms)
+    for name in by_source:
+        if isinstance(inputs[name], KafkaSource):
+            _forget_sending(path, name)
+    return len(chosen)
+
+
+def _list_redriven(
+    path: StoragePath, letters: Sequence[tuple[RecordPart, str, Coordinates | None]], since_ms: int
+) -> None:
+    """Store that ``letters`` (place, step, coordinates of the copy) were redriven after ``since_ms``."""
     note = {
-        "places": [_as_json(letter.place) for letter in chosen],
-        "copies": [copies.get(letter.place) for letter in chosen],
-        "steps": [letter.step for letter in chosen],
+        "places": [_as_json(place) for place, _, _ in letters],
+        "copies": [copy for _, _, copy in letters],
+        "steps": [step for _, step, _ in letters],
         "since_ms": since_ms,
     }
     write_json(path / _REDRIVEN / f"{time.time_ns()}.json", note)
-    return len(chosen)
 
 
 def _corrected(letter: DeadLetter, states: Mapping[RecordPart, LetterStatus]) -> DeadLetter:
@@ -328,6 +374,11 @@ class _RedrivenRecord(NamedTuple):
         parts = [part for place in self.places for part in _parts_to_make(letter, place.part)]
         return [*kept, *marks, *([(REDRIVE_PARTS, ",".join(parts).encode())] if parts else [])]
 
+    @property
+    def headers_with_id(self) -> list[tuple[str, bytes]]:
+        """The headers, after one with the id of the record."""
+        return [("id", self.letter.id.encode()), *((n, v) for n, v in self.headers if n != "id")]
+
     def as_record(self) -> Record:
         """Return the record as a producer sends it."""
         record = record_of(self.letter.value, self.letter.key, self.headers)
@@ -335,7 +386,7 @@ class _RedrivenRecord(NamedTuple):
         return record
 
 
-_REDRIVE_HEADERS = frozenset({REDRIVE, REDRIVE_STEP, REDRIVE_PARTS})
+_REDRIVE_HEADERS = frozenset({REDRIVE, REDRIVE_STEP, REDRIVE_PARTS, REDRIVE_ID})
 
 
 def _listed(letter: DeadLetter, header: str) -> list[str]:
@@ -423,13 +474,15 @@ def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
             do="correct the row in the table, which is a new change, and close the letter (penstock pipeline "
             "dead-letter resolve)",
         )
-    if isinstance(source, KafkaSource):
+    if isinstance(source, KafkaSource) and not source.redrive:
         raise ConfigError(
-            f"records cannot be redriven to the source {name!r}: its topics belong to other programs",
-            do="send the corrected record to the topic yourself, and close the letter (penstock pipeline dead-letter"
-            " resolve)",
+            f"records cannot be redriven to the source {name!r}: it does not permit writing to its topics",
+            option="redrive",
+            why="all consumers of a topic would read the records again",
+            do="set redrive: true in the source, or send the corrected record yourself and close the letter (penstock"
+            " pipeline dead-letter resolve)",
         )
-    if not isinstance(source, TubeOptions | FilesSource):
+    if not isinstance(source, TubeOptions | FilesSource | KafkaSource):
         raise ConfigError(f"records cannot be redriven to the source {name!r}: its format is {source.format}")
 
 
@@ -450,6 +503,82 @@ async def _into_topics(source: TubeOptions, records: Sequence[_RedrivenRecord]) 
     return copies
 
 
+def _into_partitions(
+    path: StoragePath,
+    name: str,
+    source: KafkaSource,
+    letters: Sequence[DeadLetter],
+    records: Sequence[_RedrivenRecord],
+) -> dict[RecordPart, Coordinates]:
+    """Append ``records`` of ``letters`` to the partitions of their topics; return the coordinates of the copies.
+
+    A copy has the partition of its record, where its order among those of its key is decided, and its time.
+    """
+    if not records:
+        return {}
+    with _everything(source) as log:
+        _, start = log.bounds()
+    begun = time.time_ns()
+    marked = [(f"{begun}-{number}", record) for number, record in enumerate(records)]
+    marks = {place: mark for mark, record in marked for place in record.places}
+    intent = {
+        "start": start,
+        "since_ms": begun // 1_000_000,
+        "letters": [[marks[letter.place], letter.step, _as_json(letter.place)] for letter in letters],
+    }
+    write_json(path / _SENDING / f"{name}.json", intent)
+    copies: dict[RecordPart, Coordinates] = {}
+    for topic in dict.fromkeys(record.letter.topic for record in records):
+        mine = [(mark, record) for mark, record in marked if record.letter.topic == topic]
+        offsets = append_records(source.target(topic), [_appended(record, mark) for mark, record in mine])
+        for (_, record), offset in zip(mine, offsets, strict=True):
+            if offset >= 0:
+                copies |= dict.fromkeys(record.places, (topic, 0, record.letter.partition, offset))
+    return copies
+
+
+def _appended(record: _RedrivenRecord, mark: str) -> AppendedRecord:
+    letter = record.letter
+    return AppendedRecord(
+        letter.partition,
+        letter.key,
+        # Letters do not tell an empty value from none, which is usual: it deletes a key of a compacted topic.
+        letter.value or None,
+        [*record.headers_with_id, (REDRIVE_ID, mark.encode())],
+        round(letter.timestamp.timestamp() * 1000),
+    )
+
+
+def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[RecordPart]:
+    """List the letters that an interrupted redrive to the source ``name`` has sent; return their places."""
+    try:
+        intent = read_json(path / _SENDING / f"{name}.json")
+    except FileNotFoundError:
+        return set()
+    with _everything(source) as log:
+        found = log.find(intent["start"], REDRIVE_ID)
+    sent: list[tuple[RecordPart, str, Coordinates | None]] = []
+    for mark, step, place in intent["letters"]:
+        if (copy := found.get(str(mark).encode())) is not None:
+            topic, partition, offset = copy
+            sent.append((_place(place), step, (topic, 0, partition, offset)))
+    if sent:
+        _list_redriven(path, sent, int(intent["since_ms"]))
+    _forget_sending(path, name)
+    return {place for place, _, _ in sent}
+
+
+def _forget_sending(path: StoragePath, name: str) -> None:
+    """Remove the file of a redrive whose letters are listed."""
+    (path / _SENDING / f"{name}.json").unlink(missing_ok=True)
+    sync_names(path / _SENDING)
+
+
+def _everything(source: KafkaSource) -> KafkaLog:
+    """Return a client that also reads behind open transactions of other producers, where copies may be."""
+    return KafkaLog(source.read_options._replace(isolation="read_uncommitted"))
+
+
 def _into_inbox(directory: Path, records: Sequence[_RedrivenRecord]) -> None:
     """Write one file of JSON lines and rename it when it is complete, because the source reads every file with this
     suffix."""
@@ -458,9 +587,8 @@ def _into_inbox(directory: Path, records: Sequence[_RedrivenRecord]) -> None:
     temporary = directory / f".{name}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
         for record in records:
-            headers = [("id", record.letter.id.encode()), *((n, v) for n, v in record.headers if n != "id")]
             line = {
-                "headers": [(header, base64.b64encode(value).decode()) for header, value in headers],
+                "headers": [(name, base64.b64encode(value).decode()) for name, value in record.headers_with_id],
                 "value": base64.b64encode(record.letter.value).decode(),
             }
             file.write(json.dumps(line) + "\n")

@@ -429,27 +429,9 @@ class TubeSourceReader:
                 )
 
     def _rows(self, records: DataFrame) -> DataFrame:
-        rows = source_rows(self._name, self._source, records)
-        for partition, repeated in self._copied_in_span().items():
-            rows = _without_replaced(rows, partition, repeated)
-        return rows
-
-    def _copied_in_span(self) -> dict[TopicPartition, dict[int, list[tuple[str, str | None]]]]:
-        """Return redriven records by partition and offset, with the steps and parts of copies before the end of the
-        span.
-
-        Copies are appended after their records, so they are in the span if the records are, except after its end.
-        """
         end = self.end_of_span() if self._redriven else None
-        if end is None:
-            return {}
-        ends = from_json(end)
-        found: dict[TopicPartition, dict[int, list[tuple[str, str | None]]]] = {}
-        for ((topic, broker, partition, offset), part), (copy, step) in self._redriven.items():
-            if copy[3] < ends.get(TopicPartition(copy[0], copy[1], copy[2]), 0):
-                by_offset = found.setdefault(TopicPartition(topic, broker, partition), {})
-                by_offset.setdefault(offset, []).append((step, part))
-        return found
+        rows = source_rows(self._name, self._source, records)
+        return rows if end is None else _without_copied(rows, self._redriven, from_json(end))
 
 
 def _stored_end(starts: StoragePath, name: str, resolve: Callable[[], Offsets]) -> Offsets:
@@ -462,6 +444,21 @@ def _stored_end(starts: StoragePath, name: str, resolve: Callable[[], Offsets]) 
         return dict(read_json(path))
     except FileNotFoundError:
         return first_json(path, resolve())
+
+
+def _without_copied(rows: DataFrame, redriven: Copies, ends: Mapping[TopicPartition, int]) -> DataFrame:
+    """Mark ``rows`` whose redriven copies are before ``ends``, the end of the span.
+
+    Copies are appended after their records, so they are in the span if the records are, except after its end.
+    """
+    found: dict[TopicPartition, dict[int, list[tuple[str, str | None]]]] = {}
+    for ((topic, broker, partition, offset), part), (copy, step) in redriven.items():
+        if copy[3] < ends.get(TopicPartition(copy[0], copy[1], copy[2]), 0):
+            by_offset = found.setdefault(TopicPartition(topic, broker, partition), {})
+            by_offset.setdefault(offset, []).append((step, part))
+    for place, repeated in found.items():
+        rows = _without_replaced(rows, place, repeated)
+    return rows
 
 
 def _without_replaced(
@@ -658,12 +655,24 @@ class _StoredOffsetsReader(Generic[_Stored]):
 
 
 class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
-    """Reads topics of Kafka as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``."""
+    """Reads topics of Kafka as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``.
+
+    ``redriven``: as for :class:`TubeSourceReader`.
+    """
 
     data_source = KafkaDataSource
 
-    def __init__(self, name: str, source: KafkaSource, starts: StoragePath, span: ReplayRange | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: KafkaSource,
+        starts: StoragePath,
+        span: ReplayRange | None = None,
+        *,
+        redriven: Copies = MappingProxyType({}),
+    ) -> None:
         super().__init__(name, source, span)
+        self._redriven = redriven
         self._begin: OffsetSpec = source.start if span is None else span.begin
         self._starts = starts
         self._options = source.read_options
@@ -754,6 +763,14 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
 
     def _is_empty(self, start: Offsets, end: Offsets) -> bool:
         return not ranges(start, end)
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        end = self.end_of_span() if self._redriven else None
+        if end is None:
+            return super()._rows(records)
+        # Their dead letters have the broker 0.
+        ends = {TopicPartition(topic, 0, int(n)): at for topic, places in end.items() for n, at in places.items()}
+        return _without_copied(super()._rows(records), self._redriven, ends)
 
 
 def _resolved(log: KafkaLog, wanted: OffsetSpec, lows: Offsets, ends: Offsets) -> Offsets:

@@ -64,7 +64,7 @@ def reader_of(
     if isinstance(source, DeltaSource):
         return DeltaSourceReader(name, source, span)
     if isinstance(source, KafkaSource):
-        return KafkaSourceReader(name, source, layout.starts(state), span)
+        return KafkaSourceReader(name, source, layout.starts(state), span, redriven=redriven)
     if isinstance(source, RateSource):
         return RateSourceReader(name, source, span)
     assert isinstance(source, TubeOptions)

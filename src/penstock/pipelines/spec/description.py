@@ -96,7 +96,10 @@ def _source(source: Source) -> str:
         shown = f" ({', '.join(how)})" if how else ""
         topics = ", ".join(source.topics)
         connection = source.read_options.connection.shown
-        return f"{connection}{shown}: topics {topics}, {source.isolation}, {source.max_records} offsets a batch"
+        redrive = ", may be redriven to" if source.redrive else ""
+        return (
+            f"{connection}{shown}: topics {topics}, {source.isolation}, {source.max_records} offsets a batch{redrive}"
+        )
     if isinstance(source, RateSource):
         return f"rate {f'{source.rows} records' if source.rows else f'{source.rows_per_second} records a second'}"
     options = ", ".join(f"{name} {value}" for name, value in source.options.items())

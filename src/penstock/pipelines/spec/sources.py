@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.values import Part, is_uri
-from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
+from penstock.runtime.kafka.client import KafkaConnection, KafkaTopic, KafkaTopics
 from penstock.runtime.kafka.config import KafkaSasl, KafkaServer, KafkaTls, TopicName
 from penstock.spark.files.feed_options import FeedOptions
 from penstock.spark.files.object_storage import endpoint_url, is_object_url, storage_path
@@ -216,6 +216,11 @@ class KafkaSource(Part):
         description="records of open and aborted transactions are not read, or are read",
     )
     max_records: int = Field(default=100_000, ge=1, description="maximum number of offsets per batch")
+    redrive: bool = Field(
+        default=False,
+        description="dead letters may be redriven: their records are appended to the topics, where all consumers read "
+        "them",
+    )
     tls: KafkaTls | None = Field(default=None, description="TLS of the connections; default: plain TCP")
     sasl: KafkaSasl | None = Field(
         default=None, description="authentication, with files on the driver and on the executors; default: none"
@@ -230,8 +235,15 @@ class KafkaSource(Part):
     @property
     def read_options(self) -> KafkaTopics:
         """The topics, as tasks read them."""
-        connection = KafkaConnection(tuple(self.bootstrap), self.tls, self.sasl)
-        return KafkaTopics(connection, tuple(self.topics), self.isolation, self.max_records)
+        return KafkaTopics(self._connection, tuple(self.topics), self.isolation, self.max_records)
+
+    def target(self, topic: str) -> KafkaTopic:
+        """The ``topic``, as a redrive writes to it."""
+        return KafkaTopic(self._connection, topic)
+
+    @property
+    def _connection(self) -> KafkaConnection:
+        return KafkaConnection(tuple(self.bootstrap), self.tls, self.sasl)
 
 
 class DeltaSource(Part):

@@ -21,6 +21,7 @@ __all__ = [
     "BROKER_VARIABLE",
     "MASTER_VARIABLE",
     "REDRIVE",
+    "REDRIVE_ID",
     "REDRIVE_PARTS",
     "REDRIVE_STEP",
     "BrokerUrl",
@@ -71,6 +72,8 @@ REDRIVE_STEP = "penstock.redrive.step"
 """Header of a redriven dead letter: steps and sinks that could not process it, comma-separated."""
 REDRIVE_PARTS = "penstock.redrive.parts"
 """Header of a redriven dead letter of parts of a record: the parts (``each.1``), comma-separated."""
+REDRIVE_ID = "penstock.redrive.id"
+"""Header of a dead letter that was redriven to Kafka: identifies this copy of the record."""
 _LATE = "late"
 MAX_KEY_TEMPLATE = 1_024
 """Maximum length of a key template; the state store itself accepts longer keys."""

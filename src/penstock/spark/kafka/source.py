@@ -212,6 +212,25 @@ class KafkaLog:
             elif time.monotonic() - seen > self._timeout_s:
                 raise self._unavailable(f"no record of {place.topic}:{place.partition} in {self._timeout_s:g} s")
 
+    def find(self, start: Offsets, header: str) -> dict[bytes, tuple[str, int, int]]:
+        """Return topic, partition and offset of the records from ``start`` on, by their ``header``.
+
+        Records without it, and those that were deleted, are left out. Raises as :meth:`read`.
+        """
+        lows, ends = self.bounds()
+        begin = {
+            topic: {p: max(offset, lows.get(topic, {}).get(p, 0)) for p, offset in places.items()}
+            for topic, places in start.items()
+        }
+        found: dict[bytes, tuple[str, int, int]] = {}
+        for place in ranges(begin, ends):
+            for messages in self.read(place):
+                for message in messages:
+                    marks = (pair["value"] for pair in _headers(message) if pair["key"] == header)
+                    if isinstance(mark := next(marks, None), bytes):
+                        found[mark] = (place.topic, place.partition, message.offset() or 0)
+        return found
+
     @property
     def _consumer(self) -> Consumer:
         if self._opened is None:

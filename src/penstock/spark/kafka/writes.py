@@ -14,14 +14,16 @@ A task that was replaced fails in steps 3 and 4. A commit without an answer is d
 Consumers with ``isolation.level=read_committed`` read a batch whole, and once.
 
 The offset of a group cannot be stored for a topic that does not exist, so the topic is fixed and must exist.
+
+:func:`append_records` appends single records without a transaction, for redrives of dead letters.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Consumer, KafkaError, Message, Producer
 
-__all__ = ["TopicBatch", "check_topic", "write_batch", "written_batches"]
+__all__ = ["AppendedRecord", "TopicBatch", "append_records", "check_topic", "write_batch", "written_batches"]
 
 TIMEOUT_S: Final = 30.0
 """Maximum time of a request, with its repetitions."""
@@ -69,6 +71,16 @@ class TopicBatch(NamedTuple):
 
 def _writer(pipeline: str, sink: str, query: str) -> str:
     return f"penstock/{pipeline}/{sink}/{query}"
+
+
+class AppendedRecord(NamedTuple):
+    """A record to append to a partition; ``timestamp_ms``: ms since 1970."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    timestamp_ms: int
 
 
 class _CommittedBatch(NamedTuple):
@@ -152,6 +164,39 @@ def written_batches(target: KafkaTopic, pipeline: str, sink: str, query: str) ->
     )
 
 
+def append_records(target: KafkaTopic, records: Sequence[AppendedRecord]) -> list[int]:
+    """Append ``records``, each once, to all replicas; return their offsets, -1 if Kafka did not report one.
+
+    Raises:
+        UnavailableError: Kafka did not answer; some records may be stored.
+        RefusedError: Kafka refuses the connection or a record; others may be stored.
+    """
+    session = _Session(target, purpose=_APPEND)
+    deliveries = _Deliveries(session)
+    offsets = [-1] * len(records)
+
+    def delivered(index: int, headers: Headers, error: KafkaError | None, message: Message | None) -> None:
+        deliveries.failed(headers, error, message)
+        if error is None and message is not None:
+            offsets[index] = message.offset() or 0
+
+    with session.appender() as producer:
+        for index, record in enumerate(records):
+            _enqueue(
+                session,
+                producer,
+                deliveries,
+                record.headers,
+                partial(delivered, index, record.headers),
+                value=record.value,
+                key=record.key,
+                partition=record.partition,
+                timestamp=record.timestamp_ms,
+            )
+        _wait_until_stored(session, producer, deliveries)
+    return [max(offset, -1) for offset in offsets]
+
+
 def check_topic(target: KafkaTopic, timeout_s: float) -> None:
     """Check that the topic exists and that the user may write to it, if Kafka reports permissions.
 
@@ -229,41 +274,70 @@ def _commit(session: _Session, producer: Producer, consumer: Consumer, written: 
 
 def _send(session: _Session, producer: Producer, batches: Iterable[pa.RecordBatch]) -> int:
     """Send rows, and wait until all are stored; return their number."""
-    from confluent_kafka import KafkaException
-
-    failures: list[PenstockError] = []
-
-    def failed(headers: list[tuple[str, bytes]], error: KafkaError | None, _message: Message | None) -> None:
-        if error is not None and not failures:
-            failures.append(session.translated(error, "write to", dict(headers).get("id", b"").decode()))
-
-    def check() -> None:
-        if failures:
-            # Not kept: its traceback refers to this list and the producer, whose threads would live on.
-            raise failures.pop()
-
-    rows, topic = 0, session.target.topic
+    deliveries, rows = _Deliveries(session), 0
     for batch in batches:
         for key, value, headers in read_rows(batch, ("key", "value", "headers")):
             pairs = [(pair["key"], pair["value"]) for pair in headers]
-            while True:
-                try:
-                    producer.produce(topic, value, key, headers=pairs, on_delivery=partial(failed, pairs))
-                    break
-                except BufferError:
-                    session.serve(producer.poll, _SLICE_S)
-                except KafkaException as failure:
-                    failed(pairs, failure.args[0], None)
-                check()
+            _enqueue(session, producer, deliveries, pairs, partial(deliveries.failed, pairs), value=value, key=key)
             rows += 1
         session.serve(producer.poll, 0.0)
-        check()
+        deliveries.check()
+    _wait_until_stored(session, producer, deliveries)
+    return rows
+
+
+Headers = list[tuple[str, bytes]]
+
+
+class _Deliveries:
+    """The first message that was not stored. It does not refer to the producer, which refers to it."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._failures: list[PenstockError] = []
+
+    def failed(self, headers: Headers, error: KafkaError | None, _message: Message | None) -> None:
+        """Remember ``error`` of the message with ``headers``, if it is one."""
+        if error is not None and not self._failures:
+            message = dict(headers).get("id", b"").decode()
+            self._failures.append(self._session.translated(error, "write to", message))
+
+    def check(self) -> None:
+        """Raise PenstockError: a message was not stored."""
+        if self._failures:
+            # Not kept: its traceback refers to this list and the producer, whose threads would live on.
+            raise self._failures.pop()
+
+
+def _enqueue(
+    session: _Session,
+    producer: Producer,
+    deliveries: _Deliveries,
+    headers: Headers,
+    on_delivery: Callable[[KafkaError | None, Message | None], None],
+    **message: Any,
+) -> None:
+    """Give a message to the producer, when it has space for it."""
+    from confluent_kafka import KafkaException
+
+    while True:
+        try:
+            producer.produce(session.target.topic, headers=[*headers], on_delivery=on_delivery, **message)
+        except BufferError:
+            session.serve(producer.poll, _SLICE_S)
+        except KafkaException as failure:
+            deliveries.failed(headers, failure.args[0], None)
+        else:
+            return
+        deliveries.check()
+
+
+def _wait_until_stored(session: _Session, producer: Producer, deliveries: _Deliveries) -> None:
     # Each message is stored or fails within its timeout.
     while session.serve(producer.flush, _SLICE_S):
-        check()
+        deliveries.check()
         session.check()
-    check()
-    return rows
+    deliveries.check()
 
 
 _TEMPORARY: Final = frozenset(
@@ -285,6 +359,37 @@ _ACLS: Final = (
 )
 
 
+class _Purpose(NamedTuple):
+    """Hints of errors, for one kind of writing.
+
+    ``part``: the part of the file with the connection. ``retry``: what follows after an outage. ``too_large`` and
+    ``refused``: what to do about a message that Kafka refuses.
+    """
+
+    part: str
+    permissions: str
+    retry: str
+    too_large: str
+    refused: str
+
+
+_BATCH: Final = _Purpose(
+    "sink",
+    _ACLS,
+    "the pipeline repeats the batch",
+    "set max_bytes of the sink below max.message.bytes of the topic, which makes dead letters of such rows, or increase"
+    " that",
+    "exclude such rows with an expect or filter step, or change the topic; nothing of the batch is written",
+)
+_APPEND: Final = _Purpose(
+    "source",
+    "permit the user Write, Read and Describe of the topic",
+    "run the command again, which does not send stored records twice",
+    "increase max.message.bytes of the topic, or select other letters (--id)",
+    "change the topic, or select other letters (--id)",
+)
+
+
 def _is_refused(error: KafkaError) -> bool:
     """Return True if the server refuses the user, or this client the server's certificate."""
     text = error.str()
@@ -296,31 +401,46 @@ def _is_refused(error: KafkaError) -> bool:
 class _Session:
     """Clients of one topic with the errors of their connections, which calls do not return."""
 
-    def __init__(self, target: KafkaTopic, timeout_s: float | None = None) -> None:
+    def __init__(self, target: KafkaTopic, timeout_s: float | None = None, purpose: _Purpose = _BATCH) -> None:
         self.target = target
+        self._purpose = purpose
         self._timeout_s = timeout_s or TIMEOUT_S
         self._errors: list[KafkaError] = []
         self.fatal = FatalErrors()
 
+    def producer(self, name: str) -> AbstractContextManager[Producer]:
+        """A producer of transactions, which reports messages that were not stored only."""
+        return self._producer(
+            {
+                "transactional.id": name,
+                "transaction.timeout.ms": int(self.target.transaction_s * 1000),
+                "partitioner": "murmur2_random",
+                "delivery.report.only.error": True,
+            }
+        )
+
+    def appender(self) -> AbstractContextManager[Producer]:
+        """A producer without transactions, whose own retries do not store a message twice."""
+        return self._producer({"enable.idempotence": True, "acks": "all"})
+
     @contextmanager
-    def producer(self, name: str) -> Iterator[Producer]:
+    def _producer(self, settings: dict[str, Any]) -> Iterator[Producer]:
         with needs_kafka("kafka"):
             from confluent_kafka import Producer
         target = self.target
-        settings = {
-            "transactional.id": name,
-            "transaction.timeout.ms": int(target.transaction_s * 1000),
-            "message.timeout.ms": int(MESSAGE_TIMEOUT_S * 1000),
-            "message.max.bytes": LARGEST_BYTES,
-            # Kafka refuses a batch of messages that is larger than a message may be.
-            "batch.size": min(target.max_bytes, LARGEST_MESSAGE),
-            "queue.buffering.max.kbytes": _QUEUE_KB,
-            "linger.ms": 5,
-            "partitioner": "murmur2_random",
-            "compression.type": target.compression,
-            "delivery.report.only.error": True,
-        }
-        producer = self.create(Producer, settings)
+        producer = self.create(
+            Producer,
+            settings
+            | {
+                "message.timeout.ms": int(MESSAGE_TIMEOUT_S * 1000),
+                "message.max.bytes": LARGEST_BYTES,
+                # Kafka refuses a batch of messages that is larger than a message may be.
+                "batch.size": min(target.max_bytes, LARGEST_MESSAGE),
+                "queue.buffering.max.kbytes": _QUEUE_KB,
+                "linger.ms": 5,
+                "compression.type": target.compression,
+            },
+        )
         try:
             yield producer
         finally:
@@ -396,7 +516,8 @@ class _Session:
 
     def _fatal_error(self) -> PenstockError:
         if self.fatal.error is None:
-            return self._ended(self.fatal.why or "")
+            why = self.fatal.why or ""
+            return self._ended(why) if self._purpose is _BATCH else self._unavailable("write to", why)
         return self.translated(self.fatal.error, "write to")
 
     def check(self) -> None:
@@ -412,14 +533,10 @@ class _Session:
             return RefusedError(
                 f"{shown} refused the message {message!r}",
                 why=why,
-                do="set max_bytes of the sink below max.message.bytes of the topic, which makes dead letters of such"
-                " rows, or increase that"
-                if code in _TOO_LARGE
-                else "exclude such rows with an expect or filter step, or change the topic; nothing of the batch is"
-                " written",
+                do=self._purpose.too_large if code in _TOO_LARGE else self._purpose.refused,
             )
         if _is_refused(error):
-            return self.refused(why, "check `sasl` and `tls` of the sink, and the user in Kafka")
+            return self.refused(why, f"check `sasl` and `tls` of the {self._purpose.part}, and the user in Kafka")
         if code in _UNKNOWN:
             return RefusedError(
                 f"{self.target.connection.shown} has no topic {self.target.topic!r}",
@@ -427,10 +544,10 @@ class _Session:
                 do=f"create it with kafka-topics.sh --create --topic {self.target.topic}, or correct topic",
             )
         if code in _DENIED:
-            return self.refused(why, _ACLS)
+            return self.refused(why, self._purpose.permissions)
         if code == "INVALID_TRANSACTION_TIMEOUT":
             return self.refused(why, "set transaction_timeout of the sink below transaction.max.timeout.ms of Kafka")
-        if code in _REPLACED or error.fatal():
+        if self._purpose is _BATCH and (code in _REPLACED or error.fatal()):
             return self._ended(why)
         return self._unavailable(what, why)
 
@@ -449,7 +566,7 @@ class _Session:
         return UnavailableError(
             f"could not {what} {self.target.shown}",
             why=why,
-            do="start the brokers, or correct bootstrap; the pipeline repeats the batch",
+            do=f"start the brokers, or correct bootstrap; {self._purpose.retry}",
         )
 
     def _last(self, error: KafkaError | None) -> str:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.dead_letters import (
     LetterState,
     LetterStatus,
@@ -24,10 +27,12 @@ from penstock.pipelines.ledger.dead_letters import (
 from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.spec.pipeline import steps_after
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_ID, REDRIVE_PARTS, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import RecordPart, RedrivenCopy, ReplayRange, parse_point
+from penstock.runtime.kafka.client import KafkaTopic
 from penstock.spark.files.object_storage import storage_path
+from penstock.spark.kafka.writes import AppendedRecord
 from penstock.tube.record import Record
 from tests.unit.pipelines.files import FILE, parse
 from tests.unit.pipelines.recorded_run import RecordedRun, letter
@@ -287,3 +292,93 @@ def test_a_part_of_an_earlier_version_is_not_sent(tmp_path: Path, part: str) -> 
     with pytest.raises(ConfigError, match=f"the part {part} of a dead letter does not name its explode step"):
         asyncio.run(redrive(tmp_path / "dead", chosen, parse(BRANCHES), tmp_path))
     assert not list((tmp_path / "dead").rglob("_redriven*/*.json"))
+
+
+class Topic:
+    """The topic `t`, without a broker: its records, of which the first has the offset 100."""
+
+    def __init__(self) -> None:
+        self.records: list[AppendedRecord] = []
+        self.room = 100
+        """Number of records until a crash."""
+
+    def __call__(self, _options: object) -> Topic:
+        return self
+
+    def __enter__(self) -> Topic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def bounds(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+        return {"t": {"0": 0}}, {"t": {"0": 100 + len(self.records)}}
+
+    def find(self, start: Mapping[str, Mapping[str, int]], header: str) -> dict[bytes, tuple[str, int, int]]:
+        numbers = range(start["t"]["0"] - 100, len(self.records))
+        return {dict(self.records[n].headers)[header]: ("t", 0, 100 + n) for n in numbers}
+
+    def append(self, target: KafkaTopic, records: Sequence[AppendedRecord]) -> list[int]:
+        assert target.topic == "t"
+        first = len(self.records)
+        self.records += records[: self.room - first]
+        if len(records) > self.room - first:
+            raise KeyboardInterrupt
+        return [100 + n for n in range(first, len(self.records))]
+
+
+@pytest.mark.parametrize("crash", ["before", "between", "unlisted", "listed", None])
+def test_a_letter_of_kafka_is_sent_once_whenever_a_redrive_crashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str | None
+) -> None:
+    RecordedRun(tmp_path)
+    topic, path = Topic(), tmp_path / "dead"
+    monkeypatch.setattr(dead_letters, "KafkaLog", topic)
+    monkeypatch.setattr(dead_letters, "append_records", topic.append)
+    text = FILE.replace("{topics: [water_flow]}", "{format: kafka, bootstrap: ['h:1'], topics: [t], redrive: true}")
+    chosen = list(letters(path))
+    span = ReplayRange(parse_point("earliest", "--from"), parse_point("latest", "--to"))
+
+    def run() -> int:
+        return asyncio.run(redrive(path, chosen, parse(text), tmp_path))
+
+    def crashing(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if crash is not None:
+        topic.room = {"before": 0, "between": 1}.get(crash, 100)
+        with monkeypatch.context() as patches:
+            if crash in ("unlisted", "listed"):
+                step = "_list_redriven" if crash == "unlisted" else "_forget_sending"
+                patches.setattr(dead_letters, step, crashing)
+            with pytest.raises(KeyboardInterrupt):
+                run()
+        assert "was interrupted" in str(warning_of_copies(path, parse(text).inputs, span))
+        topic.room = 100
+    assert run() == 2
+    assert [(each.value, each.timestamp_ms) for each in topic.records] == [
+        (letter.value, round(letter.timestamp.timestamp() * 1000)) for letter in chosen
+    ]
+    headers = [dict(each.headers) for each in topic.records]
+    assert [(each["id"], each[REDRIVE], each[REDRIVE_STEP]) for each in headers] == [
+        (letter.id.encode(), b"1", b"parsed") for letter in chosen
+    ]
+    assert len({each[REDRIVE_ID] for each in headers}) == 2
+    assert {place: status.state for place, status in letter_states(path).items()} == {
+        letter.place: LetterState.REDRIVEN for letter in chosen
+    }
+    assert redriven_copies(path) == {
+        letter.place: RedrivenCopy(("t", 0, 0, 100 + n), "parsed") for n, letter in enumerate(chosen)
+    }
+    assert warning_of_copies(path, parse(text).inputs, span) is None
+    # With --repeat: nothing is taken for a copy of before.
+    assert run() == 2
+    assert len(topic.records) == 4
+
+
+def test_a_source_of_kafka_is_written_to_only_if_it_permits_it(tmp_path: Path) -> None:
+    RecordedRun(tmp_path)
+    pipeline = parse(FILE.replace("{topics: [water_flow]}", "{format: kafka, bootstrap: ['h:1'], topics: [t]}"))
+    with pytest.raises(ConfigError, match="it does not permit writing to its topics") as refused:
+        asyncio.run(redrive(tmp_path / "dead", list(letters(tmp_path / "dead")), pipeline, tmp_path))
+    assert "set redrive: true" in str(refused.value.hint)

@@ -183,3 +183,17 @@ def test_options_reach_the_executors_without_passwords(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(reader))
     assert copy.initialOffset() == {"a": {"0": 1}}
     assert b"hidden-text" not in pickle.dumps(reader)
+
+
+def test_marked_records_are_found_from_an_offset_on() -> None:
+    """Deleted records are left out, and a partition without newer records is not read."""
+
+    class Marked(Message):
+        def headers(self) -> list[tuple[str, bytes | None]]:
+            return [("other", b"x")] if self.at == 6 else [("mark", b"m%d" % self.at), ("mark", b"second")]
+
+    log: Any = KafkaLog(TOPICS)
+    log.bounds = lambda: ({"a": {"0": 5, "1": 0}}, {"a": {"0": 8, "1": 3}})
+    log._opened = Broker([Marked(5), Marked(6), Marked(7)], [Message(8, "_PARTITION_EOF")])
+    found = log.find({"a": {"0": 2, "1": 3}}, "mark")
+    assert found == {b"m5": ("a", 0, 5), b"m7": ("a", 0, 7)}
