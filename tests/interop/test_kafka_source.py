@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -49,6 +50,30 @@ def test_connections_are_secure_and_their_errors_name_the_cause(kafka_broker: Ka
     closed = KafkaTopics(KafkaConnection((f"127.0.0.1:{port}",)), ("a",), "read_committed", 10)
     with pytest.raises(UnavailableError, match="does not answer"), KafkaLog(closed, 2) as log:
         log.bounds()
+
+
+def test_a_topic_with_many_partitions_needs_no_more_requests(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
+    for created in admin.create_topics([NewTopic("narrow", 1, 1), NewTopic("wide", 12, 1)]).values():
+        created.result(60)
+    statistics: list[str] = []
+    settings = KafkaConnection.settings
+    counted = {"statistics.interval.ms": 50, "stats_cb": statistics.append}
+    monkeypatch.setattr(KafkaConnection, "settings", lambda connection: settings(connection) | counted)
+
+    def requests(topic: str) -> int:
+        with KafkaLog(KafkaTopics(KafkaConnection((kafka_broker.address,)), (topic,), "read_committed", 10)) as log:
+            lows, ends = log.bounds()
+            assert lows == ends == {topic: {str(n): 0 for n in range(12 if topic == "wide" else 1)}}
+            statistics.clear()
+            while not statistics:
+                log._admin.poll(1)
+        brokers = json.loads(statistics[0])["brokers"].values()
+        return sum(broker["req"].get("ListOffsets", 0) for broker in brokers)
+
+    assert [requests("narrow"), requests("wide")] == [2, 2]
 
 
 @pytest.mark.nightly

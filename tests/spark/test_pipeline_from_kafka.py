@@ -173,8 +173,9 @@ async def test_records_are_read_once(
 async def redrive_after_a_crash(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Copies:
     """Redrive the letter of partition 2, once more after a crash; return the coordinates of its copy."""
     dead = setup.lake / "dead"
-    source = setup.pipeline.source.model_copy(update={"redrive": True})
-    pipeline = setup.pipeline.model_copy(update={"source": source})
+    source = setup.pipeline.source
+    assert source is not None
+    pipeline = setup.pipeline.model_copy(update={"source": source.model_copy(update={"redrive": True})})
     chosen = [letter for letter in letters(dead) if letter.partition == 2]
     set_state(dead, chosen, LetterState.CORRECTED, b'{"n": 200}')
 

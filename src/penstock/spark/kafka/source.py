@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,6 +31,7 @@ from penstock.spark.tube.source import SupportsTriggerAvailableNow
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Consumer, KafkaError, Message
+    from confluent_kafka.admin import AdminClient
     from pyspark.sql.streaming.datasource import ReadLimit
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 Offsets = Mapping[str, Mapping[str, int]]
+Key = TypeVar("Key")
 Result = TypeVar("Result")
 
 TIMEOUT_S: Final = 30.0
@@ -52,6 +55,8 @@ _LAST_MS: Final = (1 << 63) - 1
 """The last time that a request can have."""
 _SLICE_S: Final = 1.0
 """Time after which a call of the client returns, so that errors of connections are seen."""
+_PAUSE_S: Final = 0.1
+"""Time between a request that fails temporarily and its repetition."""
 _RECORDS: Final = 2_000
 """Maximum number of records in a record batch."""
 _UNAUTHENTICATED: Final = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"})
@@ -101,6 +106,7 @@ class KafkaLog:
         self._timeout_s = timeout_s
         self._errors: list[KafkaError] = []
         self._opened: Consumer | None = None
+        self._asking: AdminClient | None = None
 
     def __enter__(self) -> KafkaLog:
         return self
@@ -113,29 +119,44 @@ class KafkaLog:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+        self._asking = None
 
     def bounds(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """Return the earliest offset of each partition, and the end up to which records can be read.
+
+        The number of requests depends on the number of brokers, not on that of partitions.
 
         Raises:
             UnavailableError: Kafka did not answer.
             ConfigError: a topic does not exist.
             RefusedError: the connection was refused.
         """
-        from confluent_kafka import TopicPartition
+        # Before it is used, which reports a missing library.
+        admin = self._admin
+        from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
 
-        lows: dict[str, dict[str, int]] = {}
-        ends: dict[str, dict[str, int]] = {}
-        for topic in self._options.topics:
-            found = self._call(partial(self._consumer.list_topics, topic)).topics[topic]
-            if found.error is not None:
-                raise self._translated(found.error, topic)
-            for number in sorted(found.partitions):
-                place = TopicPartition(topic, number)
-                low, end = self._call(partial(self._consumer.get_watermark_offsets, place))
-                lows.setdefault(topic, {})[str(number)] = low
-                ends.setdefault(topic, {})[str(number)] = end
-        return lows, ends
+        wanted = TopicCollection(list(self._options.topics))
+        # Unlike a request for metadata, it never creates a topic.
+        described = self._answers(lambda: admin.describe_topics(wanted, request_timeout=self._timeout_s))
+        places = [
+            TopicPartition(topic, partition.id)
+            for topic in self._options.topics
+            for partition in sorted(described[topic].partitions, key=lambda each: each.id)
+        ]
+        isolation = IsolationLevel[self._options.isolation.upper()]
+
+        def offsets(at: OffsetSpec) -> dict[str, dict[str, int]]:
+            asked = dict.fromkeys(places, at)
+            answers = self._answers(
+                lambda: admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._timeout_s)
+            )
+            found: dict[str, dict[str, int]] = {}
+            for place in places:
+                found.setdefault(place.topic, {})[str(place.partition)] = answers[place].offset
+            return found
+
+        return offsets(OffsetSpec.earliest()), offsets(OffsetSpec.latest())
 
     def at(self, time_ms: int, ends: Offsets) -> dict[str, dict[str, int]]:
         """Return for each partition in ``ends`` the offset of its first record with this timestamp or a later one.
@@ -192,7 +213,7 @@ class KafkaLog:
                             raise self._lost(
                                 place.topic, str(place.partition), place.end, f"the partition ends at offset {offset}"
                             )
-                    elif error.retriable() or error.name() in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"):
+                    elif _is_temporary(error):
                         continue
                     elif error.name() in _OUT_OF_RANGE:
                         raise self._lost(place.topic, str(place.partition), place.start, error.str())
@@ -234,31 +255,42 @@ class KafkaLog:
     @property
     def _consumer(self) -> Consumer:
         if self._opened is None:
-            self._opened = self._connected()
+            self._opened = self._reader()
         return self._opened
 
-    def _connected(self) -> Consumer:
+    @property
+    def _admin(self) -> AdminClient:
+        if self._asking is None:
+            with needs_kafka("source"):
+                from confluent_kafka.admin import AdminClient
+            self._asking = self._connected(AdminClient, {})
+        return self._asking
+
+    def _reader(self) -> Consumer:
         with needs_kafka("source"):
-            from confluent_kafka import Consumer, KafkaException
-        options = self._options
-        if options.connection.sasl is not None and options.connection.sasl.token_file is not None:
-            # The client would wait for the token, and would not report why there is none.
-            read_password(options.connection.sasl.token_file, "token_file")
+            from confluent_kafka import Consumer
         settings: dict[str, Any] = {
-            **options.connection.settings(),
             # The client demands a name; nothing is committed, and partitions are assigned, so no group exists.
             "group.id": "penstock",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
-            "isolation.level": options.isolation,
+            "isolation.level": self._options.isolation,
             "queued.max.messages.kbytes": 32 << 10,
-            "error_cb": self._errors.append,
-            "log_level": 0,
         }
+        return self._connected(Consumer, settings)
+
+    def _connected(self, client: Callable[[dict[str, Any]], Result], settings: dict[str, Any]) -> Result:
+        from confluent_kafka import KafkaException
+
+        options = self._options
+        if options.connection.sasl is not None and options.connection.sasl.token_file is not None:
+            # The client would wait for the token, and would not report why there is none.
+            read_password(options.connection.sasl.token_file, "token_file")
+        own = {"error_cb": self._errors.append, "log_level": 0}
         try:
-            return Consumer(settings)
+            return client({**options.connection.settings(), **settings, **own})
         except KafkaException as error:
             raise ConfigError(
                 f"a client of {options.connection.shown} cannot be created",
@@ -266,6 +298,39 @@ class KafkaLog:
                 why=str(error.args[0].str()),
                 do="check `tls`, `sasl` and their files, on the driver and on the executors",
             ) from error
+
+    def _answers(self, request: Callable[[], dict[Key, Future[Result]]]) -> dict[Key, Result]:
+        """Return the results of ``request``, which is repeated while it fails temporarily. Raises as :meth:`bounds`."""
+        from confluent_kafka import KafkaException
+
+        ends = time.monotonic() + self._timeout_s
+        while True:
+            found: dict[Key, Result] = {}
+            topic = ", ".join(self._options.topics)
+            try:
+                for key, answer in request().items():
+                    topic = key if isinstance(key, str) else getattr(key, "topic", topic)
+                    found[key] = self._result(answer)
+            except KafkaException as failure:
+                error: KafkaError = failure.args[0]
+                if not _is_temporary(error):
+                    raise self._translated(error, topic) from failure
+                if time.monotonic() > ends:
+                    raise self._unavailable(error.str()) from failure
+                # Leaders change; until then each answer would be the same.
+                self._admin.poll(_PAUSE_S)
+            else:
+                return found
+
+    def _result(self, answer: Future[Result]) -> Result:
+        """Wait for ``answer``, which has its own time limit, and report a refused connection before."""
+        while True:
+            self._admin.poll(0)
+            self._check_connection()
+            try:
+                return answer.result(_SLICE_S)
+            except TimeoutError:
+                continue
 
     def _call(self, request: Callable[[float], Result]) -> Result:
         """Return the result of ``request``, which is repeated while it takes too long."""
@@ -278,8 +343,7 @@ class KafkaLog:
                 return request(_SLICE_S)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
-                is_temporary = error.retriable() or error.name() in ("_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN")
-                if not is_temporary:
+                if not _is_temporary(error):
                     raise self._translated(error, ", ".join(self._options.topics)) from failure
                 consumer.poll(0)
                 self._check_connection()
@@ -326,6 +390,10 @@ class KafkaLog:
             why=f"{why}; retention or another program deleted records, or the topic was created again",
             do="increase retention.ms of the topic; to continue with what exists, run with a new state directory",
         )
+
+
+def _is_temporary(error: KafkaError) -> bool:
+    return error.retriable() or error.name() in ("_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN")
 
 
 def record_batch(topic: str, partition: int, messages: Sequence[Message]) -> pa.RecordBatch:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
-from penstock.errors import DataLossError, RefusedError, UnavailableError
+from penstock.errors import ConfigError, DataLossError, RefusedError, UnavailableError
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
 from penstock.runtime.kafka.config import KafkaSasl, KafkaTls, SaslMechanism
 from penstock.spark.kafka.source import KafkaLog, KafkaRange, KafkaStreamReader, next_offsets, ranges, record_batch
@@ -197,3 +200,76 @@ def test_marked_records_are_found_from_an_offset_on() -> None:
     log._opened = Broker([Marked(5), Marked(6), Marked(7)], [Message(8, "_PARTITION_EOF")])
     found = log.find({"a": {"0": 2, "1": 3}}, "mark")
     assert found == {b"m5": ("a", 0, 5), b"m7": ("a", 0, 7)}
+
+
+class Named(NamedTuple):
+    id: int
+
+
+class Described(NamedTuple):
+    partitions: list[Named]
+
+
+class Found(NamedTuple):
+    offset: int
+
+
+class Admin:
+    """Topics of three partitions; ``errors`` are answers of the first requests, ``asked`` has all requests."""
+
+    def __init__(self, *errors: str) -> None:
+        self.errors = list(errors)
+        self.asked: list[str] = []
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+    def describe_topics(self, wanted: TopicCollection, request_timeout: float) -> dict[str, Future[Described]]:
+        assert request_timeout == 30
+        self.asked.append("topics")
+        return {topic: self._answer(Described([Named(2), Named(0), Named(1)])) for topic in ("a", "b")}
+
+    def list_offsets(
+        self, asked: Mapping[TopicPartition, OffsetSpec], isolation_level: IsolationLevel, request_timeout: float
+    ) -> dict[TopicPartition, Future[Found]]:
+        assert (isolation_level, request_timeout) == (IsolationLevel.READ_COMMITTED, 30)
+        (which,) = {spec is OffsetSpec.latest() for spec in asked.values()}
+        self.asked.append("ends" if which else "lows")
+        return {place: self._answer(Found(place.partition + 10 * which)) for place in asked}
+
+    def _answer(self, result: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.errors:
+            future.set_exception(KafkaException(Error(self.errors.pop(0))))
+        else:
+            future.set_result(result)
+        return future
+
+
+def test_the_offsets_of_all_partitions_are_one_request_each() -> None:
+    log: Any = KafkaLog(TOPICS._replace(topics=("a", "b")))
+    log._asking = admin = Admin()
+    lows, ends = log.bounds()
+    assert lows == {topic: {"0": 0, "1": 1, "2": 2} for topic in "ab"}
+    assert ends == {topic: {"0": 10, "1": 11, "2": 12} for topic in "ab"}
+    assert admin.asked == ["topics", "lows", "ends"]
+
+
+def test_offsets_are_requested_again_while_leaders_change() -> None:
+    log: Any = KafkaLog(TOPICS._replace(topics=("a", "b")))
+    log._asking = admin = Admin("_TRANSPORT", "_RETRY")
+    log.bounds()
+    # The first request had an error for the first topic, the second one for the second.
+    assert admin.asked == ["topics", "topics", "lows", "ends"]
+    failing: list[tuple[str, type[Exception], str]] = [
+        ("UNKNOWN_TOPIC_OR_PART", ConfigError, "Kafka at h:1 has no topic 'a'"),
+        ("TOPIC_AUTHORIZATION_FAILED", RefusedError, "topic 'a' of Kafka at h:1 cannot be read"),
+        ("_FAIL", UnavailableError, "Kafka at h:1 does not answer"),
+    ]
+    for code, kind, message in failing:
+        log._asking = Admin(code)
+        with pytest.raises(kind, match=message):
+            log.bounds()
+    log = KafkaLog(TOPICS, timeout_s=30)
+    log._timeout_s, log._asking = 30, Admin(*["_TIMED_OUT"] * 2)
+    log.bounds()
