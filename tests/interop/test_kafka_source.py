@@ -58,6 +58,10 @@ def test_a_topic_with_many_partitions_needs_no_more_requests(
     admin = AdminClient({"bootstrap.servers": kafka_broker.address})
     for created in admin.create_topics([NewTopic("narrow", 1, 1), NewTopic("wide", 12, 1)]).values():
         created.result(60)
+    with KafkaLog(
+        KafkaTopics(KafkaConnection((kafka_broker.address,)), ("narrow", "wide"), "read_committed", 10)
+    ) as log:
+        log.bounds()  # waits for the leaders, with more requests
     statistics: list[str] = []
     settings = KafkaConnection.settings
     counted = {"statistics.interval.ms": 50, "stats_cb": statistics.append}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import pytest
 
 from penstock.cli.tube import consume as tube_records
 from penstock.errors import RefusedError, UnavailableError
+from penstock.spark.kafka.source import KafkaLog, KafkaRange
 from penstock.tube import consumer, reader
 from penstock.tube.reader import MessageBatch, PartitionInfo
 from penstock.tube.record import Record
@@ -83,7 +86,41 @@ def test_the_columns_of_the_newest_records(penstock: Command, monkeypatch: pytes
     assert (done.status, "topic 'fire' does not exist" in done.err) == (1, True)
     for arguments in ((), ("-", "--topic", "water")):
         done = penstock("pipeline", "infer", *arguments)
-        assert (done.status, "a FILE or --topic, and not both" in done.err) == (2, True)
+        assert (done.status, "a FILE, --topic or --pipeline, and only one of them" in done.err) == (2, True)
+
+
+def test_the_columns_of_the_newest_records_of_kafka(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def message(offset: int, value: bytes | None) -> SimpleNamespace:
+        return SimpleNamespace(offset=lambda: offset, value=lambda: value)
+
+    def read(_log: KafkaLog, place: KafkaRange) -> Iterator[list[SimpleNamespace]]:
+        assert (place.topic, place.partition, place.start, place.end) == ("water", 0, 2, 5)
+        yield [message(2, b'{"machine": "press", "celsius": 93.5}'), message(3, None)]
+        yield [message(4, b"nope")]
+
+    monkeypatch.setattr(KafkaLog, "bounds", lambda _: ({"water": {"0": 1, "1": 7}}, {"water": {"0": 5, "1": 7}}))
+    monkeypatch.setattr(KafkaLog, "read", read)
+    file = tmp_path / "p.yaml"
+    kafka = "{format: kafka, bootstrap: ['h:1'], topics: [water]}"
+    file.write_text(f"name: p\nsource: {kafka}\nsinks: [{{name: shown, console: {{}}}}]\n")
+    done = penstock("pipeline", "infer", "--pipeline", str(file), "--records", "3")
+    assert (done.status, done.out) == (0, "machine STRING NOT NULL,\ncelsius DOUBLE NOT NULL\n")
+    assert done.err.startswith("1 of 2 records left out, the first: water:0@4: ")
+    file.write_text(
+        f"name: p\nsources: {{a: {kafka}, b: {{topics: [fire]}}}}\n"
+        "sinks: [{name: one, from: a, console: {}}, {name: two, from: b, console: {}}]\n"
+    )
+    assert penstock("pipeline", "infer", "--pipeline", str(file), "--from-source", "a", "--records", "3").status == 0
+    for arguments, error in (
+        ((), "has several sources"),
+        (("--from-source", "c"), "has no source 'c'"),
+        (("--from-source", "b"), "penstock pipeline infer --topic fire"),
+    ):
+        done = penstock("pipeline", "infer", "--pipeline", str(file), *arguments)
+        assert (done.status, error in done.err) == (2, True), done.err
+    assert penstock("pipeline", "infer", "-", "--from-source", "a").status == 2
 
 
 @pytest.mark.usefixtures("_reader")

@@ -162,9 +162,31 @@ def infer(
         str | None,
         typer.Option(help="Read records of this TubeMQ topic, instead of a file.", metavar="TOPIC", show_default=False),
     ] = None,
+    pipeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read records of the source of this pipeline file, which reads Kafka, instead of a file.",
+            metavar="FILE",
+            show_default=False,
+            autocompletion=complete_valid_file,
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from-source",
+            help="With --pipeline: the source, if the file has several.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
     records: Annotated[
         int,
-        typer.Option(help="With --topic: read this many of the newest records of each partition.", min=1, metavar="N"),
+        typer.Option(
+            help="With --topic and --pipeline: read this many of the newest records of each partition.",
+            min=1,
+            metavar="N",
+        ),
     ] = 1000,
     nullable: Annotated[bool, typer.Option("--nullable", help="No column is NOT NULL.")] = False,
     as_json: Json = False,
@@ -173,26 +195,36 @@ def infer(
 
     A column has the narrowest type that holds all values; it is NOT NULL if no sample lacks it. Comments say what the
     samples leave open (a column that is always null) or contradict (a column with numbers and texts is STRING), with an
-    example and its place: the line, or broker, partition and offset. Samples that are not a JSON object are left out
-    with a note. No group's offsets change.
+    example and its place: the line, or partition and offset of the record. Samples that are not a JSON object are left
+    out with a note. No group's offsets change.
     """
-    if (file is None) == (topic is None):
+    if [file, topic, pipeline].count(None) != 2:
         raise ConfigError(
-            "infer needs samples: a FILE or --topic, and not both",
+            "infer needs samples: a FILE, --topic or --pipeline, and only one of them",
             option="file",
             do="name a file (- for standard input), or a topic: penstock pipeline infer --topic TOPIC",
         )
-    samples = _samples_of(file) if file is not None else _records_of(topic or "", master, records)
-    what, name = ("lines", str(file)) if file is not None else ("records", f"topic {topic!r}")
+    if source is not None and pipeline is None:
+        raise ConfigError(
+            "--from-source is set without --pipeline", option="--from-source", do="add --pipeline, or omit it"
+        )
+    what = "records" if file is None else "lines"
+    if file is not None:
+        samples, name, option = _samples_of(file), str(file), "file"
+    elif topic is not None:
+        samples, name, option = _records_of(topic, master, records), f"topic {topic!r}", "--topic"
+    else:
+        assert pipeline is not None
+        samples, name, option = _records_of_source(pipeline, source, records), f"source of {pipeline}", "--pipeline"
     from penstock.pipelines.spec.inference import infer_samples
 
     found = infer_samples(samples)
     if not found.columns:
         raise ConfigError(
             f"{name} has no JSON object with columns",
-            option="file" if topic is None else "--topic",
+            option=option,
             why=found.example or None,
-            do=f"give {'a file with a JSON object per line' if topic is None else 'a topic with JSON objects'}",
+            do=f"give {'a topic with JSON objects' if file is None else 'a file with a JSON object per line'}",
         )
     if found.refused:
         note(f"{found.refused} of {found.refused + found.samples} {what} left out, the first: {found.example}")
@@ -224,6 +256,35 @@ def _records_of(topic: str, master: MasterOptions, count: int) -> Iterator[tuple
 
     for place, record in newest_records(master.tube_master, topic, master.client(), count):
         yield place, record.value.decode("utf-8", "replace")
+
+
+def _records_of_source(file: Path, name: str | None, count: int) -> Iterator[tuple[str, str]]:
+    """Yield the values of the newest ``count`` records of each partition of a source of the pipeline ``file``."""
+    from penstock.pipelines.spec.loader import load
+    from penstock.pipelines.spec.sources import KafkaSource, TubeOptions
+
+    inputs = load(file).inputs
+    if name is None and len(inputs) == 1:
+        (name,) = inputs
+    if name is None or name not in inputs:
+        raise ConfigError(
+            f"{file} has several sources" if name is None else f"{file} has no source {name!r}",
+            option="--from-source",
+            do=f"set --from-source to one of {', '.join(inputs)}" if len(inputs) > 1 else "omit --from-source",
+        )
+    source = inputs[name]
+    if not isinstance(source, KafkaSource):
+        raise ConfigError(
+            f"the source {name!r} of {file} does not read Kafka",
+            option="--pipeline",
+            do=f"read its topic: penstock pipeline infer --topic {source.tube_topics()[0]}"
+            if isinstance(source, TubeOptions)
+            else "give a file with a JSON object per line",
+        )
+    with needs_spark():
+        from penstock.pipelines.testing.sample import newest_values
+    for place, value in newest_values(name, source, count):
+        yield place, value.decode("utf-8", "replace")
 
 
 CASES = ".test.yaml"

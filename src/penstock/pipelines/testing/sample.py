@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -30,9 +31,10 @@ from penstock.pipelines.state_dir.changes import KNOWN_CHANGES
 from penstock.pipelines.steps.graph import build_stream
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.spark.error_causes import innermost_cause
+from penstock.spark.kafka.source import KafkaLog, ranges
 from penstock.spark.tube.offsets import before_end, to_json
 
-__all__ = ["Rejection", "StepSample", "check_steps", "sample_steps"]
+__all__ = ["Rejection", "StepSample", "check_steps", "newest_values", "sample_steps"]
 
 
 class Rejection(NamedTuple):
@@ -140,6 +142,25 @@ def _newest(spark: SparkSession, pipeline: Pipeline, name: str, records: int) ->
         ends = to_json({partition: found.end for partition, found in bounds.items()})
     rows = reader.batch(spark, QueryInput("sample", name, Path()), starts, ends)
     return reader.empty(spark) if rows is None else rows.coalesce(1)
+
+
+def newest_values(name: str, source: KafkaSource, records: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the values of the newest ``records`` of each partition of ``source`` with their places, without Spark.
+
+    Offsets have gaps, so of some partitions there are fewer. Records without a value are left out.
+
+    Raises:
+        UnavailableError: Kafka did not answer.
+        ConfigError: a topic does not exist.
+        RefusedError: the connection was refused.
+    """
+    starts, ends = KafkaSourceReader(name, source, Path()).newest(records)
+    with KafkaLog(source.read_options) as log:
+        for place in ranges(starts, ends):
+            for message in chain.from_iterable(log.read(place)):
+                value = message.value()
+                if value is not None:
+                    yield f"{place.topic}:{place.partition}@{message.offset()}", bytes(value)
 
 
 def _sample(rows: DataFrame, step: Step, limit: int) -> StepSample:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -62,6 +62,12 @@ _RECORDS: Final = 2_000
 _UNAUTHENTICATED: Final = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM"})
 _DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 _UNKNOWN: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
+_NO_LEADER: Final = _UNKNOWN | {
+    *("NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE"),
+    *("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "KAFKA_STORAGE_ERROR"),
+}
+"""Errors of a partition that exists while it has no leader, or its leader does not know it yet; the client of the
+administration does not retry after them."""
 _OUT_OF_RANGE: Final = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 
 
@@ -134,7 +140,7 @@ class KafkaLog:
         # Before it is used, which reports a missing library.
         admin = self._admin
         from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
-        from confluent_kafka.admin import OffsetSpec
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # imported there without an alias
 
         wanted = TopicCollection(list(self._options.topics))
         # Unlike a request for metadata, it never creates a topic.
@@ -149,14 +155,16 @@ class KafkaLog:
         def offsets(at: OffsetSpec) -> dict[str, dict[str, int]]:
             asked = dict.fromkeys(places, at)
             answers = self._answers(
-                lambda: admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._timeout_s)
+                lambda: admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._timeout_s),
+                _NO_LEADER,
             )
             found: dict[str, dict[str, int]] = {}
             for place in places:
                 found.setdefault(place.topic, {})[str(place.partition)] = answers[place].offset
             return found
 
-        return offsets(OffsetSpec.earliest()), offsets(OffsetSpec.latest())
+        first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call] # lacks annotations
+        return offsets(first), offsets(last)
 
     def at(self, time_ms: int, ends: Offsets) -> dict[str, dict[str, int]]:
         """Return for each partition in ``ends`` the offset of its first record with this timestamp or a later one.
@@ -299,8 +307,11 @@ class KafkaLog:
                 do="check `tls`, `sasl` and their files, on the driver and on the executors",
             ) from error
 
-    def _answers(self, request: Callable[[], dict[Key, Future[Result]]]) -> dict[Key, Result]:
-        """Return the results of ``request``, which is repeated while it fails temporarily. Raises as :meth:`bounds`."""
+    def _answers(
+        self, request: Callable[[], dict[Key, Future[Result]]], temporary: Container[str] = ()
+    ) -> dict[Key, Result]:
+        """Return the results of ``request``, which is repeated while it fails temporarily: also with the errors
+        ``temporary``. Raises as :meth:`bounds`."""
         from confluent_kafka import KafkaException
 
         ends = time.monotonic() + self._timeout_s
@@ -313,7 +324,7 @@ class KafkaLog:
                     found[key] = self._result(answer)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
-                if not _is_temporary(error):
+                if not _is_temporary(error) and error.name() not in temporary:
                     raise self._translated(error, topic) from failure
                 if time.monotonic() > ends:
                     raise self._unavailable(error.str()) from failure

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import OffsetSpec
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, UnavailableError
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
@@ -215,7 +214,7 @@ class Found(NamedTuple):
 
 
 class Admin:
-    """Topics of three partitions; ``errors`` are answers of the first requests, ``asked`` has all requests."""
+    """Topics of three partitions; ``errors`` (empty: none) are the first answers, ``asked`` has the requests."""
 
     def __init__(self, *errors: str) -> None:
         self.errors = list(errors)
@@ -230,17 +229,17 @@ class Admin:
         return {topic: self._answer(Described([Named(2), Named(0), Named(1)])) for topic in ("a", "b")}
 
     def list_offsets(
-        self, asked: Mapping[TopicPartition, OffsetSpec], isolation_level: IsolationLevel, request_timeout: float
+        self, asked: Mapping[TopicPartition, object], isolation_level: IsolationLevel, request_timeout: float
     ) -> dict[TopicPartition, Future[Found]]:
         assert (isolation_level, request_timeout) == (IsolationLevel.READ_COMMITTED, 30)
-        (which,) = {spec is OffsetSpec.latest() for spec in asked.values()}
+        (which,) = {type(spec).__name__ == "LatestSpec" for spec in asked.values()}
         self.asked.append("ends" if which else "lows")
         return {place: self._answer(Found(place.partition + 10 * which)) for place in asked}
 
     def _answer(self, result: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        if self.errors:
-            future.set_exception(KafkaException(Error(self.errors.pop(0))))
+        if code := self.errors.pop(0) if self.errors else "":
+            future.set_exception(KafkaException(Error(code)))
         else:
             future.set_result(result)
         return future
@@ -270,6 +269,7 @@ def test_offsets_are_requested_again_while_leaders_change() -> None:
         log._asking = Admin(code)
         with pytest.raises(kind, match=message):
             log.bounds()
-    log = KafkaLog(TOPICS, timeout_s=30)
-    log._timeout_s, log._asking = 30, Admin(*["_TIMED_OUT"] * 2)
+    # A new partition whose leader does not know it yet: the topic exists, as the first answer says.
+    log._asking = admin = Admin(*[""] * 2, "UNKNOWN_TOPIC_OR_PART", *[""] * 11, "NOT_LEADER_FOR_PARTITION")
     log.bounds()
+    assert admin.asked == ["topics", "lows", "lows", "ends", "ends"]
