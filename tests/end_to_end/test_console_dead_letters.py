@@ -73,13 +73,17 @@ async def node(tmp_path: Path, run: RecordedRun) -> AsyncIterator[Node]:
         await found.close()
 
 
-@pytest.mark.parametrize("look", ["light", pytest.param("dark", marks=pytest.mark.nightly), "narrow"])
+@pytest.mark.parametrize(
+    "look", [*(pytest.param(look, marks=pytest.mark.nightly) for look in ("light", "dark")), "narrow"]
+)
 async def test_letters_are_corrected_redriven_and_discarded(
     node: Node, run: RecordedRun, look: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from playwright.async_api import expect
 
-    if look != "light":  # the actions are tried once, because each is a process that loads pyarrow
+    # The actions are tried in one look, because each is a process that loads pyarrow; by day without the browser:
+    # tests/unit/node/test_dead_letters.py.
+    if look != "light":
         monkeypatch.setattr(pipeline_commands, "_PROGRAM", (sys.executable, "-c", CANNED))
     ready = await node.start()
     read_from(run, ready.tube_master)

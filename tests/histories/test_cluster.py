@@ -50,9 +50,11 @@ ROUNDS, BLOCK = 210, 10
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 PIPELINE = "pipeline"
 """The test in which a pipeline reads the topic, too. Spark takes more processor time than everything else."""
+BY_DAY, PAUSE_S = "2", 0.02
+"""The test by day, and the pause of its clients after each answer. At night they send as fast as they can."""
 KINDS = [
     # A pause by day: tests/interop/test_cluster_nodes.py.
-    pytest.param(("kill-both", "cut"), id="2"),
+    pytest.param(("kill-both", "cut"), id=BY_DAY),
     *(
         pytest.param(
             tuple(FAULTS[number % len(FAULTS)] for number in range(start, start + BLOCK)),
@@ -428,6 +430,7 @@ async def test_takeovers(
     messages = tmp_path / "mqtt"
     messages.mkdir()
     delivered = read = ""
+    pause_s = PAUSE_S if request.node.callspec.id == BY_DAY else 0.0
     async with (
         pair(tmp_path, three) as nodes,
         TubeLoad(tmp_path / "tube.jsonl", nodes.masters, "demo") as tube,
@@ -452,12 +455,18 @@ async def test_takeovers(
             nonlocal delivered
             may_be_full = "full" in faults
             delivered = await record_messages(
-                messages, nodes.clients.port, apply, len(faults), window=1, may_be_full=may_be_full
+                messages,
+                nodes.clients.port,
+                apply,
+                len(faults),
+                window=1,
+                may_be_full=may_be_full,
+                pause_s=pause_s,
             )
             while load.recorder.open > UNANSWERED * load.recorder.answered:
                 await load.more(20)
 
-        recorder = await record(history, f"mqtt://127.0.0.1:{nodes.clients.port}", fault)
+        recorder = await record(history, f"mqtt://127.0.0.1:{nodes.clients.port}", fault, pause_s=pause_s)
         read = await tube.finish()
         if pipeline is not None:
             read += f"; pipeline {await pipeline.finish(tube.acknowledged)}"

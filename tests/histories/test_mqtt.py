@@ -38,16 +38,18 @@ async def record(
     window: int = 8,
     *,
     may_be_full: bool = False,
+    pause_s: float = 0.0,
 ) -> str:
     """Record two publishers and two subscribers over ``fault`` in each round, and check what they received.
 
     ``window``: messages that a publisher has in flight. ``may_be_full``: the broker may refuse messages for lack of
-    space.
+    space. ``pause_s``: pause of a publisher after a message.
     """
     history = MqttRecorder(directory / "history.jsonl")
     writers = [Writer(history, f"w{number}", window) for number in range(2)]
     for writer in writers:
         writer.may_be_full = may_be_full
+        writer.pause_s = pause_s
     readers = [Reader(history, f"r{number}", "t") for number in range(2)]
     ended = asyncio.Event()
     tasks = [asyncio.create_task(connected(reader, port, ended)) for reader in readers]

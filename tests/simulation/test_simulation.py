@@ -34,6 +34,8 @@ NIGHTLY_BLOCK = 25
 
 @pytest.mark.parametrize("first", range(BLOCK, SEEDS, BLOCK))  # those before: test_a_seed_does_what_it_should
 def test_no_seed_breaks_a_rule(pool: Executor, first: int) -> None:
+    if os.environ.get("PENSTOCK_CORE") == "interpreted":
+        pytest.skip("simulated in the compiled form, by the suite 'faults'; ten others in both")
     passed(report, range(first, first + BLOCK), pool)
 
 

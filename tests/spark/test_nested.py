@@ -138,7 +138,7 @@ def test_a_row_without_elements_is_neither_a_missing_part_nor_a_replaced_one(spa
         assert [(row["_part"], row["_filtered"], code) for row, code in zip(mine, codes, strict=True)] == shown, wanted
 
 
-@pytest.mark.parametrize("deduped", [False, True])
+@pytest.mark.parametrize("deduped", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_redriven_part_makes_no_row_of_another_explode(spark: SparkSession, deduped: bool) -> None:
     """Two steps make rows of two arrays of the same records; the part 1 of the first one is redriven, also twice."""
     parse = {"name": "parsed", "parse": {"schema": "a ARRAY<INT>, b ARRAY<INT>"}}
