@@ -98,6 +98,7 @@ DASHBOARDS: Final[dict[str, list[Panel]]] = {
                undelivered="statestore_notifications_undelivered"),
         _rates("cps", "Refused", invalid="statestore_refused_requests", quota="statestore_refused_quota",
                share="statestore_refused_share"),
+        Panel("Denied by the policies", "cps", {"{{verb}}": _rate("statestore_denied_requests")}),
         _rates("cps", "Responses without a subscription", nobody="statestore_responses_undelivered"),
         _gauges("s", "Lead of the versions over the clock", lead="statestore_version_lead_seconds"),
         Panel("Change capture: waiting", "none", {"{{topic}}": _gauge("capture_waiting_changes")}),

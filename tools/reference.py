@@ -407,6 +407,7 @@ SOURCES = {
     "audit": "Audit trail",
     "access": "Users, policies and certificates",
     "statestore": "State store",
+    "statestore_denied": "Denied commands of the state store, with the label `verb`",
     "tube": "TubeMQ broker",
     "group": "Consumer groups, with the label `group`: the 200 with the largest lag",
     "cluster": "Cluster",

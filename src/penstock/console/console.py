@@ -67,6 +67,7 @@ _LIMITS: Final[Mapping[str, str]] = {
     "observers_disconnected": "state store observers disconnected: their queues are full",
     "protocol_errors": "MQTT connections closed: protocol errors of clients",
     "statestore_refused": "state store requests refused",
+    "statestore_denied": "state store commands denied by the policies",
     "refused_quota": "state store SETs refused: max_keys or max_bytes",
     "refused_share": "state store SETs refused: principal_share",
     "rules_refused": "messages refused by the log in rules",
@@ -270,6 +271,7 @@ class Console:
             found |= {
                 "statestore_requests": store.stats.requests,
                 "statestore_refused": store.stats.refused,
+                "statestore_denied": sum(store.stats.denied.values()),
                 "statestore_waiting": store.pending,
                 "refused_quota": quotas["refused_quota"],
                 "refused_share": quotas["refused_share"],

@@ -26,12 +26,14 @@ from penstock.mqtt.engine.model.client_events import (
 )
 from penstock.mqtt.engine.model.limits import BrokerLimits, RateLimitPolicy
 
-__all__ = ["INTERVAL_S", "MAX_INCIDENTS", "PERIOD_S", "TUBE_DENIED", "ClientWarnings", "TubeDenials"]
+__all__ = ["INTERVAL_S", "MAX_INCIDENTS", "PERIOD_S", "STORE_DENIED", "TUBE_DENIED", "ClientWarnings", "TubeDenials"]
 
 _log = logging.getLogger("penstock.mqtt")
 
 INTERVAL_S: Final = 2.0
 """Time between two collections."""
+STORE_DENIED: Final = "store_denied"
+"""Commands of a state store client that the policies do not permit; ``detail``: the last permission and key."""
 TUBE_DENIED: Final = "tube_denied"
 """Requests of a TubeMQ user that the policies do not permit; ``detail``: the last permission and topic."""
 PERIOD_S: Final = 60.0
@@ -112,7 +114,7 @@ class ClientWarnings:
             if incident.total > incident.logged and now >= incident.next_line:
                 incident.next_line = now + PERIOD_S
                 incident.logged = incident.total
-                level = logging.WARNING if incident.kind in _QUEUES else logging.INFO
+                level = logging.INFO if incident.kind == RATE_LIMITED else logging.WARNING
                 _log.log(level, "%s", self._report(incident).line())
             if now >= incident.last + PERIOD_S:
                 del self._incidents[key]
@@ -159,6 +161,12 @@ class ClientWarnings:
             return PenstockError(
                 f"{total} TubeMQ request{_s(total)} of {user} denied by the policies {since}",
                 do=f"if needed, grant {grant} to {user} in the policy file, then SIGHUP",
+            )
+        if incident.kind == STORE_DENIED:
+            grant = incident.detail or "Read or Write on its keys"
+            return PenstockError(
+                f"{total} state store command{_s(total)} of {client} denied by the policies {since}",
+                do=f"if it needs them, grant {grant} in the policy file, then SIGHUP",
             )
         what, permission = _DENIALS[incident.kind]
         topic = f", last for {incident.detail!r}" if incident.detail else ""

@@ -200,6 +200,9 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
             "Lead of the newest version over the clock; clients refuse responses with a lead of more than 60 s."
         ),
     },
+    "statestore_denied": {
+        "requests": _counter("Commands that the policies did not permit, those of a BATCH counted one by one."),
+    },
     "tube": {
         "connections": _gauge("Open connections of TubeMQ clients."),
         "refused_connections": _counter("Connections of TubeMQ clients refused by the limit."),

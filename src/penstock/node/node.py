@@ -561,6 +561,12 @@ class Node:
         self._disk.add(Writer("state store writes that need space", refuse, store.reusable_bytes))
         self._failures["statestore"] = lambda: store.failure or store.stalled
         add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
+        self.metrics.add_rows(
+            "statestore_denied",
+            lambda: [((verb,), {"requests": count}) for verb, count in store.stats.denied.items()],
+            METRICS["statestore_denied"],
+            ("verb",),
+        )
         server.add_service(store)
         # From clock and entropy, so that it is unique even after a clock step or two starts in one millisecond.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
@@ -612,8 +618,10 @@ class Node:
             else membership.refusing(server.refuse_stored, server.refuse_changes)
         )
         self._disk.add(Writer("MQTT messages to store", refuse, persistence.reusable_bytes))
-        denials = self.security.tube_denials
-        self._clients = ClientWarnings(lambda: [*server.collect_client_events(), *denials.collect()], server.limits)
+        tube_denials, store_denials = self.security.tube_denials, self.security.store_denials
+        self._clients = ClientWarnings(
+            lambda: [*server.collect_client_events(), *tube_denials.collect(), *store_denials.collect()], server.limits
+        )
         self._clients.start()
         self._parts.callback(self._clients.close)
         await self._bridges(server)

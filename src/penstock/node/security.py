@@ -24,6 +24,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.mqtt.bridge import bridge_client_id
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from penstock.mqtt.engine.model.access import Access as MqttAccess
+from penstock.mqtt.engine.model.client_events import ClientEvents
 from penstock.mqtt.engine.model.journal import Source
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.in_process import AllowAll
@@ -40,7 +41,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.tls import ServerTls
-from penstock.node.client_warnings import TubeDenials
+from penstock.node.client_warnings import STORE_DENIED, TubeDenials
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.listeners import ListenerSection, OpenListener, refuse_open_listeners
 from penstock.node.config.mqtt import (
@@ -66,6 +67,7 @@ from penstock.security.tube_key import tube_key
 from penstock.statestore.binding import INVOKE, NOTIFY_TOPICS
 from penstock.statestore.codec.commands import Access as KeyAccess
 from penstock.statestore.engine.store import Context
+from penstock.statestore.errors import as_text
 from penstock.tube.admin.request import Role
 from penstock.tube.engine.access import ClientAccess, RightsOf
 
@@ -146,6 +148,8 @@ class NodeSecurity:
         """The access rules from which the cached permissions were determined."""
         self.server.check_retained(self._may_still_publish)
         self.tube_denials = TubeDenials()
+        self.store_denials = ClientEvents()
+        """Denied commands of state store clients, for the node's warnings."""
         self._tube: list[tuple[ClientAccess, bool, tuple[str, str]]] = []
 
     @property
@@ -487,6 +491,10 @@ def _web_tls(config: NodeConfig, option: str) -> ServerTls | None:
     return None if tls is None else ServerTls(tls.files(), protocol="http/1.1")
 
 
+_SHOWN_KEY: Final = 100
+"""Maximum bytes of a denied key in the log: a client can choose 64 KiB for each of its requests."""
+
+
 class StorePolicy:
     """Permissions of state store clients by the policies. Requests of the node itself are permitted.
 
@@ -508,6 +516,14 @@ class StorePolicy:
             (not access & KeyAccess.READ or permissions.may_read(key))
             and (not access & KeyAccess.WRITE or permissions.may_write(key))
         )
+
+    def denied(self, context: Context, access: KeyAccess, key: bytes) -> None:
+        """Count a denied command of a client for the log."""
+        client = context.principal
+        owner = client.name if isinstance(client, AuthenticatedClient) else ""
+        needed = " and ".join(each.name.capitalize() for each in access if each.name is not None)
+        shown = as_text(key[:_SHOWN_KEY]) + ("…" if len(key) > _SHOWN_KEY else "")
+        self._security.store_denials.count(STORE_DENIED, context.client_id, owner, 1, f"{needed} on {shown}")
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
         """True if the requester may subscribe to its response topic; other clients do not get the response there."""

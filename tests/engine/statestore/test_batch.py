@@ -28,6 +28,9 @@ class Rules:
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
         return Access.WRITE not in access or key != b"secret"
 
+    def denied(self, context: Context, access: Access, key: bytes) -> None:
+        assert (access, key) == (Access.WRITE, b"secret")
+
     def may_answer_on(self, context: Context, topic: str) -> bool:
         return True
 

@@ -18,10 +18,14 @@ class Rules:
         self.granted = granted
         self.requests_observed = False
         self.asked: list[tuple[str, bytes]] = []
+        self.reported: list[tuple[str, Access, bytes]] = []
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
         self.asked.append((context.client_id, key))
         return access in self.granted
+
+    def denied(self, context: Context, access: Access, key: bytes) -> None:
+        self.reported.append((context.client_id, access, key))
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
         return topic.startswith(f"clients/{context.client_id}/")
@@ -42,6 +46,8 @@ async def test_a_client_with_write_alone_writes_and_releases_locks_and_reads_not
     for words in ("GET k", "KEYNOTIFY k", "KEYNOTIFY k STOP"):
         assert peer.ask(words).payload == b"-ERR not authorized\r\n"
     assert rules.asked[-1] == ("client-id1", b"k")
+    assert rules.reported == [("client-id1", Access.READ, b"k")] * 3
+    assert {verb.value: count for verb, count in service.stats.denied.items() if count} == {"GET": 1, "KEYNOTIFY": 2}
     await service.close()
 
 

@@ -66,6 +66,10 @@ CASES = {
     "PenstockDamagedData": node(
         "penstock_tube_damaged_reads_total", "0+1x60", "7x60", "n1: stored data are damaged"
     ),
+    "PenstockStateStoreDenies": node(
+        "penstock_statestore_denied_requests_total", "0+1x60", "7x60",
+        "n1: the policies deny commands of a client of the state store; the log names it", ',verb="GET"',
+    ),
     "PenstockMessagesDropped": node(
         "penstock_mqtt_dropped_queue_full_total", "0+5x60", "7x60",
         "n1: a client does not keep up, and its queue is full",

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.mqtt.engine.model.client_events import MAX_CLIENTS, OTHERS, QUEUE_FULL, ClientEvents
 from penstock.mqtt.engine.model.limits import BrokerLimits
-from penstock.node.client_warnings import MAX_INCIDENTS, PERIOD_S, ClientWarnings
+from penstock.node.client_warnings import MAX_INCIDENTS, PERIOD_S, STORE_DENIED, ClientWarnings
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -43,6 +43,21 @@ def test_a_slow_client_is_named_once_a_minute_with_its_total(
     assert ": 180 messages dropped" in lines(caplog)[0]
     watch.look(now - 1 + PERIOD_S)
     assert (lines(caplog), watch.warnings()) == ([], []), "it keeps up again"
+
+
+def test_denied_commands_name_client_permission_and_key(events: ClientEvents, caplog: pytest.LogCaptureFixture) -> None:
+    watch = ClientWarnings(events.collect)
+    for key in ("'a'", "'b'"):
+        events.count(STORE_DENIED, "press-9", "certificate:press-9", 1, f"Write on {key}")
+    watch.look(0.0)
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert record.levelname == "WARNING"
+    assert told.startswith(
+        "2 state store commands of client 'press-9' (certificate press-9) denied by the policies since "
+    )
+    assert told.endswith("do: if it needs them, grant Write on 'b' in the policy file, then SIGHUP")
+    assert watch.warnings() == [], "a denial does not make the node worse"
 
 
 def test_thousands_of_slow_clients_take_a_few_lines(events: ClientEvents, caplog: pytest.LogCaptureFixture) -> None:

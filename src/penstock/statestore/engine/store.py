@@ -46,11 +46,14 @@ from penstock.statestore.hlc import Hlc, StoreClock
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
+__all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Denied", "Engine"]
 
 Authorise = Callable[[Context, Access, bytes], bool]
 """Function that returns True if a client has all the given permissions for a key. Called once per key, before any
 lookup."""
+Denied = Callable[[Context, Verb, Access, bytes], None]
+"""Function that is called with each command that ``Authorise`` did not permit, the permissions that the command needs,
+and the first key for which one of them is missing."""
 Executed = tuple[Answer, list[Change]]
 
 # Reading a member of an enum costs as much as a call: constants for the members that every request uses.
@@ -91,7 +94,7 @@ class Engine:
         max_bytes: quota of keys and values including the memory of their records, 0 = none; a SET that does not enlarge
             the store is always allowed.
         share: percentage of both quotas for the keys that one principal created, 0 = no limit per principal.
-        authorise: None = all clients may do everything.
+        authorise: None = all clients may do everything. denied: None = nobody is notified of denied commands.
         strict_read: NX, NEX and VDEL need Read and Write, since their answers reveal whether a guessed value is
         correct. extensions: enabled extensions. The caller restores history and fences. secret: random bytes for the
         encryption of keys in SCAN tokens that the client may not read.
@@ -105,6 +108,7 @@ class Engine:
         max_bytes: int = 0,
         share: int = 0,
         authorise: Authorise | None = None,
+        denied: Denied | None = None,
         strict_read: bool = False,
         extensions: Extension = Extension.SCAN,
         secret: bytes = b"",
@@ -129,6 +133,7 @@ class Engine:
         self.logs_changes = False
         """True if every SET needs disk space, since it is also written to the log of changes."""
         self._authorise = authorise
+        self._denied = denied
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
         self.expiries = Expiries(self._records)
@@ -212,6 +217,7 @@ class Engine:
                 return _ERRORS[found], _UNCHANGED
             prefix = found
         if self._authorise is not None and not self._is_authorised(command, context, prefix):
+            self._report_denied(command, context, prefix)
             return _ERRORS[StoreError.NOT_AUTHORIZED], _UNCHANGED
         if self.read_only and spec.checks_fence:
             return _ERRORS[StoreError.READ_ONLY], _UNCHANGED
@@ -235,6 +241,7 @@ class Engine:
         changes: list[Change] = []
         for write in command.writes:
             if self._authorise is not None and not self._is_authorised(write, context, None):
+                self._report_denied(write, context, None)
                 answers.append(_ERRORS[StoreError.NOT_AUTHORIZED])
             else:
                 answer, more = self._carry_out(write, context, None, now_ms, steady_ms)
@@ -323,6 +330,21 @@ class Engine:
         if prefix is not None and not authorise(context, Access.WRITE, prefix):
             return False
         return all(authorise(context, access, key) for key in command.keys or (command.key,))
+
+    def _report_denied(self, command: Command, context: Context, prefix: bytes | None) -> None:
+        """Report a command that :meth:`_is_authorised` did not permit. It looks for the key again, so that permitted
+        commands need not remember one."""
+        authorise = self._authorise
+        if self._denied is None or authorise is None:
+            return
+        if prefix is not None and not authorise(context, Access.WRITE, prefix):
+            self._denied(context, command.verb, Access.WRITE, prefix)
+            return
+        access = command.access(strict_read=self._strict_read)
+        for key in command.keys or (command.key,):
+            if not authorise(context, access, key):
+                self._denied(context, command.verb, access, key)
+                return
 
     def _lift(self, prefix: bytes, token: Hlc, change: Change) -> None:
         if self.fences.lift(prefix, token):

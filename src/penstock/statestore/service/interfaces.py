@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import StorageError
 from penstock.statestore.binding import StoreRequest
-from penstock.statestore.codec.commands import Access, Command
+from penstock.statestore.codec.commands import COMMANDS, Access, Command
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.requests import Answer, Context
 from penstock.statestore.hlc import Hlc
@@ -19,6 +19,7 @@ class StoreStats:
     """Counters since the start, for the metrics."""
 
     __slots__ = (
+        "denied",
         "notifications",
         "quarantined",
         "recovered",
@@ -44,6 +45,8 @@ class StoreStats:
         """Unanswered: only shared subscriptions match the response topic."""
         self.refused = 0
         """Requests that violate the transport's rules and were not executed."""
+        self.denied = {verb: 0 for verb, spec in COMMANDS.items() if not spec.authorizes_each_key}
+        """Commands, also of a BATCH, that the policies do not permit, by verb."""
         self.repeated = 0
         """Writes repeated after a lost connection, which were not executed again."""
         self.notifications = 0
@@ -63,6 +66,10 @@ class StoreAuthorizer(Protocol):
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
         """Return True if the client has all permissions in ``access`` for the key."""
+        ...
+
+    def denied(self, context: Context, access: Access, key: bytes) -> None:
+        """Record that a command was refused, which needs ``access`` for the key."""
         ...
 
     def may_answer_on(self, context: Context, topic: str) -> bool:

@@ -41,10 +41,10 @@ from penstock.statestore.binding import (
     status_response,
     topic_fits,
 )
-from penstock.statestore.codec.commands import Command, Verb, parse_payload
+from penstock.statestore.codec.commands import Access, Command, Verb, parse_payload
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine.record import Change, Record
-from penstock.statestore.engine.requests import Answer, AnswerKind
+from penstock.statestore.engine.requests import Answer, AnswerKind, Context
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
 from penstock.statestore.options import PersistenceMode, StoreOptions
@@ -131,6 +131,7 @@ class StateStoreService(Service):
             # Without policies all clients are one principal, which needs no share.
             share=0 if policy is None else options.principal_share,
             authorise=policy.may_access if policy is not None else None,
+            denied=self._denied if policy is not None else None,
             strict_read=options.strict_read,
             extensions=options.extensions,
             secret=secrets.token_bytes(16),
@@ -576,6 +577,12 @@ class StateStoreService(Service):
             if answer.missed is not None:
                 for change in answer.missed:
                     self._responses.notify(message.client_id, ask.dialect, change)
+
+    def _denied(self, context: Context, verb: Verb, access: Access, key: bytes) -> None:
+        """Count a command that the policies do not permit."""
+        self.stats.denied[verb] += 1
+        if self._policy is not None:
+            self._policy.denied(context, access, key)
 
     def _refuse(self, message: Inbound, refusal: RejectedRequest, steady_ms: int) -> None:
         self.stats.refused += 1

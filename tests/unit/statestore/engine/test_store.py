@@ -449,6 +449,37 @@ def test_strict_read_also_asks_for_read_where_the_answer_tells_of_the_value(
         assert asked == [expected]
 
 
+@pytest.mark.parametrize(
+    ("words", "prefix", "reported"),
+    [
+        ("GET a", None, []),
+        ("SET secret v", None, [(Verb.SET, Access.WRITE, b"secret")]),
+        ("VDEL secret v", None, [(Verb.VDEL, Access.READ | Access.WRITE, b"secret")]),
+        ("MGET a secret b", None, [(Verb.MGET, Access.READ, b"secret")]),
+        ("SET s v", b"s", [(Verb.SET, Access.WRITE, b"s")]),
+        ("SET secret v", b"se", [(Verb.SET, Access.WRITE, b"secret")]),
+        ("SCAN *", None, []),
+    ],
+)
+def test_a_denied_command_is_reported_with_the_first_key_that_is_not_permitted(
+    words: str, prefix: bytes | None, reported: list[tuple[Verb, Access, bytes]]
+) -> None:
+    found: list[tuple[Verb, Access, bytes]] = []
+    engine = Engine(
+        extensions=~Extension.NONE,
+        secret=bytes(16),
+        authorise=lambda _, __, key: key not in (b"secret", b"s"),
+        denied=lambda _, verb, access, key: found.append((verb, access, key)),
+        strict_read=True,
+    )
+    command = parse([word.encode() for word in words.split()], ~Extension.NONE)
+    assert isinstance(command, Command)
+    context = Context("c", SDK, b"%d:0:c" % NOW, b"%d:3:n" % NOW if prefix else None, fence_prefix=prefix)
+    answer, _ = engine.execute(command, context, NOW, NOW)
+    assert found == reported
+    assert (answer.error is StoreError.NOT_AUTHORIZED) == bool(reported)
+
+
 PRECEDENCE = [
     # What is wrong with the request, from the last rule to the first; each line adds the next error to be found.
     ("SET full v NX", "now", None, StoreError.QUOTA),
