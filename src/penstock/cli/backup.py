@@ -95,8 +95,9 @@ def backup(
     The backup is of one point in time, also while clients write: it contains everything that was acknowledged before.
     Files of the log that the newest backup in DIRECTORY has are not copied again, but each backup is complete.
 
-    A running node is found by its data directory, or by --http; it sends its data to this command, which needs the
-    administration token or a user who may administer. The data directory of a stopped node is read directly.
+    A running node, or broker in its own process, is found by its data directory, or by --http; it sends its data to
+    this command, which needs the administration token or a user who may administer. The data directory of a stopped
+    one is read directly.
 
     With --recipients-file every file is encrypted in the format of age before it is written. Restore it with the secret
     key: `penstock keygen` creates one.
@@ -116,10 +117,10 @@ def backup(
 
 def _is_stopped(node: NodeOptions) -> bool:
     """Whether to read the data directory, because no node is named and none uses it."""
-    from penstock.node.data_dir import running_node
+    from penstock.node.data_dir import running_broker, running_node
 
     data_dir = node.data_dir
-    if node.http is not None or running_node(data_dir) is not None:
+    if node.http is not None or running_node(data_dir) is not None or running_broker(data_dir) is not None:
         return False
     return (data_dir / "format.json").is_file() or (data_dir / "tube").is_dir()
 
@@ -140,7 +141,7 @@ def _read_node(node: NodeOptions, receiver: BackupReceiver, max_rate: int | None
     from penstock.node.backup import read_items
 
     have = json.dumps(receiver.have).encode()
-    with node.connect().stream("backup", have, {"rate": max_rate}) as response:
+    with node.connect(also_broker=True).stream("backup", have, {"rate": max_rate}) as response:
 
         def read(size: int) -> bytes:
             try:

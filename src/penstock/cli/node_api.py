@@ -96,26 +96,28 @@ class NodeOptions:
     cert_file: CertFile = None
     key_file: KeyFile = None
 
-    def connect(self) -> NodeApi:
-        """Return the API of the node.
+    def connect(self, *, also_broker: bool = False) -> NodeApi:
+        """Return the API of the node. ``also_broker``: the directory may be that of a broker in its own process.
 
         Raises:
             ConfigError: an option or a file of credentials cannot be used.
         """
-        from penstock.node.data_dir import running_node
+        from penstock.node.data_dir import running_broker, running_node
         from penstock.runtime.io.network import parse_address
         from penstock.runtime.io.tls import Login, TlsOptions
         from penstock.tube.master.admin_token import read_token
 
         found = running_node(self.data_dir) if self.http is None else None
-        if self.http is None and found is None and self.data_dir != DATA_DIR:
+        address = self.http
+        if address is None and found is None and also_broker:
+            address = running_broker(self.data_dir)
+        if address is None and found is None and self.data_dir != DATA_DIR:
             raise UnavailableError(
                 f"no node runs in the data directory {self.data_dir}",
                 applied=False,
                 why="the directory is not in use by a node" if self.data_dir.is_dir() else "it does not exist",
                 do=f"start the node: penstock up --data-dir {self.data_dir}; or set its address: --http HOST:PORT",
             )
-        address = self.http
         if address is None and found is not None:
             address = ("https://" if found.get("http_tls") else "") + str(found.get("http_local", found.get("http")))
         if address is None:

@@ -23,15 +23,14 @@ import io
 import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -45,9 +44,19 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import MqttServer
-from penstock.node.backup import Backups, Item, encode_item, error_item
+from penstock.node.api_access import (
+    API,
+    HEADERS,
+    ApiAccess,
+    ApiFailure,
+    backup_route,
+    body_of,
+    number_of,
+    respond_to,
+)
+from penstock.node.backup import Backups
 from penstock.node.console_clients import ChangedMeanwhileError, ConsoleClients, LiveSubscription, message_snapshot
-from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
+from penstock.node.http import Identify
 from penstock.node.pipeline_commands import CommandResult, JobKind, PipelineCommands
 from penstock.runtime.observability.audit import AuditTrail, read_audit
 from penstock.runtime.observability.log_levels import check_level, levels, set_level
@@ -57,12 +66,8 @@ from penstock.statestore.hlc import Hlc, parse
 from penstock.tube.admin.request import Caller, Role
 from penstock.tube.record_filter import RecordFilter
 
-__all__ = ["API", "api_routes"]
+__all__ = ["api_routes"]
 
-API: Final = "/api/v1"
-
-_MAX_BODY: Final = 64 << 20
-"""Limit of a request's body: the list of the files that the receiver of a backup has."""
 _MAX_PAYLOAD: Final = 8 << 20
 """Limit of a corrected payload in bytes; no topic of TubeMQ accepts a larger one."""
 MAX_SAMPLE: Final = 100
@@ -77,18 +82,6 @@ READ_ENTRY_S: Final = 60.0
 _INHERITED: Final = "inherit"
 """Level of a part without one of its own: that of the part above it."""
 _STARTING: Final = "this part has not started yet"
-_HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-
-
-class _Failure(Exception):
-    """A response other than the data: status, code, and what, why and hint."""
-
-    def __init__(self, status: int, code: str, what: str, hint: str | None = None, why: str | None = None) -> None:
-        super().__init__(what)
-        self.status = status
-        self.body = {"error": {"code": code, "what": what, "why": why, "hint": hint}}
-
-
 T = TypeVar("T")
 Read = Callable[[Request, Caller], Awaitable[object]]
 
@@ -98,20 +91,16 @@ class _Api:
         self,
         console: Console,
         server: MqttServer,
-        identify: Identify,
+        access: ApiAccess,
         trail: AuditTrail,
-        names: Collection[str],
-        backups: Callable[[], Backups | None],
         commands: PipelineCommands,
         permissions: Callable[[str], Permissions | None],
         clients: ConsoleClients,
     ) -> None:
         self._console = console
         self._server = server
-        self._identify = identify
+        self._access = access
         self._trail = trail
-        self._names = names
-        self._backups = backups
         self._commands = commands
         self._permissions = permissions
         self._clients = clients
@@ -120,41 +109,19 @@ class _Api:
 
     def route(self, path: str, read: Read, needs: Role = Role.NONE, method: str = "GET") -> Route:
         async def respond(request: Request) -> Response:
-            try:
-                caller = await self._caller(request, needs)
-                export = request.query_params.get("format") if method == "GET" else None
-                if export is not None:
-                    request = _with(request, limit=str(MAX_LIMIT))
-                found = await read(request, caller)
-                if export is not None and not isinstance(found, Response):  # a stream would not be closed
-                    return _export(export, found, lambda after: read(_with(request, after=after), caller))
-            except LocalProtocolError as error:
-                failure = _Failure(400, "bad_parameter", error.what, error.hint, error.why)
-            except _Failure as found_failure:
-                failure = found_failure
-            else:
-                return _response(request, found)
-            more = {} if failure.status != 401 else {"WWW-Authenticate": 'Bearer realm="penstock"'}
-            return JSONResponse(failure.body, status_code=failure.status, headers={**_HEADERS, **more})
+            caller = await self._access.caller(request, needs)
+            export = request.query_params.get("format") if method == "GET" else None
+            if export is not None:
+                request = _with(request, limit=str(MAX_LIMIT))
+            found = await read(request, caller)
+            if export is not None and not isinstance(found, Response):  # a stream would not be closed
+                return _export(export, found, lambda after: read(_with(request, after=after), caller))
+            return _response(request, found)
 
-        return Route(API + path, respond, methods=[method])
+        async def respond_or_refuse(request: Request) -> Response:
+            return await respond_to(request, respond)
 
-    async def _caller(self, request: Request, needs: Role) -> Caller:
-        if (refused := cross_site_reason(request, self._names)) is not None:
-            raise _Failure(403, "cross_site", refused, "open the console at the address of the node")
-        try:
-            address = request.client.host if request.client is not None else ""
-            caller = await self._identify(request.headers.get("authorization", ""), address)
-        except Denied as denied:
-            raise _Failure(denied.status, "unauthorized", str(denied), _LOGIN) from None
-        if not caller.reads or (needs > Role.NONE and not caller.identified):
-            raise _Failure(401, "unauthorized", "this request needs credentials", _LOGIN)
-        if caller.role < needs:
-            what = f"user {caller.user!r} is not {_ROLES[needs]}"
-            raise _Failure(
-                403, "forbidden", what, f"add the user to {_SETTINGS[needs]}, or use the administration token"
-            )
-        return caller
+        return Route(API + path, respond_or_refuse, methods=[method])
 
     def _granted(self, caller: Caller) -> Permissions | None:
         """Return the permissions that limit the contents that a caller may read; None: all."""
@@ -165,7 +132,7 @@ class _Api:
 
     async def audit(self, request: Request, _caller: Caller) -> object:
         limit, text = _limit(request), request.query_params.get("q", "").casefold()
-        before = _number(request, "after", 1 << 53)  # entries from this one on were on earlier pages
+        before = number_of(request, "after", 1 << 53)  # entries from this one on were on earlier pages
 
         def read() -> Page[dict[str, Any]]:
             total = matched = older = 0
@@ -198,10 +165,10 @@ class _Api:
             return await views.snapshot()
         except PenstockError as error:
             # Also a refusal of etcd, or a password file of its user: the caller's credentials are not the cause.
-            raise _Failure(503, "etcd_unavailable", error.what, error.hint, error.why) from None
+            raise ApiFailure(503, "etcd_unavailable", error.what, error.hint, error.why) from None
 
     async def history(self, request: Request, _caller: Caller) -> object:
-        times, series = self._console.rates.history(HISTORY, _number(request, "since", 0) / 1000)
+        times, series = self._console.rates.history(HISTORY, number_of(request, "since", 0) / 1000)
         return {"at": [round(at * 1000) for at in times], "series": series}
 
     async def events(self, request: Request, _caller: Caller) -> object:
@@ -209,7 +176,7 @@ class _Api:
         if least not in {"info", "warning", "error"}:
             raise LocalProtocolError(f"level={least!r}", do="use info, warning or error")
         ring = self._console.events
-        return {"rows": ring.since(_number(request, "since", 0), _limit(request), least=least), "number": ring.number}
+        return {"rows": ring.since(number_of(request, "since", 0), _limit(request), least=least), "number": ring.number}
 
     async def rules(self, _request: Request, _caller: Caller) -> object:
         rows = self._console.rules()
@@ -229,7 +196,7 @@ class _Api:
         found = _known(_there(self._console.mqtt).client(name), f"client {name!r} has no session").client
         dry_run = _flag(request, "dry_run")
         if found.connected and not dry_run:
-            await self._record("disconnect_client", caller, {"client_id": name})
+            await self._access.record("disconnect_client", caller, {"client_id": name})
             self._server.broker.disconnect(
                 name, ReasonCode.ADMINISTRATIVE_ACTION, self._server.now(), "disconnected by an administrator"
             )
@@ -245,7 +212,7 @@ class _Api:
             raise LocalProtocolError(f"level={text[:80]!r}", do=f"use one of {', '.join(LogLevel)}, {_INHERITED}")
         wanted = None if text == _INHERITED else LogLevel(text)
         check_level(part, wanted)
-        await self._record("set_log_level", caller, {"part": part, "level": text})
+        await self._access.record("set_log_level", caller, {"part": part, "level": text})
         set_level(part, wanted)
         return {"levels": levels()}
 
@@ -258,10 +225,10 @@ class _Api:
     async def retained_message(self, request: Request, caller: Caller) -> object:
         topic = request.path_params["name"]
         if (granted := self._granted(caller)) is not None and not granted.may_receive(topic):
-            raise _Failure(403, "forbidden", f"user {caller.user!r} may not receive topic {topic!r}", _POLICY)
+            raise ApiFailure(403, "forbidden", f"user {caller.user!r} may not receive topic {topic!r}", _POLICY)
         _there(self._console.mqtt)
         found = _known(self._server.broker.retained.get(topic), f"topic {topic!r} has no retained message")
-        await self._record("read_retained", caller, {"topic": topic})
+        await self._access.record("read_retained", caller, {"topic": topic})
         at = time.time() * 1000 - (self._server.now() - found.accepted_at)
         publish = Publish(topic, found.payload, int(found.qos), retain=True, properties=found.properties)
         return message_snapshot(publish, round(at), schemas=self._clients.schemas)
@@ -270,27 +237,27 @@ class _Api:
         _there(self._console.mqtt)
         topic_filter, text = request.query_params.get("filter", ""), request.query_params.get("q", "")
         subscription = await _carried_out(self._clients.subscribe(_acting(caller), topic_filter, text))
-        await self._record("subscribe", caller, {"filter": topic_filter, "q": text})
+        await self._access.record("subscribe", caller, {"filter": topic_filter, "q": text})
         return _LinesResponse(subscription)
 
     async def topic_tree(self, request: Request, caller: Caller) -> object:
         _there(self._console.mqtt)
         topic_filter = request.query_params.get("filter", "#")
         subscription = await _carried_out(self._clients.subscribe_topics(_acting(caller), topic_filter))
-        await self._record("subscribe", caller, {"filter": topic_filter, "topics": True})
+        await self._access.record("subscribe", caller, {"filter": topic_filter, "topics": True})
         return _LinesResponse(subscription)
 
     async def publish(self, request: Request, caller: Caller) -> object:
         _there(self._console.mqtt)
         params = request.query_params
-        topic, qos, retain = params.get("topic", ""), _number(request, "qos", 1, 0, 2), _flag(request, "retain")
-        payload = await _body(request, _MAX_PAYLOAD, "the payload")
+        topic, qos, retain = params.get("topic", ""), number_of(request, "qos", 1, 0, 2), _flag(request, "retain")
+        payload = await body_of(request, _MAX_PAYLOAD, "the payload")
         properties = _properties(request)
         code = await _carried_out(
             self._clients.publish(_acting(caller), topic, payload, qos=qos, retain=retain, properties=properties)
         )
         chosen = {"topic": topic, "qos": qos, "retain": retain, "bytes": len(payload)}
-        await self._record("publish", caller, chosen)
+        await self._access.record("publish", caller, chosen)
         return {**chosen, "reason_code": code}
 
     # State store
@@ -300,8 +267,8 @@ class _Api:
         name = request.path_params["name"]
         rows, ends = await _carried_out(self._clients.versions(_acting(caller), name.encode()))
         if not rows:
-            raise _Failure(404, "not_found", f"key {name!r} does not exist")
-        await self._record("read_values", caller, {"key": name, "versions": len(rows)})
+            raise ApiFailure(404, "not_found", f"key {name!r} does not exist")
+        await self._access.record("read_values", caller, {"key": name, "versions": len(rows)})
         return {"rows": rows, "ends": ends}
 
     async def key_changes(self, request: Request, caller: Caller) -> object:
@@ -312,20 +279,22 @@ class _Api:
         ((kind, name),) = asked.items()
         watching = self._clients.watch(_acting(caller), name.encode(), views, prefix=kind == "prefix")
         observation = await _carried_out(watching)
-        await self._record("watch_keys", caller, asked)
+        await self._access.record("watch_keys", caller, asked)
         return _LinesResponse(observation)
 
     async def set_key(self, request: Request, caller: Caller) -> object:
         _there(self._console.statestore)
         name, params = request.path_params["name"], request.query_params
-        ttl_ms = _number(request, "ttl_ms", 0) or None
-        value = await _body(request, _MAX_PAYLOAD, "the value")
+        ttl_ms = number_of(request, "ttl_ms", 0) or None
+        value = await body_of(request, _MAX_PAYLOAD, "the value")
         change = self._clients.set_key(
             _acting(caller), name.encode(), value,
             version=params.get("version"), ttl_ms=ttl_ms, fencing_token=_token(request),
         )  # fmt: skip
         await _carried_out(change)
-        await self._record("set_key", caller, {"key": name, "version": params.get("version"), "bytes": len(value)})
+        await self._access.record(
+            "set_key", caller, {"key": name, "version": params.get("version"), "bytes": len(value)}
+        )
         return {"key": name, "bytes": len(value)}
 
     async def delete_key(self, request: Request, caller: Caller) -> object:
@@ -334,7 +303,7 @@ class _Api:
         await _carried_out(
             self._clients.delete_key(_acting(caller), name.encode(), version=version, fencing_token=_token(request))
         )
-        await self._record("delete_key", caller, {"key": name, "version": version})
+        await self._access.record("delete_key", caller, {"key": name, "version": version})
         return {"key": name, "deleted": True}
 
     async def keys(self, request: Request, caller: Caller) -> object:
@@ -343,7 +312,9 @@ class _Api:
         prefix, values = request.query_params.get("prefix", ""), _flag(request, "values")
         page = await views.keys(query, pattern_of(prefix, query.text), values=values)
         if values:
-            await self._record("read_values", caller, {"prefix": prefix, "q": query.text, "keys": len(page.rows)})
+            await self._access.record(
+                "read_values", caller, {"prefix": prefix, "q": query.text, "keys": len(page.rows)}
+            )
             if (granted := self._granted(caller)) is not None:
                 page = replace(page, rows=tuple(_readable(row, granted) for row in page.rows))
         return page
@@ -351,9 +322,9 @@ class _Api:
     async def key(self, request: Request, caller: Caller) -> object:
         name = request.path_params["name"]
         if (granted := self._granted(caller)) is not None and not granted.may_read(name.encode()):
-            raise _Failure(403, "forbidden", f"user {caller.user!r} may not read key {name!r}", _POLICY)
+            raise ApiFailure(403, "forbidden", f"user {caller.user!r} may not read key {name!r}", _POLICY)
         found = _known(_there(self._console.statestore).key(name.encode()), f"key {name!r} does not exist")
-        await self._record("read_values", caller, {"key": name})
+        await self._access.record("read_values", caller, {"key": name})
         return found
 
     # TubeMQ
@@ -372,12 +343,12 @@ class _Api:
         start = params.get("from", "newest")
         if start not in _STARTS:
             raise LocalProtocolError(f"from={start[:40]!r}", do=f"use {', '.join(_STARTS)}")
-        partition = _number(request, "partition", 0, 0, 1 << 31) if "partition" in params else None
+        partition = number_of(request, "partition", 0, 0, 1 << 31) if "partition" in params else None
         wanted = {each: params.get(each, "") for each in ("key", "attribute", "json")} | {"text": params.get("q", "")}
         query = RecordQuery(
             partition=partition,
             start=start,
-            at=_number(request, "at", 0),
+            at=number_of(request, "at", 0),
             wanted=RecordFilter(**wanted),
             after=params.get("after"),
             limit=_limit(request),
@@ -395,14 +366,14 @@ class _Api:
         self._check_records(name, caller)
         found = _there(self._console.tube).browser.record(name, partition, offset)
         found = _known(found, f"topic {name!r} has no record at offset {offset} of partition {partition}")
-        await self._record("read_records", caller, {"topic": name, "partition": partition, "offset": offset})
+        await self._access.record("read_records", caller, {"topic": name, "partition": partition, "offset": offset})
         return found
 
     def _check_records(self, topic: str, caller: Caller) -> None:
         granted = self._granted(caller)
         if granted is not None and not granted.may_consume(topic, CONSOLE_GROUP):
             what = f"user {caller.user!r} may not consume topic {topic!r} with group {CONSOLE_GROUP!r}"
-            raise _Failure(403, "forbidden", what, _POLICY)
+            raise ApiFailure(403, "forbidden", what, _POLICY)
 
     async def _record_read(self, method: str, caller: Caller, parameters: Mapping[str, object], *, again: bool) -> None:
         """Write an entry of a read; once a minute if it may repeat one (``again``): a live list has one a second."""
@@ -414,7 +385,7 @@ class _Api:
         if len(self._reads) >= 1000:
             self._reads.clear()
         self._reads[reader] = now
-        await self._record(method, caller, parameters)
+        await self._access.record(method, caller, parameters)
 
     async def groups(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.tube).groups(_query(request))
@@ -427,7 +398,7 @@ class _Api:
     async def reset(self, request: Request, caller: Caller) -> object:
         name, to, dry_run = request.path_params["name"], request.query_params.get("to", ""), _flag(request, "dry_run")
         topic = request.query_params.get("topic") or None
-        partition = _number(request, "partition", 0) if request.query_params.get("partition") else None
+        partition = number_of(request, "partition", 0) if request.query_params.get("partition") else None
         only = {key: value for key, value in (("topic", topic), ("partition", partition)) if value is not None}
         try:
             found = await _there(self._console.tube).reset(
@@ -435,32 +406,15 @@ class _Api:
                 expected=request.query_params.get("digest") or None,
             )  # fmt: skip
         except RefusedError as error:
-            raise _Failure(409, "refused", error.what, error.hint, error.why) from None
+            raise ApiFailure(409, "refused", error.what, error.hint, error.why) from None
         except StorageError as error:
-            raise _Failure(503, "storage_failed", error.what, error.hint, error.why) from None
+            raise ApiFailure(503, "storage_failed", error.what, error.hint, error.why) from None
         found = _known(found, f"group {name!r} has no such offsets on this node")
         if not dry_run:
-            await self._record(
+            await self._access.record(
                 "reset_offsets", caller, {"group": name, "to": to, **only, "partitions": found.partitions}
             )
         return found
-
-    # Backup
-
-    async def backup(self, request: Request, caller: Caller) -> object:
-        backups = self._backups()
-        if backups is None:
-            raise _Failure(503, "starting", _STARTING, "wait until /readyz returns 200")
-        have = await _files_of_receiver(request)
-        items = backups.items(have, _number(request, "rate", 0) or None)
-        try:
-            first = await anext(items)
-        except RefusedError as error:
-            raise _Failure(error.code, "refused", error.what, error.hint, error.why) from None
-        except PenstockError as error:
-            raise _Failure(503, "backup_failed", error.what, error.hint, error.why) from None
-        await self._record("backup", caller, {})
-        return _BackupResponse(first, items)
 
     # Pipelines
 
@@ -483,16 +437,18 @@ class _Api:
         # One more than wanted, to know whether there are more.
         options = [f"--limit={limit + 1}", *_selection(request)]
         rows = (await self._dead_letter_command(name, "show", options)).rows
-        await self._record("read_dead_letters", caller, {"pipeline": name, "step": step, "letters": len(rows[:limit])})
+        await self._access.record(
+            "read_dead_letters", caller, {"pipeline": name, "step": step, "letters": len(rows[:limit])}
+        )
         return {"rows": rows[:limit], "complete": len(rows) <= limit}
 
     async def change_dead_letters(self, request: Request, caller: Caller) -> object:
         name, verb, dry_run = self._managed(request), request.path_params["verb"], _flag(request, "dry_run")
         if verb not in _CHANGES:
-            raise _Failure(404, "not_found", f"{verb!r} is not an action", f"use {', '.join(_CHANGES)}")
+            raise ApiFailure(404, "not_found", f"{verb!r} is not an action", f"use {', '.join(_CHANGES)}")
         options, payload = _selection(request), b""
         if verb == "correct":
-            payload = await _body(request, _MAX_PAYLOAD, "the payload")
+            payload = await body_of(request, _MAX_PAYLOAD, "the payload")
             options.append("--value-file=-")
         elif verb != "redrive":
             options.append("--yes")
@@ -503,7 +459,7 @@ class _Api:
         parameters = {"pipeline": name, **dict(request.query_params)}
         found = await self._dead_letter_command(name, verb, options, payload)
         if not dry_run:
-            await self._record(f"{verb}_dead_letters", caller, parameters)
+            await self._access.record(f"{verb}_dead_letters", caller, parameters)
         (row,) = found.rows
         return {"letters": row.get("chosen", row.get("letters")), "dry_run": dry_run, "notes": found.notes}
 
@@ -511,7 +467,7 @@ class _Api:
         name: str = request.path_params["name"]
         if name not in self._commands.pipelines:
             hint = "add it to `pipelines` in the configuration of the node, and restart it"
-            raise _Failure(404, "not_found", f"pipeline {name!r} is not in the configuration of this node", hint)
+            raise ApiFailure(404, "not_found", f"pipeline {name!r} is not in the configuration of this node", hint)
         return name
 
     async def _dead_letter_command(
@@ -542,39 +498,19 @@ class _Api:
             return self._commands.start_job(kind, name, parameters)
 
         job = await _command_result(start())
-        await self._record(f"{kind}_pipeline", caller, {"pipeline": name, **parameters})
+        await self._access.record(f"{kind}_pipeline", caller, {"pipeline": name, **parameters})
         return {"job": job}
 
     async def cancel_job(self, request: Request, caller: Caller) -> object:
         kind, name = _kind(request), self._managed(request)
         job = await self._commands.cancel_job(kind, name)
-        await self._record(f"cancel_{kind}", caller, {"pipeline": name})
+        await self._access.record(f"cancel_{kind}", caller, {"pipeline": name})
         return {"job": job}
 
-    async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
-        """Write an entry of the audit trail; it is durable when this returns."""
-        row = {
-            "server": "node",
-            "method": method,
-            "credential": caller.credential,
-            "address": caller.address,
-            "user": caller.user,
-            "parameters": dict(parameters),
-            "result": True,
-        }
-        await write_audit_entry(self._trail, row)
 
-
-_LOGIN: Final = "send the administration token (tube/admin-token in the data directory), or name and password of a user"
 _AUDIT: Final = ("time", "server", "method", "user", "credential", "address", "parameters", "result", "errMsg")
 """Fields of the entries of the audit trail that are shown."""
 _POLICY: Final = "add a rule to the policy file, or sign in as another user"
-_ROLES: Final = {Role.VIEWER: "a viewer", Role.OPERATOR: "an operator", Role.ADMINISTRATOR: "an administrator"}
-_SETTINGS: Final = {
-    Role.VIEWER: "security.viewers",
-    Role.OPERATOR: "security.operators",
-    Role.ADMINISTRATOR: "security.administrators",
-}
 CONSOLE_GROUP: Final = "console"
 """The consumer group whose permissions apply to the records that a user reads in the console."""
 
@@ -593,9 +529,8 @@ def api_routes(
     """Routes of the API. ``names``: further host names for requests over loopback; ``backups`` returns those of the
     node, None before it is ready; ``permissions`` returns those of a user by the policies, None for all; ``clients``:
     connections for users."""
-    api = _Api(
-        console, server, identify, trail, names, backups, commands, permissions, clients or ConsoleClients(server)
-    )
+    access = ApiAccess("node", identify, trail, names)
+    api = _Api(console, server, access, trail, commands, permissions, clients or ConsoleClients(server))
     route = api.route
     return [
         route("/session", api.session),
@@ -642,30 +577,30 @@ def api_routes(
         route("/key-changes", api.key_changes, Role.VIEWER),
         route("/log-levels", api.log_levels, Role.VIEWER),
         route("/log-levels/{part}", api.set_log_level, Role.ADMINISTRATOR, method="PUT"),
-        route("/backup", api.backup, Role.ADMINISTRATOR, method="POST"),
+        backup_route(access, backups),
     ]
 
 
 async def _carried_out(change: Awaitable[T]) -> T:
-    """Return the result of an operation of the broker or the state store. Raises _Failure."""
+    """Return the result of an operation of the broker or the state store. Raises ApiFailure."""
     try:
         return await change
     except ChangedMeanwhileError as error:
-        raise _Failure(409, "changed", error.what, error.hint, error.why) from None
+        raise ApiFailure(409, "changed", error.what, error.hint, error.why) from None
     except RefusedError as error:
-        raise _Failure(403, "refused", error.what, error.hint, error.why) from None
+        raise ApiFailure(403, "refused", error.what, error.hint, error.why) from None
     except UnavailableError as error:
-        raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
+        raise ApiFailure(503, "unavailable", error.what, error.hint, error.why) from None
 
 
 async def _command_result(command: Awaitable[T]) -> T:
-    """Return the result of a command for a pipeline. Raises _Failure."""
+    """Return the result of a command for a pipeline. Raises ApiFailure."""
     try:
         return await command
     except RefusedError as error:
-        raise _Failure(409, "refused", error.what, error.hint, error.why) from None
+        raise ApiFailure(409, "refused", error.what, error.hint, error.why) from None
     except UnavailableError as error:
-        raise _Failure(503, "unavailable", error.what, error.hint, error.why) from None
+        raise ApiFailure(503, "unavailable", error.what, error.hint, error.why) from None
 
 
 def _kind(request: Request) -> JobKind:
@@ -676,8 +611,8 @@ def _kind(request: Request) -> JobKind:
 def _sample_options(request: Request) -> dict[str, str]:
     """Return the options of `penstock pipeline sample` in a request."""
     counts = {
-        "records": str(_number(request, "records", 100, 1, 10_000)),
-        "limit": str(_number(request, "limit", 5, 0, MAX_SAMPLE)),
+        "records": str(number_of(request, "records", 100, 1, 10_000)),
+        "limit": str(number_of(request, "limit", 5, 0, MAX_SAMPLE)),
     }
     step = request.query_params.get("step", "")
     return counts | ({"step": step} if step else {})
@@ -698,7 +633,7 @@ def _properties(request: Request) -> Properties:
         raise LocalProtocolError("correlation: the Correlation Data are not hexadecimal", do="use 0-9, a-f") from None
     return Properties(
         payload_format_indicator=1 if _flag(request, "text") else None,
-        message_expiry_interval=_number(request, "expiry_s", 0, 0, (1 << 32) - 1) or None,
+        message_expiry_interval=number_of(request, "expiry_s", 0, 0, (1 << 32) - 1) or None,
         content_type=params.get("content_type") or None,
         response_topic=params.get("response_topic") or None,
         correlation_data=correlation or None,
@@ -719,7 +654,7 @@ class _LinesResponse(StreamingResponse):
 
     def __init__(self, subscription: LiveSubscription) -> None:
         self._subscription = subscription
-        super().__init__(subscription.lines(), media_type="application/x-ndjson", headers=_HEADERS)
+        super().__init__(subscription.lines(), media_type="application/x-ndjson", headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the lines; the subscription ends when the client disconnects."""
@@ -734,33 +669,12 @@ def _response(request: Request, found: object) -> Response:
         return found
     body = json.dumps(as_json(found), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     if request.method != "GET":
-        return Response(body, media_type="application/json", headers=_HEADERS)
+        return Response(body, media_type="application/json", headers=HEADERS)
     tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
-    headers = {**_HEADERS, "ETag": tag}
+    headers = {**HEADERS, "ETag": tag}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
-
-
-class _BackupResponse(StreamingResponse):
-    """A backup: items, each with the lengths of header and payload (4 bytes each) before them."""
-
-    def __init__(self, first: Item, items: AsyncGenerator[Item]) -> None:
-        self._items = items
-        super().__init__(self._encoded(first), media_type="application/octet-stream", headers=_HEADERS)
-
-    async def _encoded(self, first: Item) -> AsyncIterator[bytes]:
-        yield encode_item(first)
-        try:
-            async for item in self._items:
-                yield encode_item(item)
-        except PenstockError as error:
-            yield encode_item(error_item(error))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; when the client disconnects, the backup ends at once."""
-        async with aclosing(self._items):
-            await super().__call__(scope, receive, send)
 
 
 def _selection(request: Request) -> list[str]:
@@ -769,26 +683,6 @@ def _selection(request: Request) -> list[str]:
     options = [f"--step={step}" for step in params.getlist("step") if step]
     options += [f"--id={one}" for one in params.getlist("id")]
     return [*options, "--all"] if _flag(request, "all") else options
-
-
-async def _body(request: Request, most: int, name: str) -> bytes:
-    """Return the body of a request. Raises LocalProtocolError if it is longer than ``most``."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise LocalProtocolError(f"{name} is longer than {most} bytes")
-    return bytes(body)
-
-
-async def _files_of_receiver(request: Request) -> dict[str, list[int]]:
-    """Names of files with size and time, which the receiver of a backup has: a JSON object."""
-    body = await _body(request, _MAX_BODY, "the list of files")
-    try:
-        found: Any = json.loads(body or b"{}")
-        return {str(name): [int(size), int(time)] for name, (size, time) in found.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise LocalProtocolError("the list of files is not a JSON object of names with size and time") from error
 
 
 def _with(request: Request, **parameters: str) -> Request:
@@ -825,7 +719,7 @@ def _export(kind: str, first: object, read: Callable[[str], Awaitable[object]]) 
                 return
             page = await read(page.next)
 
-    headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="penstock.{kind}"'}
+    headers = {**HEADERS, "Content-Disposition": f'attachment; filename="penstock.{kind}"'}
     return StreamingResponse(lines(), media_type=_FORMATS[kind], headers=headers)
 
 
@@ -846,13 +740,13 @@ def _csv_cell(value: object) -> object:
 
 def _there(view: Any) -> Any:
     if view is None:
-        raise _Failure(503, "starting", _STARTING, "wait until /readyz returns 200")
+        raise ApiFailure(503, "starting", _STARTING, "wait until /readyz returns 200")
     return view
 
 
 def _known(found: Any, what: str, hint: str | None = None) -> Any:
     if found is None:
-        raise _Failure(404, "not_found", what, hint)
+        raise ApiFailure(404, "not_found", what, hint)
     return found
 
 
@@ -881,17 +775,8 @@ def _query(request: Request) -> PageQuery:
 
 
 def _limit(request: Request) -> int:
-    return _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+    return number_of(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
 
 
 def _flag(request: Request, name: str) -> bool:
     return request.query_params.get(name, "") not in {"", "0", "false"}
-
-
-def _number(request: Request, name: str, default: int, least: int = 0, most: int = 1 << 53) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > 16 or not least <= int(text) <= most:
-        raise LocalProtocolError(f"{name}={text[:40]!r}", do=f"use a number from {least} to {most}")
-    return int(text)

@@ -54,7 +54,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
-from penstock.node.api import API
+from penstock.node.api_access import API
 from penstock.node.client_warnings import TubeDenials
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.listeners import ListenerSection

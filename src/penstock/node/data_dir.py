@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock.errors import StorageError
 from penstock.runtime.io.directory_lock import DirectoryLock, is_locked, unusable
 from penstock.runtime.io.files import replace_file
 
-__all__ = ["ADDRESSES", "FORMAT", "DataDirectory", "running_node"]
+__all__ = ["ADDRESSES", "FORMAT", "DataDirectory", "announced_broker", "running_broker", "running_node"]
 
 _log = logging.getLogger("penstock.node")
 
@@ -26,6 +26,8 @@ _NAME = "data directory"
 
 ADDRESSES = "addresses.json"
 """File with the addresses of the running node, as in the line of ``penstock up --json``."""
+_BROKER = "tube_broker_http"
+"""The only address of a broker in its own process."""
 
 FORMAT = 1
 """Layout of the directory: ``statestore/`` (LMDB) and ``tube/`` (segments, index, offsets)."""
@@ -96,22 +98,13 @@ class DataDirectory:
             self._kept = kept
 
     def announce(self, addresses: Mapping[str, object]) -> None:
-        """Write the addresses of the running node, for commands on this machine; they are removed by :meth:`close`.
-
-        A failure is only logged: the node works without it.
-        """
-        try:
-            new = self.path / f"{ADDRESSES}.new"
-            new.write_text(json.dumps(addresses), encoding="utf-8")
-            new.replace(self.path / ADDRESSES)
-        except OSError as error:
-            _log.warning("commands on this machine cannot find the node", extra={"fields": {"error": str(error)}})
+        """Write the addresses of the running node, for commands on this machine; they are removed by :meth:`close`."""
+        _announce(self.path, addresses)
 
     def close(self) -> None:
         """Release the lock. Can be called twice."""
         if self._lock.held:
-            with contextlib.suppress(OSError):
-                (self.path / ADDRESSES).unlink(missing_ok=True)
+            _withdraw(self.path)
             self._lock.close()
 
     def __enter__(self) -> DataDirectory:
@@ -183,6 +176,28 @@ class DataDirectory:
 def running_node(path: Path) -> dict[str, Any] | None:
     """Return the addresses of the node that uses the data directory ``path``; None if no node runs, or it is
     starting."""
+    found = _running(path)
+    return None if found is None or _BROKER in found else found
+
+
+def running_broker(path: Path) -> str | None:
+    """Return the address of the HTTP administration of the broker in its own process that uses ``path``; otherwise
+    None."""
+    found = _running(path)
+    return None if found is None or _BROKER not in found else str(found[_BROKER])
+
+
+@contextlib.contextmanager
+def announced_broker(path: Path, http: str) -> Iterator[None]:
+    """Write the address of a broker's HTTP administration for commands on this machine, and remove it at the end."""
+    _announce(path, {_BROKER: http})
+    try:
+        yield
+    finally:
+        _withdraw(path)
+
+
+def _running(path: Path) -> dict[str, Any] | None:
     try:
         if not is_locked(path):
             return None
@@ -190,3 +205,18 @@ def running_node(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _announce(path: Path, addresses: Mapping[str, object]) -> None:
+    """Write the addresses. A failure is only logged: the process works without them."""
+    try:
+        new = path / f"{ADDRESSES}.new"
+        new.write_text(json.dumps(addresses), encoding="utf-8")
+        new.replace(path / ADDRESSES)
+    except OSError as error:
+        _log.warning("commands on this machine cannot find the node", extra={"fields": {"error": str(error)}})
+
+
+def _withdraw(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        (path / ADDRESSES).unlink(missing_ok=True)

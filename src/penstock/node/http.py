@@ -227,11 +227,12 @@ def broker_app(
     health: Sequence[Route] = (),
     names: Collection[str] = (),
     identify: Identify = _anybody,
+    more: Sequence[Route] = (),
 ) -> Starlette:
     """The application of the TubeMQ broker's HTTP listener. As with Apache's broker, administration is accepted at any
-    path except those in ``health``."""
+    path except those in ``health`` and ``more``."""
     answer = _administration(administer, names, identify)
-    return Starlette(routes=[*health, Route("/{path:path}", answer, methods=["GET", "POST"])])
+    return Starlette(routes=[*health, *more, Route("/{path:path}", answer, methods=["GET", "POST"])])
 
 
 async def _caller(request: Request, identify: Identify) -> Caller | Response:

@@ -16,11 +16,15 @@ from typing import Any
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.mqtt.listener_access import PasswordChecks
+from penstock.node.api_access import ApiAccess, backup_route
+from penstock.node.backup import Backups, BackupSource
 from penstock.node.client_warnings import ClientWarnings, TubeDenials
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeCertificates, TubeTls
+from penstock.node.data_dir import announced_broker
 from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
+from penstock.node.node_broker import reachable
 from penstock.node.security import (
     expiring,
     expiry_metrics,
@@ -227,6 +231,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     idle_release.start()
     parts.callback(idle_release.close)
     started = asyncio.Event()
+    backups: Backups | None = None
     space = DiskSpace(settings.data_dir)
     trail = AuditTrail(settings.data_dir / "audit")
     metrics = Metrics()
@@ -242,6 +247,9 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         assert broker.registered is not None, "the broker has masters"
         if not broker.registered.is_set():
             return ["no master has accepted the broker yet"]
+        return failures()
+
+    def failures() -> list[str]:
         failure = broker.failure or broker.stalled
         return [] if failure is None else [f"tube: {failure.line()}"]
 
@@ -278,7 +286,10 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         opened_by="--tube-broker-http-anonymous allow",
     )
     administer = audited(webapi, "broker", trail, token, broker_admin.is_protected)
-    pages = broker_app(administer, health=health, names=names_of(settings.http, told), identify=identify)
+    names = names_of(settings.http, told)
+    promotion = "grant Administer to the user in the policy file, then SIGHUP"
+    backup = backup_route(ApiAccess("broker", identify, trail, names, promotion), lambda: backups)
+    pages = broker_app(administer, health=health, names=names, identify=identify, more=[backup])
     http = HttpServer(pages)
     web = await http.start("tube-broker-http", settings.http)
     parts.push_async_callback(http.close)
@@ -290,6 +301,9 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     except OSError as error:
         raise bind_error(error, "tube-broker", settings.bind) from error
     parts.push_async_callback(broker.close)
+    parts.enter_context(announced_broker(settings.data_dir, str(reachable(web))))
+    backups = Backups(_backup_source(settings.data_dir.absolute(), broker), failures)
+    parts.push_async_callback(backups.close)
     security.changed = broker.access_changed
     parts.push_async_callback(space.close)
     space.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
@@ -314,6 +328,13 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
         str(settings.durability),
         None if secured is None else str(Address(shown.host, secured[1])),
     )
+
+
+def _backup_source(path: Path, broker: TubeBroker) -> BackupSource:
+    """Return the open parts of the data directory ``path``. They do not depend on a master, so a backup needs none."""
+    storage = broker.storage
+    name = storage.directory.absolute().relative_to(path).as_posix()
+    return BackupSource(path, {f"{name}/meta": storage.meta.environment}, {name: storage}, [broker.commits.queue])
 
 
 def late_batches(broker: TubeBroker) -> list[PenstockError]:

@@ -94,7 +94,7 @@ class Engine:
         max_bytes: quota of keys and values including the memory of their records, 0 = none; a SET that does not enlarge
             the store is always allowed.
         share: percentage of both quotas for the keys that one principal created, 0 = no limit per principal.
-        authorise: None = all clients may do everything. denied: None = nobody is notified of denied commands.
+        authorise: None = all clients may do everything. denied: None = denied commands are not reported.
         strict_read: NX, NEX and VDEL need Read and Write, since their answers reveal whether a guessed value is
         correct. extensions: enabled extensions. The caller restores history and fences. secret: random bytes for the
         encryption of keys in SCAN tokens that the client may not read.
