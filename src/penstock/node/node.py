@@ -328,6 +328,7 @@ class Node:
         mqtt = await self._mqtt(server, directory, master, broker)
         queues = self._commit_queues(master, broker)
         for part, queue in queues.items():
+            queue.gathers = bool(self._logs) and part != "tube"  # a broker's log is in files, also in a cluster
             add_metrics(self.metrics, "commit", partial(dict, duration_seconds=queue.durations), labels={"part": part})
         self._backups = self._backup(directory, master, broker, list(queues.values()))
         # Closed first: it reads the other parts.

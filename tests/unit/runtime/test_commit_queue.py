@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -349,6 +350,98 @@ async def test_fast_commits_run_in_the_loop_and_slow_ones_in_the_thread() -> Non
     durations = client.queue.durations
     assert (durations.counts[0], sum(durations.counts)) == (5, 6)
     assert durations.sum_s == pytest.approx(1.2)
+
+
+class Clients:
+    """``count`` clients of ``client`` with one request in flight, each of which sends the next one with its answer;
+    ``silent`` of them do not. Their commits end one by one, in :meth:`commit`."""
+
+    def __init__(self, count: int, silent: int = 0) -> None:
+        self.batches: list[list[int]] = []
+        self.client = Numbers(self._write)
+        self.client.queue.gathers = True
+        self._silent = silent
+        self._gates: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._began = 0
+        for number in range(count // 2):
+            self._send(number)
+        self.rest = range(count // 2, count)
+
+    def _write(self, batch: list[int]) -> None:
+        self.batches.append(sorted(batch))
+        self._gates.get(timeout=10)
+
+    def _send(self, number: int) -> None:
+        self.client.submit(number, partial(self._answered, number))
+
+    def _answered(self, number: int, failure: StorageError | None) -> None:
+        assert failure is None
+        if number >= self._silent:
+            asyncio.get_running_loop().call_later(0.001, self._send, number)
+
+    async def began(self) -> list[int]:
+        """The changes of the next commit to begin."""
+        async with asyncio.timeout(10):
+            while len(self.batches) == self._began:
+                await asyncio.sleep(0)
+        self._began += 1
+        return self.batches[-1]
+
+    async def commit(self) -> list[int]:
+        """End the running commit; return the changes of the next one."""
+        self._gates.put(None)
+        return await self.began()
+
+    async def close(self) -> None:
+        """End all commits."""
+        for _ in range(10):
+            self._gates.put(None)
+        self._silent = 100
+        await self.client.queue.close()
+
+
+async def test_a_commit_gathers_the_requests_of_clients_that_have_just_got_answers() -> None:
+    clients = Clients(6)
+    queue = clients.client.queue
+    queue.clock = iter(range(0, 1000, 20)).__next__  # each commit takes 20 s
+    queue.gather_s = 10.0
+    assert await clients.began() == [0, 1, 2]
+    for number in clients.rest:
+        clients._send(number)
+    for _ in range(3):
+        assert await clients.commit() == [0, 1, 2, 3, 4, 5]
+    queue.wait_also(queue.request(), Told(lambda _: None))  # a notification: nobody answers it
+    assert await clients.commit() == [0, 1, 2, 3, 4, 5]
+    await clients.close()
+
+
+async def test_a_commit_does_not_wait_for_clients_that_do_not_send() -> None:
+    clients = Clients(6, silent=3)
+    queue = clients.client.queue
+    assert await clients.began() == [0, 1, 2]
+    for number in clients.rest:
+        clients._send(number)
+    assert await clients.commit() == [3, 4, 5], "after 10 ms at most"
+    assert queue._gather_pause == commit_queue._GATHER_PAUSE
+    clients._send(0)
+    await clients.commit()
+    assert queue._gather_timer is None, "the next ones do not wait at all"
+    assert queue._gather_pause == commit_queue._GATHER_PAUSE - 1
+    await clients.close()
+
+
+async def test_a_pause_does_not_gather() -> None:
+    clients = Clients(2)
+    assert await clients.began() == [0]
+    clients._send(1)
+    paused = asyncio.create_task(clients.client.queue.pause())
+    await asyncio.sleep(0)
+    assert await clients.commit() == [1]
+    clients._gates.put(None)
+    await paused
+    assert clients.client.queue._gather_timer is None
+    clients.client.queue.resume()
+    await clients.close()
 
 
 async def test_answers_come_in_order_where_the_next_commit_runs_in_the_loop() -> None:

@@ -14,6 +14,12 @@ the client expects no more changes. So a slow disk makes commits larger, not the
 at most two commits are unfinished: one is running, the other collects changes. ``request_within`` is for changes
 without waiters (write-behind): their commit begins some time later, or with the next requested one.
 
+Gathering, for a log in etcd (``gathers``). A commit there takes as long as many changes, and costs the members
+processor time. Clients that wait for each answer would form two groups, of which one has its changes in the running
+commit while the other one waits. So after the answers of a commit have left, the next one begins when as many requests
+have come as answers were sent, but at most half the duration of a commit later. If less than half of them come, the
+clients do not wait for answers, and the next commits begin without a wait. A client that is alone never waits.
+
 Inline or in the thread. Passing a commit to the thread and back costs as much as a small commit on a fast disk. So a
 commit runs in the loop if its client declares the batch small and the disk has been fast: the maximum duration of the
 last commits, halved with each later commit, is less than ``inline_s``. A disk that stalls blocks the loop once; a disk
@@ -33,8 +39,8 @@ disk. The same holds for a failure that another thread reports (:meth:`CommitQue
 
 The order at the end of a commit matters. ``end_commit`` comes before the waiters: a request that a waiter causes must
 see the commit as done. The next commit begins before both if it runs in the thread (the disk does not wait for Python),
-and after both if it runs in the loop (answers do not wait for the disk). An exception in a waiter does not delay other
-waiters.
+and after both if it runs in the loop (answers do not wait for the disk) or gathers. An exception in a waiter does not
+delay other waiters.
 """
 
 from __future__ import annotations
@@ -63,6 +69,12 @@ _EXPECTED_FADE: Final = 0.5
 """With a longer memory fewer of the slow commits, which come in groups, stop the loop, but the thread gets mostly fast
 commits (decision 34)."""
 _LONGEST_FADE: Final = 0.9
+_GATHER_SHARE: Final = 0.5
+"""Maximum wait for further requests, as a share of the expected duration of a commit."""
+_GATHER_MOST_S: Final = 0.01
+"""Maximum wait in seconds; a log that stalls is no reason to wait longer."""
+_GATHER_PAUSE: Final = 8
+"""Number of commits that do not wait after one whose wait was useless."""
 _RETRY_S = 1.0
 """Delay before a commit that found no disk space is retried. Not Final: tests shorten it in the compiled form too."""
 
@@ -145,6 +157,10 @@ class CommitQueue(Generic[Batch]):
         """Expected duration of the next commit in seconds: that of the last ones, halved with each later commit."""
         self.longest_s = 0.0
         """Maximum duration of the last commits in seconds, reduced by a tenth with each later commit."""
+        self.gathers = False
+        """Whether a commit waits for the requests of clients that have just got answers."""
+        self.gather_s = _GATHER_MOST_S
+        """Maximum wait in seconds."""
         self.durations = Durations()
         """Of the successful commits."""
         self.clock: Callable[[], float] = time.monotonic
@@ -156,6 +172,16 @@ class CommitQueue(Generic[Batch]):
         """Whether the commit that began last may run in the loop."""
         self._waiters: list[CommitWaiter] = []
         self._running_waiters: list[CommitWaiter] = []
+        self._answers = 0
+        """Number of waiters of the next commit that are answers; ``_running_answers``: of the running one."""
+        self._running_answers = 0
+        self._gather_until = 0
+        """Number of answers with which the next commit begins; 0: it does not wait for them."""
+        self._gather_least = 0
+        """Number of answers with which its wait was useful."""
+        self._gather_pause = 0
+        """Number of next commits that do not wait."""
+        self._gather_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._stalled_batch: Batch | None = None
@@ -199,7 +225,7 @@ class CommitQueue(Generic[Batch]):
         if not self._requested:
             assert self._loop is not None, "call start() first"
             self._requested = True
-            if not self.running and not self._client.begins_commit():
+            if not (self.running or self._gather_until or self._client.begins_commit()):
                 self.begin_at_turn_end()
         return self.number
 
@@ -215,7 +241,19 @@ class CommitQueue(Generic[Batch]):
             self._timer = self._loop.call_later(seconds, self.request)
 
     def wait(self, number: int, waiter: CommitWaiter) -> None:
-        """Call ``waiter`` when the commit ``number``, as :meth:`request` returned it, has ended."""
+        """Call ``waiter``, an answer to a client, when the commit ``number``, as :meth:`request` returned it, has
+        ended."""
+        if number >= self.number:
+            self._waiters.append(waiter)
+            self._answers += 1
+            if self._answers == self._gather_until:
+                self._stop_gathering()
+                self.begin_at_turn_end()  # it also gets the other requests of this turn
+        else:
+            self.wait_also(number, waiter)
+
+    def wait_also(self, number: int, waiter: CommitWaiter) -> None:
+        """:meth:`wait` for a waiter to which no client reacts with the next request."""
         if number >= self.number:
             self._waiters.append(waiter)
         elif number > self.ended:
@@ -317,11 +355,41 @@ class CommitQueue(Generic[Batch]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._stop_gathering()
         self.number += 1
         self._running_waiters, self._waiters = self._waiters, []
+        self._running_answers, self._answers = self._answers, 0
         batch = self._client.begin_commit()
         self._last_is_small = self._client.is_small_commit(batch)
         return batch
+
+    def _gather(self, answered: int) -> bool:
+        """Let the next commit wait for the clients to which ``answered`` answers were sent; False: it does not."""
+        expected = self._answers + answered
+        if not answered or expected == 1 or self.failure is not None or self._paused_after:
+            return False
+        if self._gather_pause:
+            self._gather_pause -= 1
+            return False
+        assert self._loop is not None
+        self._gather_until = expected
+        self._gather_least = self._answers + (answered + 1) // 2
+        wait_s = min(self.expected_s * _GATHER_SHARE, self.gather_s)
+        self._gather_timer = self._loop.call_later(wait_s, self._end_gathering)
+        return True
+
+    def _end_gathering(self) -> None:
+        """Begin the commit with the requests that came in time."""
+        if self._answers < self._gather_least:
+            self._gather_pause = _GATHER_PAUSE
+        self._stop_gathering()
+        self.begin()
+
+    def _stop_gathering(self) -> None:
+        self._gather_until = 0
+        if self._gather_timer is not None:
+            self._gather_timer.cancel()
+            self._gather_timer = None
 
     def _is_fast(self) -> bool:
         """True if the next commit is expected to be too short to be worth passing to the thread."""
@@ -401,7 +469,8 @@ class CommitQueue(Generic[Batch]):
         waiters, self._running_waiters = self._running_waiters, []
         requested = self._requested
         in_thread = not (self._closed or (self._last_is_small and self._is_fast()))
-        if requested and self.failure is None and in_thread and self._may_begin():
+        answered, self._running_answers = self._running_answers, 0
+        if requested and self.failure is None and in_thread and self._may_begin() and not self.gathers:
             requested = False
             self._jobs.put(self._begin())
         try:
@@ -417,9 +486,10 @@ class CommitQueue(Generic[Batch]):
             self._client.send_answers()
         except Exception:  # noqa: BLE001 - nor may the next commit wait forever
             _log.exception("%s: internal error after a commit", self.name)
+        gathers = self.gathers and in_thread and self._gather(answered)
         if requested:
-            assert self._loop is not None
-            self._loop.call_soon(self._on_turn_end)
+            if not gathers:
+                self.begin_at_turn_end()
         elif self._idle is not None and not (self._requested or self.running):
             self._idle.set()
             self._idle = None

@@ -204,7 +204,7 @@ class ChangeWriter(CommitClient[_Commit]):
 
     def add_notifications(self, number: int, notifications: CommitWaiter) -> None:
         """Add ``notifications`` to the commit ``number``; answers need not wait for them."""
-        self.queue.wait(number, notifications)
+        self.queue.wait_also(number, notifications)
 
     # Commits
 
