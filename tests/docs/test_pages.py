@@ -133,7 +133,7 @@ def test_the_index_has_every_decision_with_status_and_reason() -> None:
 
 def pages(*, system: bool) -> list[ParameterSet]:
     """The pages in the folders of ``SYSTEM``, or all others; one that says so at its top is followed every night only,
-    as it starts Spark several times."""
+    as it starts Spark or several nodes."""
     return [
         pytest.param(
             page,
