@@ -70,6 +70,8 @@ KEY_EXPIRY_S: Final = 10.0
 FILLED_PER_S: Final = 50_000
 SETTLE_S: Final = 3.0
 """Seconds between the end of the clients and the measurement of memory and descriptors."""
+CLOSED_S: Final = 60
+"""Longest time, after that, until the broker has closed the connections of the clients."""
 RELEASED_S: Final = 2.5 * INTERVAL_S
 """The same if the node must have returned free memory, which takes an idle interval after the last busy one."""
 
@@ -134,6 +136,10 @@ async def _steady(
     crowd.leave()
     _retain(server.address, topics, b"")
     await asyncio.sleep(settle_s + max(0.0, last - time.perf_counter()))
+    for _ in range(CLOSED_S):  # a node that gets little processor time has not yet closed all connections
+        if usage(server.pid).descriptors <= before.descriptors:
+            break
+        await asyncio.sleep(1)
     return Steady(alone, among, before, during, usage(server.pid))
 
 

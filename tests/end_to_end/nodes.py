@@ -20,7 +20,7 @@ from tests.ports import free_ports
 __all__ = ["RunningNode", "environment", "wait_until"]
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 LISTENERS = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
 
 

@@ -159,8 +159,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(
         first = min(next(at for at in setter.acknowledged_at if at > killed + 0.5) for setter in setters)
         print(f"first acknowledgement {first - killed:.2f} s after the kill")
         active.start()
-        await active.until_standby(standby)
-        active, standby = standby, active
+        active, standby = await until_pair(nodes)
     for writer in writers:
         writer.last = writer.number
     tasks.append(asyncio.create_task(keep_running(seldom, nodes)))
@@ -191,7 +190,7 @@ async def test_a_paused_node_gives_no_old_answer(pair: tuple[NodeProcess, NodePr
         active.signal(signal.SIGCONT)
         with pytest.raises(UnavailableError):
             await asked
-    await active.until_standby(standby)
+    await until_pair([active, standby])
 
 
 async def test_without_a_majority_of_etcd_nothing_is_acknowledged_until_it_is_back(

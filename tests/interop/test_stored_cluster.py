@@ -13,7 +13,7 @@ import pytest
 from penstock.mqtt.codec.packets import PubAck
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.consumer import Consumer
-from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess
+from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, until_pair
 from tests.interop.etcd import EtcdCluster
 from tests.interop.stored_cluster import ARCHIVES, CLIENT, CLUSTER, LARGE, TOPIC, extract
 from tests.stored_directories import MqttConnection
@@ -42,7 +42,7 @@ async def test_it_continues(tmp_path: Path, name: str) -> None:
                     assert message.data == b"record"
                     break
         standby.start()
-        await standby.until_standby(active)
+        active, standby = await until_pair(nodes)  # a busy machine may have swapped them
         active.signal(signal.SIGTERM)
         assert active.wait() == 0
         await standby.until_active()
