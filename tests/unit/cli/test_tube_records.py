@@ -448,3 +448,33 @@ def test_a_search_says_what_it_did_not_compare(penstock: Command, monkeypatch: p
     assert "the brokers of 'water' cannot be searched\n  why: Apache's broker\n" in done.err
     assert "no filter is set" in penstock(*search[:4], "--path", " ").err
     assert penstock(*search[:4], "--key", "x" * 1001).err.startswith("penstock: key: longer than 1000 characters\n")
+
+
+@pytest.mark.usefixtures("_reader", "_consumer")
+def test_damaged_records_are_left_out_and_reported(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = b"\0\0\xff\xff"  # an attribute block that is longer than the message
+
+    def read(_: Reader, __: str, partition: int, *___: int) -> Iterator[MessageBatch]:
+        data, flag, _id = Record(b"a", b"k").encode()
+        yield MessageBatch.from_payloads([0, 28], [10, 20], [1, flag], [damaged, data])
+
+    monkeypatch.setattr(Reader, "read", read)
+    done = penstock("tube", "consume", "water")
+    assert done == (1, "1:0  k  a\n1:1  k  a\n", "2 left out that cannot be decoded, the first: 1:0@0\n")
+
+    class Damaged:
+        topic, broker_id, partition, offset, append_time_ms = "water", 1, 2, 28, 5
+
+        @property
+        def record(self) -> Record:
+            return Record.decode(damaged, 1)
+
+    async def messages(_: Consumer) -> AsyncIterator[Message | Damaged]:
+        for message in (Message(b"a"), Damaged(), Message(b"b")):
+            yield message
+
+    monkeypatch.setattr(Consumer, "_messages", messages)
+    done = penstock("tube", "consume", "water", "--group", "lake")
+    assert (done.status, done.out) == (1, "1:10000  -  a\n1:10000  -  b\n")
+    assert done.err == ("consuming water as group lake\n1 left out that cannot be decoded, the first: 1:2@28\n")
+    assert len(Consumer.confirmed) == 1

@@ -116,7 +116,8 @@ def consume(
     """Print the records of TOPIC.
 
     Without --group and --follow: the records that are stored now, by time of arrival. If a broker does not respond,
-    the records of the others are printed and the exit status is 1.
+    the records of the others are printed and the exit status is 1. So it is if a record is damaged, which is reported
+    and left out.
 
     With --group or --follow: as a member of a consumer group, which commits the offsets of printed records. Without
     --group a temporary group is used and deleted at the end.
@@ -133,23 +134,30 @@ def consume(
         option = "--format" if key_separator is None else "--key-separator"
         raise ConfigError(f"{option} is set without --raw", option=option, do=f"add --raw, or omit {option}")
     show = _Printer(raw=raw, as_json=as_json, form=form, separator=key_separator)
-    with contextlib.suppress(KeyboardInterrupt):
-        if group is None and not follow and _show_stored(request, show):
-            return
-        from penstock.tube.reader import TopicUnavailableError
+    undecodable: list[str] = []
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            if group is None and not follow and _show_stored(request, show, undecodable):
+                return
+            from penstock.tube.reader import TopicUnavailableError
 
-        # Not for groups: a group may be accepted where producers are not, and it waits for brokers that have not
-        # registered yet.
-        with contextlib.suppress(RefusedError, TopicUnavailableError):
-            partitions(tube.tube_master, topic, request.client)  # raises the best error if no master responds
-        name = group or f"penstock_cli_{secrets.token_hex(6)}"
-        try:
-            run_client(_consume(request, name, show, follow=follow))
-        except RefusedError as error:
-            raise (no_topic(tube.tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
-        finally:
-            if group is None and tube.http:
-                _forget(name, tube)
+            # Not for groups: a group may be accepted where producers are not, and it waits for brokers that have not
+            # registered yet.
+            with contextlib.suppress(RefusedError, TopicUnavailableError):
+                partitions(tube.tube_master, topic, request.client)  # raises the best error if no master responds
+            name = group or f"penstock_cli_{secrets.token_hex(6)}"
+            try:
+                run_client(_consume(request, name, show, undecodable, follow=follow))
+            except RefusedError as error:
+                raise (no_topic(tube.tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
+            finally:
+                if group is None and tube.http:
+                    _forget(name, tube)
+            if undecodable:
+                raise typer.Exit(1)
+    finally:
+        if undecodable:
+            note(f"{len(undecodable):,} left out that cannot be decoded, the first: {undecodable[0]}")
 
 
 def newest_records(masters: str, topic: str, client: ClientOptions, count: int) -> Iterator[tuple[str, Record]]:
@@ -242,17 +250,17 @@ def _check(request: ConsumeRequest, group: str | None, *, follow: bool) -> None:
         )
 
 
-def _show_stored(request: ConsumeRequest, show: _Printer) -> bool:
+def _show_stored(request: ConsumeRequest, show: _Printer, undecodable: list[str]) -> bool:
     """Print the currently stored records; returns False if the brokers serve consumer groups only.
 
     Raises:
-        Exit: a broker did not respond.
+        Exit: a broker did not respond, or a record is damaged.
     """
     from penstock.tube.reader import NO_RANGES
 
     unavailable: dict[int, UnavailableError] = {}
     # From latest, without --follow: there are no records after the end.
-    rows = stored_records(request, unavailable) if request.start.word != "latest" else iter(())
+    rows = stored_records(request, unavailable, undecodable) if request.start.word != "latest" else iter(())
     chosen = (row for row in rows if not request.types or row["msg_type"] in request.types)
     shown = 0
     try:
@@ -265,7 +273,7 @@ def _show_stored(request: ConsumeRequest, show: _Printer) -> bool:
         if error.code != NO_RANGES or shown or request.until is not None:
             raise
         return False
-    if unavailable:
+    if unavailable or undecodable:
         raise typer.Exit(1)
     if not shown and not request.types and request.start.time_ms is not None:
         start = datetime.fromtimestamp(request.start.time_ms / 1000).astimezone().isoformat(timespec="seconds")
@@ -363,7 +371,9 @@ def stored_records(
     return heapq.merge(*map(of_partition, infos), key=lambda row: row["append_time_ms"])
 
 
-async def _consume(request: ConsumeRequest, group: str, show: _Printer, *, follow: bool) -> None:
+async def _consume(
+    request: ConsumeRequest, group: str, show: _Printer, undecodable: list[str], *, follow: bool
+) -> None:
     import asyncio
 
     from penstock.tube.consumer import Consumer
@@ -385,7 +395,13 @@ async def _consume(request: ConsumeRequest, group: str, show: _Printer, *, follo
         )
         try:
             async for m in _until_idle(consumer, follow=follow):
-                show(_fields(m.topic, m.broker_id, m.partition, m.offset, m.append_time_ms, m.record))
+                try:
+                    row = _fields(m.topic, m.broker_id, m.partition, m.offset, m.append_time_ms, m.record)
+                except RemoteProtocolError:
+                    # Its offset is committed: otherwise the group would never get past it.
+                    undecodable.append(f"{m.broker_id}:{m.partition}@{m.offset}")
+                    continue
+                show(row)
                 seen += 1
                 if seen == request.count:
                     break

@@ -28,7 +28,7 @@ from penstock.pipelines.rows import header_names, source_rows
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.layout import create_bytes, first_json, make_directory, read_json, write_json
+from penstock.pipelines.state_dir.layout import create_bytes, first_json, make_directory, read_json
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.spark import local_sources
 from penstock.spark.files import source as files
@@ -904,9 +904,7 @@ def _clock(input_: QueryInput) -> int:
     try:
         return int(read_json(path)["start_ms"])
     except FileNotFoundError:
-        now = time.time_ns() // 1_000_000
-        write_json(path, {"start_ms": now})
-        return now
+        return int(first_json(path, {"start_ms": time.time_ns() // 1_000_000})["start_ms"])
 
 
 def _log_of(input_: QueryInput) -> Path:
