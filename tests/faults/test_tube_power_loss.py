@@ -105,9 +105,10 @@ def test_a_store_recovers_from_power_loss_after_any_operation() -> None:
     assert tried > 1000
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 4))])
 def test_power_is_lost_again_during_and_after_recovery(part: int) -> None:
-    """Every third prefix of the same record. In four parts: on a busy machine the whole came near a test's deadline."""
+    """Every third prefix of the same record. In four parts, three of them by night: on a busy machine the whole came
+    near a test's deadline."""
     random = Random(5)
     first: dict[int, tuple[int, bytes]] = {}
     session = Session(RecordedDisk(), first)
