@@ -85,30 +85,10 @@ def installed(tmp_path: Path) -> Path:
     return python
 
 
-FOUND = """
-import importlib, json, pkgutil
-modules = [importlib.import_module(each.name) for each in pkgutil.iter_modules() if each.name.startswith("pyspark_")]
-found = {each.DefaultSource.name(): each.__file__ for each in modules if hasattr(each, "DefaultSource")}
-print(json.dumps(found))
-"""
-"""How every session of Spark finds the formats of installed modules, in a worker."""
-
-
-def test_spark_finds_the_formats(installed: Path, tmp_path: Path) -> None:
-    """The test of whole jobs starts Java two or three times, and runs every night."""
-    environ = {name: value for name, value in os.environ.items() if name not in HIDDEN}
-    done = subprocess.run(
-        [str(installed), "-c", FOUND], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.keys() == {"aio-statestore", "mqtt", "tubemq"}
-    assert all(Path(file).is_relative_to(tmp_path) for file in found.values())
-
-
-@pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("on", ["local", "cluster", "connect"])
+@pytest.mark.parametrize(
+    "on", [*(pytest.param(each, marks=pytest.mark.nightly) for each in ("local", "cluster")), "connect"]
+)
 def test_a_script_that_knows_only_the_formats(
     installed: Path, node: Node, new_topic: Callable[..., str], tmp_path: Path, on: str
 ) -> None:
