@@ -3,8 +3,10 @@
 import sys
 
 from penstock.cli.main import main
+from penstock.runtime.io.parent_process import end_with_parent
 
 __all__ = ["main"]
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

@@ -28,6 +28,7 @@ from penstock.console.snapshots import JobError, LedgerSink, PipelineJob, Reconc
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.node.config.node import PipelineSection
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.parent_process import END_S, parent_pipe
 
 __all__ = ["CommandResult", "JobKind", "PipelineCommands", "missing_files"]
 
@@ -39,8 +40,6 @@ JOB_TIMEOUT_S: Final = 3600.0
 """Time limit of a job: a reconciliation counts all records and rows again."""
 MAX_JOB_OUTPUT: Final = 8 << 20
 """Limit of the output of a job in bytes, which is kept."""
-END_S: Final = 5.0
-"""Seconds between SIGTERM and SIGKILL: a sample and its Spark remove their temporary files."""
 _PROGRAM: Final = (sys.executable, "-m", "penstock.cli")
 _NEEDS_STATE_DIR: Final = frozenset({"redrive", "plan", "status", "reconcile"})
 
@@ -294,48 +293,53 @@ class PipelineCommands:
         payload: bytes,
         received: Callable[[bytes], None],
     ) -> tuple[int, str]:
-        """Run a process, and pass on its standard output; return its exit status and its standard error."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *_PROGRAM,
-                *arguments,
-                cwd=directory,
-                env={**os.environ, "NO_COLOR": "1"},
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                start_new_session=True,  # so that its process group has Java as well
-            )
-        except OSError as error:
-            raise RefusedError(
-                f"pipeline {name!r}: `{verb}` cannot run in {directory}",
-                why=error.strerror,
-                do="correct `pipelines` in the configuration of the node, and restart it",
-            ) from error
-        assert process.stdout is not None
-        assert process.stderr is not None
-        err = bytearray()
+        """Run a process, and pass on its standard output; return its exit status and its standard error.
 
-        def complained(chunk: bytes) -> None:
-            err.extend(chunk)
-            if len(err) > MAX_OUTPUT:
-                raise _too_much(MAX_OUTPUT)
+        It ends with the node, also if the node is killed.
+        """
+        with parent_pipe() as (descriptor, variable):
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *_PROGRAM,
+                    *arguments,
+                    cwd=directory,
+                    env={**os.environ, **variable, "NO_COLOR": "1"},
+                    pass_fds=(descriptor,),
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    start_new_session=True,  # so that its process group has Java as well
+                )
+            except OSError as error:
+                raise RefusedError(
+                    f"pipeline {name!r}: `{verb}` cannot run in {directory}",
+                    why=error.strerror,
+                    do="correct `pipelines` in the configuration of the node, and restart it",
+                ) from error
+            assert process.stdout is not None
+            assert process.stderr is not None
+            err = bytearray()
 
-        tasks = [
-            asyncio.create_task(each)
-            for each in (
-                _read(process.stdout, received), _read(process.stderr, complained), _write(process, payload),
-            )
-        ]  # fmt: skip
-        try:
-            await asyncio.gather(*tasks)
-            return await process.wait(), err.decode(errors="replace")
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            await _end(process)
-            raise
+            def complained(chunk: bytes) -> None:
+                err.extend(chunk)
+                if len(err) > MAX_OUTPUT:
+                    raise _too_much(MAX_OUTPUT)
+
+            tasks = [
+                asyncio.create_task(each)
+                for each in (
+                    _read(process.stdout, received), _read(process.stderr, complained), _write(process, payload),
+                )
+            ]  # fmt: skip
+            try:
+                await asyncio.gather(*tasks)
+                return await process.wait(), err.decode(errors="replace")
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                await _end(process)
+                raise
 
 
 _ON_THE_MACHINE: Final = "run the command on the machine: penstock pipeline"

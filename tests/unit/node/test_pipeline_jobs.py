@@ -161,6 +161,12 @@ async def test_a_job_ends_by_sigterm_and_by_sigkill_with_what_it_has_started(
 
 
 ERROR = 'print(\'{"error": {"what": "no broker", "why": null, "hint": "start it"}}\', file=sys.stderr)\n'
+WATCHES = """
+import threading
+from penstock.runtime.io.parent_process import end_with_parent
+end_with_parent()
+sys.exit(threading.active_count() != 2)
+"""
 
 
 @pytest.mark.parametrize(
@@ -170,6 +176,7 @@ ERROR = 'print(\'{"error": {"what": "no broker", "why": null, "hint": "start it"
         ({"ok": False, "off": ["batch 3: 1 read"]}, "sys.exit(1)", "done", None),
         ({"ok": False, "off": ["batch 3: 1 read"]}, f"{ERROR}sys.exit(1)", "failed", "no broker"),
         ({}, f"{ERROR}sys.exit(1)", "failed", "no broker"),
+        ({}, WATCHES, "done", None),
         ({}, "sys.exit(1)", "failed", "`reconcile` failed with exit status 1, without a message"),
         ({}, "import os; os.kill(os.getpid(), 9)", "failed", "`reconcile` was ended by signal 9 (Killed)"),
         ({}, "print('{}')", "failed", "`reconcile` printed an unknown result"),
