@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 from tests.tools import require_tool
@@ -31,14 +32,14 @@ def recorded(log: Path) -> list[str]:
 class Unsynced:
     """The names and contents below ``root`` that are not on the disk after the calls in ``log``.
 
-    ``synced``: paths of files and directories that were synced at least once.
+    ``synced``: paths of files and directories that were synced, with the number of syncs.
     """
 
     def __init__(self, root: Path, log: Path) -> None:
         self._root = str(root)
         self.names: set[str] = set()
         self.contents: set[str] = set()
-        self.synced: set[str] = set()
+        self.synced: Counter[str] = Counter()
         begun: dict[str, str] = {}
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             if (found := _BEGUN.fullmatch(line)) is not None:
@@ -52,7 +53,7 @@ class Unsynced:
     def _apply(self, call: str, arguments: str) -> None:
         if call in {"fsync", "fdatasync"}:
             path = arguments.partition("<")[2].removesuffix(">")
-            self.synced.add(path)
+            self.synced[path] += 1
             self.contents.discard(path)
             self.names -= {name for name in self.names if os.path.dirname(name) == path}  # noqa: PTH120 - quicker
             return

@@ -6,12 +6,17 @@ import java.net.URISyntaxException;
 import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.StandardCopyOption;
+import java.util.EnumSet;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.ChecksumFs;
+import org.apache.hadoop.fs.CreateFlag;
 import org.apache.hadoop.fs.DelegateToFileSystem;
+import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FileAlreadyExistsException;
+import org.apache.hadoop.fs.Options.ChecksumOpt;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.permission.FsPermission;
+import org.apache.hadoop.util.Progressable;
 
 /**
  * LocalFiles for Spark's checkpoint manager, which uses another interface of Hadoop than tables do.
@@ -23,10 +28,29 @@ import org.apache.hadoop.fs.permission.FsPermission;
  * after a power loss the plan of a batch may be missing or empty while a table has its rows, and the batch would be
  * planned again with other ends. Spark gives each file of a checkpoint its name by a rename, in an order that a crash
  * cannot break: a plan before its batch, state before the commit of its batch.
+ *
+ * Files get no checksums (.crc), which would have to be synced as well: twice as many syncs in each batch. Those of
+ * RocksDB have checksums of their own. Files that have one, of an older version, are still verified.
  */
 public final class LocalFileContext extends ChecksumFs {
     public LocalFileContext(URI uri, Configuration settings) throws IOException, URISyntaxException {
         super(new Raw(settings));
+    }
+
+    @Override
+    public FSDataOutputStream createInternal(
+            Path path,
+            EnumSet<CreateFlag> flags,
+            FsPermission mode,
+            int bufferSize,
+            short replication,
+            long blockSize,
+            Progressable progress,
+            ChecksumOpt checksum,
+            boolean createParent)
+            throws IOException {
+        return getRawFs().createInternal(
+                path, flags, mode, bufferSize, replication, blockSize, progress, checksum, createParent);
     }
 
     /** End of the name of a checkpoint that does not outlive its run, so that nothing of it is synced. */
@@ -77,13 +101,13 @@ public final class LocalFileContext extends ChecksumFs {
             if (!isTransient) {
                 LocalFiles.sync(source);
             }
+            if (overwrite || !Files.exists(target)) {
+                // An older version has written it, or a crash has left it: it would not fit the file.
+                Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
+            }
             if (overwrite) {
                 Files.move(source, target, StandardCopyOption.ATOMIC_MOVE);
             } else {
-                if (!Files.exists(target)) {
-                    // The checksum follows its file. A crash may have left an older one, which would not fit the file.
-                    Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
-                }
                 linkAndDelete(source, target);
             }
             if (!isTransient) {
