@@ -26,8 +26,9 @@ _NAME = "data directory"
 
 ADDRESSES = "addresses.json"
 """File with the addresses of the running node, as in the line of ``penstock up --json``."""
-_BROKER = "tube_broker_http"
-"""The only address of a broker in its own process."""
+_BROKER = "broker_http"
+"""The only address of a broker in its own process. A node has no address of this name, so neither is taken for the
+other."""
 
 FORMAT = 1
 """Layout of the directory: ``statestore/`` (LMDB) and ``tube/`` (segments, index, offsets)."""

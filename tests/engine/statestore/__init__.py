@@ -187,6 +187,8 @@ class ManualQueue(CommitQueue[Any]):
         assert number > self.ended
         self._by_number.setdefault(number, []).append(waiter)
 
+    wait_also = wait
+
     def _begin_next(self) -> None:
         if self._collects:
             self._collects = False
