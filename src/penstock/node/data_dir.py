@@ -18,7 +18,15 @@ from penstock.errors import StorageError
 from penstock.runtime.io.directory_lock import DirectoryLock, is_locked, unusable
 from penstock.runtime.io.files import replace_file
 
-__all__ = ["ADDRESSES", "FORMAT", "DataDirectory", "announced_broker", "running_broker", "running_node"]
+__all__ = [
+    "ADDRESSES",
+    "FORMAT",
+    "DataDirectory",
+    "announced_broker",
+    "running_broker",
+    "running_node",
+    "withdraw",
+]
 
 _log = logging.getLogger("penstock.node")
 
@@ -50,6 +58,7 @@ class DataDirectory:
         self.path = path.absolute()
         self._format = self.path / "format.json"
         self._lock = DirectoryLock(self.path, _NAME)
+        withdraw(self.path)
         try:
             self._kept = self._read_format()
             self._check_kept()
@@ -105,7 +114,7 @@ class DataDirectory:
     def close(self) -> None:
         """Release the lock. Can be called twice."""
         if self._lock.held:
-            _withdraw(self.path)
+            withdraw(self.path)
             self._lock.close()
 
     def __enter__(self) -> DataDirectory:
@@ -195,7 +204,7 @@ def announced_broker(path: Path, http: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _withdraw(path)
+        withdraw(path)
 
 
 def _running(path: Path) -> dict[str, Any] | None:
@@ -218,6 +227,11 @@ def _announce(path: Path, addresses: Mapping[str, object]) -> None:
         _log.warning("commands on this machine cannot find the node", extra={"fields": {"error": str(error)}})
 
 
-def _withdraw(path: Path) -> None:
+def withdraw(path: Path) -> None:
+    """Remove the addresses; only with the lock of the directory.
+
+    Those of a killed process may belong to another program now, to which commands would send credentials until the next
+    process has written its own.
+    """
     with contextlib.suppress(OSError):
         (path / ADDRESSES).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from penstock.node.backup import Backups, BackupSource
 from penstock.node.client_warnings import ClientWarnings, TubeDenials
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeCertificates, TubeTls
-from penstock.node.data_dir import announced_broker
+from penstock.node.data_dir import announced_broker, withdraw
 from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import reachable
@@ -210,6 +210,7 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     async with AsyncExitStack() as parts:
         parts.callback(DirectoryLock(settings.data_dir, "data directory").close)
+        withdraw(settings.data_dir)
         ready = await run_until(stop, _start(settings, security, parts))
         if ready is not None:
             freeze_memory()

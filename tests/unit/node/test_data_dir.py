@@ -66,8 +66,10 @@ def test_a_running_node_is_found_by_its_lock(tmp_path: Path) -> None:
     with DataDirectory(tmp_path) as directory:
         directory.announce({"http": "127.0.0.1:1"})
         assert running_node(tmp_path) == {"http": "127.0.0.1:1"}
-    (tmp_path / ADDRESSES).write_text("{}")
+    (tmp_path / ADDRESSES).write_text('{"http": "127.0.0.1:1"}')
     assert running_node(tmp_path) is None
+    with DataDirectory(tmp_path):
+        assert running_node(tmp_path) is None, "the addresses are those of a killed node"
 
 
 def test_a_lock_without_a_known_holder_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
