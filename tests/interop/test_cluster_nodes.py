@@ -37,7 +37,7 @@ from penstock.statestore.errors import QuotaExceededError
 from penstock.statestore.hlc import Hlc
 from tests.faults.mqtt_peers import Peer, Reader, Writer
 from tests.histories.mqtt import MqttRecorder, check
-from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command, until_pair
+from tests.interop.cluster_nodes import DEADLINE_S, LASTING_S, NodeProcess, command, until_pair
 from tests.interop.etcd import EtcdCluster
 
 _names = itertools.count(1)
@@ -55,14 +55,19 @@ def two(tmp_path: Path, three: EtcdCluster) -> Iterator[list[NodeProcess]]:
         node.end()
 
 
-@pytest_asyncio.fixture
-async def pair(two: list[NodeProcess]) -> AsyncIterator[tuple[NodeProcess, NodeProcess]]:
-    """The active node and its standby."""
-    first, second = two
+async def start(nodes: list[NodeProcess]) -> tuple[NodeProcess, NodeProcess]:
+    """Start both; returns the active node and its standby."""
+    first, second = nodes
     first.start()
     await first.until_active()
     second.start()
-    yield await until_pair(two)
+    return await until_pair(nodes)
+
+
+@pytest_asyncio.fixture
+async def pair(two: list[NodeProcess]) -> AsyncIterator[tuple[NodeProcess, NodeProcess]]:
+    """The active node and its standby."""
+    yield await start(two)
 
 
 class Setter:
@@ -222,8 +227,10 @@ async def test_without_a_majority_of_etcd_nothing_is_acknowledged_until_it_is_ba
     await setter.check(ready[0])
 
 
-async def test_a_standby_redirects_and_a_handover_makes_it_active(pair: tuple[NodeProcess, NodeProcess]) -> None:
-    active, standby = pair
+async def test_a_standby_redirects_and_a_handover_makes_it_active(two: list[NodeProcess]) -> None:
+    for node in two:
+        node.write_config(lease_s=LASTING_S)
+    active, standby = await start(two)
     async with StateStoreClient.connect(active.url) as store:
         await store.set("key", "1")
         await store.set("short", "1", ttl_ms=3_600_000)

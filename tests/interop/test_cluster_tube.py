@@ -24,7 +24,7 @@ from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.reader import partitions
 from tests.certificates import Authority
-from tests.interop.cluster_nodes import DEADLINE_S, NodeProcess, command, until_pair
+from tests.interop.cluster_nodes import DEADLINE_S, LASTING_S, NodeProcess, command, until_pair
 from tests.interop.etcd import EtcdCluster
 from tests.interop.tube_java.clients import JavaClients
 from tests.ports import free_ports
@@ -58,9 +58,9 @@ async def start(
     await first.until_active()
     await asyncio.to_thread(create_topic, first)
     second.start()
-    found = await until_pair(nodes)
+    await until_pair(nodes)
     await until_partitions(nodes, 2 * PARTITIONS, user, password)
-    return found
+    return await until_pair(nodes)
 
 
 def create_topic(node: NodeProcess) -> None:
@@ -239,6 +239,7 @@ async def test_records_flow_while_no_master_is_active(
 async def test_masters_are_listed_and_transferred(two: list[NodeProcess]) -> None:
     for node in two:
         node.more = {"rules": [{"filter": "plant/#", "topic": "alarms"}]}
+        node.write_config(lease_s=LASTING_S)
     active, standby = pair = await start(two)
     await publish(active)
     with pytest.raises(UnavailableError, match="not master now"):
