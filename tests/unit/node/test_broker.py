@@ -17,7 +17,7 @@ import trustme
 
 from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.node.config.tube import TubeCertificates, TubeTls
-from penstock.node.data_dir import ADDRESSES, DataDirectory, running_broker
+from penstock.node.data_dir import ADDRESSES, DataDirectory, announced_broker, running_broker
 from penstock.node.tube_broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.runtime.io.network import Address
 from penstock.runtime.io.tls import TlsOptions
@@ -71,7 +71,9 @@ async def test_the_data_directory_of_a_running_node_or_broker_is_refused(tmp_pat
         with pytest.raises(UnavailableError, match="is in use by process"):
             await serve_broker(settings, lambda _: None)
     killed = "127.0.0.1:1"
-    (tmp_path / ADDRESSES).write_text(f'{{"tube_broker_http": "{killed}"}}')
+    with announced_broker(tmp_path, killed):
+        left = (tmp_path / ADDRESSES).read_bytes()
+    (tmp_path / ADDRESSES).write_bytes(left)
     running = asyncio.create_task(serve_broker(settings, lambda _: None))
     async with asyncio.timeout(60):
         while not (tmp_path / "tube" / "broker-7").exists():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError, UnavailableError
-from penstock.node.data_dir import ADDRESSES, DataDirectory, running_node
+from penstock.node.data_dir import ADDRESSES, DataDirectory, announced_broker, running_broker, running_node
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 
@@ -64,8 +64,11 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 def test_a_running_node_is_found_by_its_lock(tmp_path: Path) -> None:
     with DataDirectory(tmp_path) as directory:
-        directory.announce({"http": "127.0.0.1:1"})
-        assert running_node(tmp_path) == {"http": "127.0.0.1:1"}
+        addresses = {"http": "127.0.0.1:1", "tube_broker_http": "127.0.0.1:2"}
+        directory.announce(addresses)
+        assert (running_node(tmp_path), running_broker(tmp_path)) == (addresses, None)
+        with announced_broker(tmp_path, "127.0.0.1:3"):
+            assert (running_node(tmp_path), running_broker(tmp_path)) == (None, "127.0.0.1:3")
     (tmp_path / ADDRESSES).write_text('{"http": "127.0.0.1:1"}')
     assert running_node(tmp_path) is None
     with DataDirectory(tmp_path):
