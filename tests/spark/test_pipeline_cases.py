@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +56,41 @@ cases:
   - name: wrong on purpose
     input: [{value: {place: a}}]
     expect: {look: [{place: b}]}
+"""
+
+
+WINDOWS = """\
+name: windows
+source: {topics: [t]}
+steps:
+  - name: parsed
+    parse: {schema: "place STRING NOT NULL, at TIMESTAMP NOT NULL"}
+  - name: sliding
+    window: {time: at, duration: 20 minutes, slide: 10 minutes, watermark: 10 minutes, aggregates: {n: count(*)}}
+  - name: busy
+    from: parsed
+    window: {time: at, gap: 5 minutes, watermark: 10 minutes, by: [place], aggregates: {n: count(*)}}
+sinks:
+  - {name: slides, from: sliding, console: {}}
+  - {name: sessions, from: busy, console: {}}
+"""
+CASE_OF_WINDOWS = """\
+cases:
+  - name: of three readings
+    input:
+      - {value: {place: a, at: "2024-05-01T12:01:00Z"}}
+      - {value: {place: a, at: "2024-05-01T12:05:00Z"}}
+      - {value: {place: b, at: "2024-05-01T12:05:00Z"}}
+      - {value: {place: a, at: "2024-05-01T12:11:00Z"}}
+    expect:
+      slides:
+        - {window_start: "2024-05-01T11:50:00Z", n: 3}
+        - {window_start: "2024-05-01T12:00:00Z", n: 4}
+        - {window_start: "2024-05-01T12:10:00Z", n: 1}
+      sessions:
+        - {window_start: "2024-05-01T12:01:00Z", window_end: "2024-05-01T12:10:00Z", place: a, n: 2}
+        - {window_start: "2024-05-01T12:05:00Z", window_end: "2024-05-01T12:10:00Z", place: b, n: 1}
+        - {window_start: "2024-05-01T12:11:00Z", window_end: "2024-05-01T12:16:00Z", place: a, n: 1}
 """
 
 
@@ -166,3 +203,34 @@ def test_a_misspelt_column_is_an_error_of_the_file(tmp_path: Path, capsys: pytes
     printed = capsys.readouterr().err
     assert "option 'sinks[0].tubemq.when'" in printed
     assert "celcius" in printed
+
+
+def test_sliding_windows_and_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By night over several batches, with late events: test_pipeline_messages.py."""
+    (tmp_path / "p.yaml").write_text(WINDOWS)
+    (tmp_path / "p.test.yaml").write_text(CASE_OF_WINDOWS)
+    status = main(["pipeline", "test", str(tmp_path / "p.yaml")])
+    assert (status, capsys.readouterr().out) == (0, "passed  of three readings\n1 passed, 0 failed\n")
+
+
+def test_sigterm_ends_it_as_an_error_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session is stopped, although Python ends at once by default."""
+    ended: list[str] = []
+
+    @contextlib.contextmanager
+    def session(name: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            ended.append(name)
+
+    monkeypatch.setattr(trial, "session_for_cases", session)
+    monkeypatch.setattr(trial, "try_case", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    (tmp_path / "p.yaml").write_text(FILE)
+    (tmp_path / "p.test.yaml").write_text(CASES)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == ["sends"]

@@ -14,7 +14,7 @@ import typer
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
 from penstock.cli.pipeline.completion import complete_valid_file
-from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
+from penstock.cli.pipeline.options import File, Into, StateDir, end_at_sigterm, needs_spark, run_of
 from penstock.cli.tube.access import MasterOptions, connects_to_master
 from penstock.errors import ConfigError, StorageError, UnavailableError
 
@@ -489,6 +489,7 @@ def run_cases(
         from penstock.pipelines.testing.runner import session_for_cases, try_case
 
     failed = 0
+    end_at_sigterm()
     with session_for_cases(pipeline.name) as spark:
         for case in chosen:
             outcome = try_case(spark, pipeline, case)

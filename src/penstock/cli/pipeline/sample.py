@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import Json
 from penstock.cli.output import escape, print_json, print_table
 from penstock.cli.pipeline.completion import complete_step
-from penstock.cli.pipeline.options import File, needs_spark
+from penstock.cli.pipeline.options import File, end_at_sigterm, needs_spark
 
 if TYPE_CHECKING:
     from penstock.pipelines.testing.sample import StepSample
@@ -54,8 +53,7 @@ def sample(
         from penstock.pipelines.testing.sample import check_steps, sample_steps
 
     steps = check_steps(pipeline, step or [])
-    # The console cancels a sample so, with its Java; by default Python ends at once, and temporary files remain.
-    signal.signal(signal.SIGTERM, _end)
+    end_at_sigterm()  # so the console cancels a sample
     with session_for_cases(pipeline.name) as spark:
         for number, found in enumerate(sample_steps(spark, pipeline, steps, records, limit)):
             if as_json:
@@ -64,11 +62,6 @@ def sample(
             else:
                 sys.stdout.write("\n" if number else "")
                 _show(found)
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
-    raise SystemExit(128 + number)
 
 
 def _show(found: StepSample) -> None:
