@@ -209,7 +209,7 @@ async def test_clients_of_apache_survive_a_takeover(
     active.wait()
     await standby.until_active()
     active.start()
-    await active.until_standby(standby)
+    await until_pair(pair)
     produced = await asyncio.wrap_future(sent)
     print("produced:", produced)
     found = {message.number for message in await asyncio.wrap_future(read)}

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.tube.consumer import Consumer
 from tests.end_to_end.nodes import RunningNode
-from tests.interop.cluster_nodes import NodeProcess, command
+from tests.interop.cluster_nodes import NodeProcess, command, until_pair
 from tests.interop.etcd import EtcdCluster
 from tests.interop.test_cluster_tube import masters
 from tests.interop.tube_java.clients import Got, JavaClients, number
@@ -102,7 +102,7 @@ async def test_to_two_nodes_and_back_with_a_takeover(
         status, _, errors = await command(*documented("topic create", **names))
         assert status == 0, errors
         standby.start()
-        await standby.until_standby(active)
+        active, standby = await until_pair(nodes)  # a busy machine may have swapped them
         stages = [
             Stage(apache, java_tube.web),
             Stage(masters(nodes), f"127.0.0.1:{standby.http}", brokers=2, pause_ms=LONG_PAUSE_MS),
@@ -125,7 +125,7 @@ async def take_over(active: NodeProcess, standby: NodeProcess, stage: Stage) -> 
     assert stage.read < COUNT, "the takeover is under load"
     await standby.until_active()
     active.start()
-    await active.until_standby(standby)
+    await until_pair([active, standby])
     stage.complete.set()
 
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.tube.producer import Producer
-from tests.interop.cluster_nodes import NodeProcess
+from tests.interop.cluster_nodes import NodeProcess, until_pair
 from tests.interop.etcd import EtcdCluster
 from tests.interop.test_cluster_tube import PARTITIONS, masters, start, until_partitions
 
@@ -50,7 +50,7 @@ async def test_a_stream_continues_when_the_active_master_is_killed_between_batch
             await until_partitions(nodes, PARTITIONS)
             await send(range(100, 200))  # to the broker that is left
             active.start()
-            await active.until_standby(standby)
+            await until_pair(nodes)
             await until_partitions(nodes, 2 * PARTITIONS)
             await send(range(200, 300))
             await asyncio.to_thread(query.processAllAvailable)
