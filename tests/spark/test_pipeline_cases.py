@@ -6,6 +6,9 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,3 +237,35 @@ def test_sigterm_ends_it_as_an_error_does(tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended == ["sends"]
+
+
+SLOW = """\
+import time
+
+
+def rows(batch):
+    open("began", "w").close()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_sigterm_ends_it_while_java_works(tmp_path: Path) -> None:
+    """With Java and the temporary files of both."""
+    slow = "  - name: slow\n    python: {file: slow.py, function: rows, schema: m INT}\nsinks:\n"
+    (tmp_path / "slow.py").write_text(SLOW.replace("began", str(tmp_path / "began")))
+    (tmp_path / "p.yaml").write_text(FILE.replace("sinks:\n", slow))
+    (tmp_path / "p.test.yaml").write_text(CASES)
+    files = tmp_path / "files"
+    files.mkdir()
+    command = [sys.executable, "-m", "penstock.cli", "pipeline", "test", str(tmp_path / "p.yaml")]
+    environment = {**os.environ, "TMPDIR": str(files)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        while not (tmp_path / "began").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)  # until the last process that has the pipe has ended
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [*files.iterdir()] == []

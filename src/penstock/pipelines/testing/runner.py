@@ -7,6 +7,7 @@ input. Sources, sinks and the state store are replaced by data in memory.
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -50,18 +52,42 @@ _NULLS = {"ignoreNullFields": "false"}
 
 @contextmanager
 def session_for_cases(name: str) -> Iterator[SparkSession]:
-    """Create a small local session for test cases, and stop it at the end."""
+    """Create a small local session for test cases, and stop it at the end.
+
+    If SIGTERM has a handler that raises SystemExit, the signal ends Java before: a call that it interrupts would leave
+    its answer, which may take long, to the calls that stop the session.
+    """
     conf = {
         **COLUMN_SETTINGS,
         "spark.sql.shuffle.partitions": "1",
         "spark.driver.extraJavaOptions": SHORT_LIVED,
     }
     spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - only it knows the process of Java
+    handler = signal.getsignal(signal.SIGTERM)
+    ended: list[SystemExit] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        gateway.proc.terminate()
+        try:
+            if callable(handler):
+                handler(number, frame)
+        except SystemExit as stop:
+            ended.append(stop)
+            raise
+
+    if callable(handler):
+        signal.signal(signal.SIGTERM, end)
     try:
         keep_classes(spark)
         yield spark
+    except BaseException:
+        if ended:  # whatever failed since then failed without Java
+            raise ended[0] from None
+        raise
     finally:
-        spark.stop()
+        if not ended:
+            spark.stop()
 
 
 class Outcome(NamedTuple):
