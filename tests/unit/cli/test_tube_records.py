@@ -455,12 +455,17 @@ def test_damaged_records_are_left_out_and_reported(penstock: Command, monkeypatc
     damaged = b"\0\0\xff\xff"  # an attribute block that is longer than the message
 
     def read(_: Reader, __: str, partition: int, *___: int) -> Iterator[MessageBatch]:
-        data, flag, _id = Record(b"a", b"k").encode()
+        data, flag, _id = value.encode()
         yield MessageBatch.from_payloads([0, 28], [10, 20], [1, flag], [damaged, data])
 
+    value = Record(b"a", b"k")
     monkeypatch.setattr(Reader, "read", read)
     done = penstock("tube", "consume", "water")
     assert done == (1, "1:0  k  a\n1:1  k  a\n", "2 left out that cannot be decoded, the first: 1:0@0\n")
+    value = Record(b'{"x": 1}')
+    done = penstock("pipeline", "infer", "--topic", "water")
+    assert (done.status, done.out) == (0, "x BIGINT NOT NULL\n")
+    assert done.err == "2 left out that cannot be decoded, the first: 1:0@0\n"
 
     class Damaged:
         topic, broker_id, partition, offset, append_time_ms = "water", 1, 2, 28, 5

@@ -252,10 +252,13 @@ def _samples_of(file: Path) -> Iterator[tuple[str, str]]:
 
 def _records_of(topic: str, master: MasterOptions, count: int) -> Iterator[tuple[str, str]]:
     """Yield the values of the newest ``count`` records of each partition with their places."""
-    from penstock.cli.tube.consume import newest_records
+    from penstock.cli.tube.consume import newest_records, note_undecodable
 
-    for place, record in newest_records(master.tube_master, topic, master.client(), count):
+    undecodable: list[str] = []
+    for place, record in newest_records(master.tube_master, topic, master.client(), count, undecodable):
         yield place, record.value.decode("utf-8", "replace")
+    if undecodable:
+        note_undecodable(undecodable)
 
 
 def _records_of_source(file: Path, name: str | None, count: int) -> Iterator[tuple[str, str]]:

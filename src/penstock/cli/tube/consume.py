@@ -157,19 +157,27 @@ def consume(
                 raise typer.Exit(1)
     finally:
         if undecodable:
-            note(f"{len(undecodable):,} left out that cannot be decoded, the first: {undecodable[0]}")
+            note_undecodable(undecodable)
 
 
-def newest_records(masters: str, topic: str, client: ClientOptions, count: int) -> Iterator[tuple[str, Record]]:
+def note_undecodable(places: Sequence[str]) -> None:
+    """Report the records at ``places``, which cannot be decoded."""
+    note(f"{len(places):,} left out that cannot be decoded, the first: {places[0]}")
+
+
+def newest_records(
+    masters: str, topic: str, client: ClientOptions, count: int, undecodable: list[str]
+) -> Iterator[tuple[str, Record]]:
     """Yield the newest ``count`` records of each partition of ``topic``, each with its place, by time of arrival.
 
-    A broker that does not respond is reported and skipped, unless it is the only one.
+    A broker that does not respond is reported and skipped, unless it is the only one. The places of records that cannot
+    be decoded are added to ``undecodable``.
 
     Raises:
         RefusedError: the topic does not exist, or the brokers serve consumer groups only.
     """
     request = ConsumeRequest(masters, topic, parse_offset(f"-{count}", "--records"), None, (), (), None, client)
-    for row in stored_records(request, {}):
+    for row in stored_records(request, {}, undecodable):
         yield place_of(row), row["_record"]
 
 
