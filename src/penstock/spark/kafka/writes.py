@@ -178,7 +178,9 @@ def append_records(target: KafkaTopic, records: Sequence[AppendedRecord]) -> lis
     def delivered(index: int, headers: Headers, error: KafkaError | None, message: Message | None) -> None:
         deliveries.failed(headers, error, message)
         if error is None and message is not None:
-            offsets[index] = message.offset() or 0
+            offset = message.offset()
+            # Unknown if the message was stored by an attempt without an answer.
+            offsets[index] = -1 if offset is None else offset
 
     with session.appender() as producer:
         for index, record in enumerate(records):
@@ -194,7 +196,7 @@ def append_records(target: KafkaTopic, records: Sequence[AppendedRecord]) -> lis
                 timestamp=record.timestamp_ms,
             )
         _wait_until_stored(session, producer, deliveries)
-    return [max(offset, -1) for offset in offsets]
+    return offsets
 
 
 def check_topic(target: KafkaTopic, timeout_s: float) -> None:
@@ -383,7 +385,7 @@ _BATCH: Final = _Purpose(
 )
 _APPEND: Final = _Purpose(
     "source",
-    "permit the user Write, Read and Describe of the topic",
+    "permit the user Write, Read and Describe of the topic; before Kafka 3.0 also IdempotentWrite of the cluster",
     "run the command again, which does not send stored records twice",
     "increase max.message.bytes of the topic, or select other letters (--id)",
     "change the topic, or select other letters (--id)",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopic
 from penstock.runtime.kafka.config import KafkaSasl, KafkaTls
-from penstock.spark.kafka.writes import TIMEOUT_S, _commit, _CommittedBatch, _Session
+from penstock.spark.kafka.writes import TIMEOUT_S, AppendedRecord, _commit, _CommittedBatch, _Session, append_records
 from tests.fatal_errors import raise_fatal
 
 TARGET = KafkaTopic(KafkaConnection(["h:9092"]), "out")
@@ -81,6 +83,26 @@ def test_the_number_of_a_batch_is_not_stored_in_slices() -> None:
     client: Any = Client()
     _commit(_Session(TARGET), client, client, _CommittedBatch(3, 1, 1, 3, "1:0:n"))
     assert waits == [TIMEOUT_S, 1.0]
+
+
+def test_an_offset_that_kafka_does_not_report_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt without an answer has stored the message, and its repetition is acknowledged without the offset."""
+    reports: list[Any] = []
+    offsets: list[int | None] = [0, None, 7]
+
+    class Client:
+        def produce(self, topic: str, *, on_delivery: Any, partition: int, **_message: object) -> None:
+            assert (topic, partition) == ("out", 2)
+            reports.append(on_delivery)
+
+        def flush(self, _wait_s: float) -> int:
+            while reports:
+                found = offsets.pop(0)
+                reports.pop(0)(None, SimpleNamespace(offset=lambda found=found: found))
+            return 0
+
+    monkeypatch.setattr(_Session, "appender", lambda _: nullcontext(Client()))
+    assert append_records(TARGET, [AppendedRecord(2, b"k", b"v", [], 5)] * 3) == [0, -1, 7]
 
 
 def test_files_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
