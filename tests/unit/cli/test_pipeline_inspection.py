@@ -348,6 +348,14 @@ def test_the_life_of_a_dead_letter(run: RecordedRun, capsys: pytest.CaptureFixtu
     assert [(line["id"], line["state"]) for line in lines(capsys)] == [("id-1", "open")]
     assert main(command("purge", "--older-than", "forever", "--all", "--dry-run")) == 0
     assert capsys.readouterr().out == "0 letters would be deleted\n"
+    # A record of Kafka in a format without a time.
+    run.commit("dead", 2, [letter(2, timestamp=None)])
+    assert main(command("show", "--id", "id-2")) == 0
+    assert "\n  t 1:0@56\n" in capsys.readouterr().out
+    assert main(command("show", "--id", "id-2", "--json")) == 0
+    assert [line["timestamp"] for line in lines(capsys)] == [None]
+    assert main(command("purge", "--older-than", "forever", "--all", "--dry-run")) == 0
+    assert capsys.readouterr().out == "1 letter would be deleted\n"
     assert main(command("correct", "--id", "id-1")) == 2
     assert "set one of --value TEXT and --value-file FILE" in capsys.readouterr().err
 

@@ -308,15 +308,14 @@ def dead_list(file: File, into: Into = None, every: All = False, as_json: Json =
     States: open, corrected (redrive sends the corrected payload), redriven, resolved, discarded. Groups without open or
     corrected letters are shown with --all.
     """
-    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters
+    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, status_of
 
     path, _ = _dead_letters(file, into)
     states = letter_states(path)
-    is_open = LetterStatus(LetterState.OPEN)
     counts: dict[tuple[str, str, str], Counter[LetterState]] = {}
     for letter in letters(path):
         group = counts.setdefault((letter.step, letter.code, letter.reason), Counter())
-        group[states.get(letter.place, is_open).state] += 1
+        group[status_of(states, letter).state] += 1
     shown_counts = {
         group: found for group, found in counts.items() if every or any(not state.is_closed for state in found)
     }
@@ -372,15 +371,14 @@ def dead_show(
 
     Letters that --id selects are shown in any state.
     """
-    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters
+    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, status_of
 
     path, pipeline = _dead_letters(file, into)
     states = letter_states(path)
-    is_open = LetterStatus(LetterState.OPEN)
     chosen = [
         (letter, status)
         for letter in _chosen(list(letters(path)), pipeline, step, only)
-        for status in [states.get(letter.place, is_open)]
+        for status in [status_of(states, letter)]
         if every or only or not status.state.is_closed
     ]
     for letter, status in chosen[:limit]:
@@ -394,7 +392,7 @@ def dead_show(
                     "source": letter.source,
                     "reason": letter.reason,
                     "place": f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}",
-                    "timestamp": letter.timestamp.isoformat(),
+                    "timestamp": None if letter.timestamp is None else letter.timestamp.isoformat(),
                     "state": status.state.value,
                     **bytes_fields("key", letter.key),
                     "headers": [[name, shown(value)] for name, value in letter.headers],
@@ -407,7 +405,8 @@ def dead_show(
         code = f" ({letter.code})" if letter.code else ""
         part = "" if letter.part is None else f", part {letter.part}"
         sys.stdout.write(f"{letter.id}{part}: {letter.step}: {letter.reason}{code}{state}\n")
-        sys.stdout.write(f"  {_place(letter, pipeline)}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
+        at = "" if letter.timestamp is None else f", {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC"
+        sys.stdout.write(f"  {_place(letter, pipeline)}{at}\n")
         for name, value in letter.headers:
             sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
         sys.stdout.write(f"  {shown(letter.value)}\n")
@@ -437,10 +436,10 @@ def dead_redrive(
     unless `dead-letter correct` has stored another one. A letter that fails again becomes a new letter. Letters of a
     replay are not sent: correct the file and replay into a new directory.
     """
-    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, redrive
+    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, redrive, status_of
 
     path, pipeline = _dead_letters(file)
-    states = {place: status.state for place, status in letter_states(path).items()}
+    states = letter_states(path)
     found = _chosen(list(letters(path)), pipeline, step, only)
     made = _made_in_steps(pipeline)
     wanted = [letter for letter in found if letter.source not in made]
@@ -449,16 +448,16 @@ def dead_redrive(
         if kept:
             note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
     sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
-    chosen = [letter for letter in wanted if states.get(letter.place, LetterState.OPEN) in sendable]
+    chosen = [letter for letter in wanted if status_of(states, letter).state in sendable]
     if only and len(chosen) < len(wanted):
-        left_out = {states[letter.place] for letter in wanted if letter not in chosen}
+        left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
         count = _letters(len(wanted) - len(chosen))
         if left_out == {LetterState.REDRIVEN}:
             note(f"{count} sent again before: --repeat sends it once more")
         else:
             note(f"{count} not sent: {', '.join(sorted(left_out))}; `penstock pipeline dead-letter reopen` opens it")
     state = state_of(pipeline.name, state_dir)
-    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline, state))
+    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline, state, note))
     if as_json:
         print_json({"chosen": len(chosen), "sent": sent})
     elif dry_run:
@@ -531,7 +530,10 @@ def dead_reopen(
 def dead_purge(
     file: File,
     older_than: Annotated[
-        float, duration_option(text="Only records that their source received longer ago than this.", default="")
+        float,
+        duration_option(
+            text="Only records that their source received longer ago than this, or that have no time.", default=""
+        ),
     ],
     every: Annotated[bool, typer.Option("--all", help="Include open and corrected letters.")] = False,
     dry_run: DryRun = False,
@@ -539,15 +541,16 @@ def dead_purge(
     as_json: Json = False,
 ) -> None:
     """Delete redriven, resolved and discarded dead letters by age. They cannot be restored."""
-    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters, purge
+    from penstock.pipelines.ledger.dead_letters import letter_states, letters, purge, status_of
 
     path, _ = _dead_letters(file)
-    states, is_open = letter_states(path), LetterStatus(LetterState.OPEN)
+    states = letter_states(path)
     before = datetime.now(UTC) - timedelta(seconds=min(older_than, _LONGEST_S))
     chosen = [
         letter
         for letter in letters(path)
-        if _in_utc(letter.timestamp) < before and (every or states.get(letter.place, is_open).state.is_closed)
+        if (letter.timestamp is None or _in_utc(letter.timestamp) < before)
+        and (every or status_of(states, letter).state.is_closed)
     ]
     if chosen and not (dry_run or yes or confirmed(f"Delete {_letters(len(chosen))}?")):
         note("nothing was deleted")
@@ -578,13 +581,13 @@ def _change_state(
     as_json: bool,
 ) -> None:
     """Change the state of the selected letters; a redriven letter keeps its state."""
-    from penstock.pipelines.ledger.dead_letters import LetterState, LetterStatus, letter_states, letters, set_state
+    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, set_state, status_of
 
     path, pipeline = _dead_letters(file)
-    states, is_open = letter_states(path), LetterStatus(LetterState.OPEN)
+    states = letter_states(path)
     chosen = []
     for letter in _chosen(list(letters(path)), pipeline, step, only):
-        now = states.get(letter.place, is_open).state
+        now = status_of(states, letter).state
         changes = now is not LetterState.OPEN if state is LetterState.OPEN else not now.is_closed
         if changes and now is not LetterState.REDRIVEN:
             chosen.append(letter)

@@ -55,7 +55,7 @@ function List({ path, parameters, changes, changed }) {
 function Letter({ path, row, changed }) {
   const closed = !["open", "corrected"].includes(row.state);
   const record = { value: row.value, value_base64: row.value_base64 ?? null, format: format(row.value) };
-  return html`<details class="letter"><summary><span class=${closed ? "dim" : "bad"}>${row.state}</span> ${row.step}: ${row.reason} <small class="dim">${clock(Date.parse(row.timestamp))} UTC</small></summary>
+  return html`<details class="letter"><summary><span class=${closed ? "dim" : "bad"}>${row.state}</span> ${row.step}: ${row.reason} <small class="dim">${row.timestamp ? `${clock(Date.parse(row.timestamp))} UTC` : ""}</small></summary>
     <${Facts} facts=${[["Id", row.id], ...(row.part == null ? [] : [["Part", String(row.part)]]), ["Code", row.code || null], ["Source", row.source || null], ["Record", row.place], ["Key", row.key ?? (row.key_base64 ? `base64:${row.key_base64}` : null)],
       ...row.headers.map(([header, value]) => [`Header ${header}`, value])]} />
     <h3>Record</h3>

@@ -11,9 +11,9 @@ record twice, but never loses it.
 A record of Kafka is appended to its partition, if the source permits it. Each copy has a header with an id of its own,
 which is stored before, with the ends of the partitions: after a crash, the next redrive looks for the ids behind these
 ends, lists the copies that it finds, and sends the others. So a letter is redriven once, if no other redrive of the
-table is active.
+table is active. If records behind these ends were deleted, it stops: the user decides.
 
-    <table>/_redriven/<time>.json     coordinates of redriven records, with their parts, and of their copies
+    <table>/_redriven/<time>.json     coordinates of redriven records, with their parts and sources, and of their copies
     <table>/_states/<time>.json       other changes of state: corrected, resolved, discarded, reopened
     <table>/_sending/<source>.json    records that are being appended to Kafka; removed when they are listed
 """
@@ -25,13 +25,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataLossError
 from penstock.pipelines.sinks.parquet import read_file
 from penstock.pipelines.sinks.table import delete_rows, files
 from penstock.pipelines.spec.pipeline import Pipeline, steps_after
@@ -75,8 +75,11 @@ __all__ = [
     "redriven",
     "redriven_copies",
     "set_state",
+    "status_of",
     "warning_of_copies",
 ]
+
+Known = TypeVar("Known")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTE = re.compile(r"[0-9]+\.json")
@@ -114,6 +117,7 @@ class DeadLetter(NamedTuple):
 
     ``code`` is the kind of failure (``parse.not_json``), ``source`` the name of the source; both are empty in dead
     letters of older versions. ``part``: the part of the record that failed after an explode step, otherwise None.
+    ``timestamp`` is None for a record of Kafka in a format without one.
     """
 
     step: str
@@ -125,7 +129,7 @@ class DeadLetter(NamedTuple):
     broker: int
     partition: int
     offset: int
-    timestamp: datetime
+    timestamp: datetime | None
     key: bytes | None
     headers: list[tuple[str, bytes]]
     value: bytes
@@ -139,7 +143,7 @@ class DeadLetter(NamedTuple):
     @property
     def place(self) -> RecordPart:
         """The record and the part of it, which have one state."""
-        return RecordPart(self.coordinates, self.part)
+        return RecordPart(self.coordinates, self.part, self.source)
 
 
 def letters(path: StoragePath) -> Iterator[DeadLetter]:
@@ -153,10 +157,11 @@ def letters(path: StoragePath) -> Iterator[DeadLetter]:
     for file in files(path):
         table = read_file(file)
         # pyarrow imports pandas to convert timestamps, which takes longer than everything else.
-        at = table.schema.get_field_index("timestamp")
-        times = table.column(at).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        for row in table.set_column(at, "timestamp", times).to_pylist():
-            yield _letter(row | {"timestamp": _EPOCH + timedelta(microseconds=row["timestamp"])})
+        column = table.schema.get_field_index("timestamp")
+        times = table.column(column).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        for row in table.set_column(column, "timestamp", times).to_pylist():
+            at_us = row["timestamp"]
+            yield _letter(row | {"timestamp": None if at_us is None else _EPOCH + timedelta(microseconds=at_us)})
 
 
 def _letter(row: dict[str, Any]) -> DeadLetter:
@@ -167,27 +172,65 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
 
 
 def letter_states(path: StoragePath) -> dict[RecordPart, LetterStatus]:
-    """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected."""
-    notes = [(int(match[0].removesuffix(".json")), _REDRIVEN, match[0]) for match in listed(path / _REDRIVEN, _NOTE)]
-    notes += [(int(match[0].removesuffix(".json")), _STATES, match[0]) for match in listed(path / _STATES, _NOTE)]
+    """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected.
+
+    Use :func:`status_of` to find that of a letter: states that older versions stored are those of any source.
+    """
     found: dict[RecordPart, LetterStatus] = {}
-    # File names are the times of the changes: the last one is valid.
-    for note in read_each(read_json, [path / directory / name for _, directory, name in sorted(notes)]):
-        state = LetterState(note.get("state", LetterState.REDRIVEN))
+    named: dict[RecordPart, set[RecordPart]] = {}
+    # The last change is valid.
+    for note in _notes(path):
+        state = _state_of(note)
         value = None if note.get("value") is None else base64.b64decode(note["value"])
-        for place in map(_place, note["places"]):
-            before = found.get(place)
-            # A corrected letter that was redriven is redriven again with the same payload.
-            kept = before.value if before is not None and state is LetterState.REDRIVEN else None
-            found[place] = LetterStatus(state, kept if value is None else value)
-    return {place: status for place, status in found.items() if status.state is not LetterState.OPEN}
+        for noted in _places(note):
+            named.setdefault(_of_any(noted), set()).add(noted)
+            for place in (noted,) if noted.source else named[noted]:
+                before = _known(found, place)
+                # A corrected letter that was redriven is redriven again with the same payload.
+                kept = before.value if before is not None and state is LetterState.REDRIVEN else None
+                found[place] = LetterStatus(state, kept if value is None else value)
+    # A letter that was opened again stays open if an older version has closed it without its source.
+    return {
+        place: status
+        for place, status in found.items()
+        if status.state is not LetterState.OPEN or (place.source and _of_any(place) in found)
+    }
+
+
+def _notes(path: StoragePath, after_ns: int = -1) -> list[dict[str, Any]]:
+    """Return the changes of states after ``after_ns``, in their order: the names of the files are their times."""
+    names = [
+        (at_ns, directory, match[0])
+        for directory in (_REDRIVEN, _STATES)
+        for match in listed(path / directory, _NOTE)
+        if (at_ns := int(match[0].removesuffix(".json"))) > after_ns
+    ]
+    return read_each(read_json, [path / directory / name for _, directory, name in sorted(names)])
+
+
+def _state_of(note: Mapping[str, Any]) -> LetterState:
+    return LetterState(note.get("state", LetterState.REDRIVEN))
+
+
+def status_of(states: Mapping[RecordPart, LetterStatus], letter: DeadLetter) -> LetterStatus:
+    """Return the state of ``letter``, as :func:`letter_states` has it."""
+    return _known(states, letter.place) or LetterStatus(LetterState.OPEN)
+
+
+def _of_any(place: RecordPart) -> RecordPart:
+    return place._replace(source="")
+
+
+def _known(found: Mapping[RecordPart, Known], place: RecordPart) -> Known | None:
+    """Return what is known of ``place``, or of the record with its coordinates in any source."""
+    return found.get(place, found.get(_of_any(place)))
 
 
 def set_state(path: StoragePath, chosen: Sequence[DeadLetter], state: LetterState, value: bytes | None = None) -> None:
     """Store that the letters ``chosen`` have ``state``; ``value`` is the payload of a corrected letter."""
     if not chosen:
         return
-    note: dict[str, Any] = {"state": state, "places": [_as_json(letter.place) for letter in chosen]}
+    note: dict[str, Any] = {"state": state, **_as_json([letter.place for letter in chosen])}
     if value is not None:
         note["value"] = base64.b64encode(value).decode()
     write_json(path / _STATES / f"{time.time_ns()}.json", note)
@@ -214,8 +257,15 @@ def _redrives(path: StoragePath) -> Iterator[tuple[RecordPart, int, RedrivenCopy
         copies = note.get("copies") or [None] * len(note["places"])
         # Notes of older versions lack the steps, which only parts of records need.
         steps = note.get("steps") or [""] * len(note["places"])
-        for place, copy, step in zip(note["places"], copies, steps, strict=True):
-            yield _place(place), since_ms, None if copy is None else RedrivenCopy(_place(copy).record, step)
+        for place, copy, step in zip(_places(note), copies, steps, strict=True):
+            yield place, since_ms, None if copy is None else RedrivenCopy(_place(copy).record, step)
+
+
+def _places(note: Mapping[str, Any]) -> list[RecordPart]:
+    """Return the places in ``note``, which :func:`_as_json` has written. Those of older versions lack the sources."""
+    places = note["places"]
+    sources = note.get("sources") or [""] * len(places)
+    return [_place(place)._replace(source=source) for place, source in zip(places, sources, strict=True)]
 
 
 def _place(place: Sequence[Any]) -> RecordPart:
@@ -223,8 +273,11 @@ def _place(place: Sequence[Any]) -> RecordPart:
     return RecordPart((str(topic), int(broker), int(partition), int(offset)), *part)
 
 
-def _as_json(place: RecordPart) -> list[Any]:
-    return [*place.record, *([] if place.part is None else [place.part])]
+def _as_json(places: Sequence[RecordPart]) -> dict[str, Any]:
+    return {
+        "places": [[*place.record, *([] if place.part is None else [place.part])] for place in places],
+        "sources": [place.source for place in places],
+    }
 
 
 def warning_of_copies(path: StoragePath, inputs: Mapping[str, Source], span: ReplayRange) -> str | None:
@@ -247,13 +300,13 @@ def warning_of_copies(path: StoragePath, inputs: Mapping[str, Source], span: Rep
     if not since:
         return None
     repeated = [
-        since[letter.place]
+        copied_ms
         for letter in letters(path)
-        if letter.place in since
+        if (copied_ms := _known(since, letter.place)) is not None
         and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions | KafkaSource)
         and not _is_before(letter, span.begin)
         and (span.end == "latest" or _is_before(letter, span.end))
-        and not (isinstance(span.end, TimeSpec) and isinstance(span.end.at, int) and span.end.at <= since[letter.place])
+        and not (isinstance(span.end, TimeSpec) and isinstance(span.end.at, int) and span.end.at <= copied_ms)
     ]
     if not repeated:
         return None
@@ -279,7 +332,7 @@ def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
     """Return True if the record of ``letter`` is known to precede ``coordinates``."""
     if isinstance(coordinates, TimeSpec):
         at = coordinates.at
-        return isinstance(at, int) and letter.timestamp.timestamp() * 1000 < at
+        return isinstance(at, int) and letter.timestamp is not None and letter.timestamp.timestamp() * 1000 < at
     if isinstance(coordinates, str):
         return False
     named = coordinates.get(letter.topic, {})
@@ -287,26 +340,44 @@ def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
     return offset is not None and offset >= 0 and letter.offset < offset
 
 
-async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pipeline, state: StoragePath) -> int:
+async def redrive(
+    path: StoragePath,
+    chosen: Sequence[DeadLetter],
+    pipeline: Pipeline,
+    state: StoragePath,
+    tell: Callable[[str], object] = lambda _: None,
+) -> int:
     """Send ``chosen`` to their sources again, with unchanged ids; return the number of acknowledged and listed letters.
 
-    Letters of Kafka that an interrupted redrive has sent are listed, and not sent again.
+    Letters of Kafka that an interrupted redrive has sent are listed, and not sent again unless they were corrected
+    since. ``tell`` is called with remarks.
 
     Raises:
-        ConfigError: ``pipeline`` no longer has the source or the explode step of a dead letter, the source is
-            read-only, or it reads files and ``state`` is in a bucket; nothing was sent.
+        ConfigError: ``pipeline`` no longer has the source, the topic or the explode step of a dead letter, the source
+            is read-only, a topic is compacted, or the source reads files and ``state`` is in a bucket; nothing was
+            sent.
+        DataLossError: it is unknown what an interrupted redrive has sent; nothing was sent.
         PenstockError: a record was not acknowledged; none is listed as redriven, so all of them may be sent again.
     """
+    inputs = pipeline.inputs
+    before = {
+        place
+        for name, source in inputs.items()
+        if isinstance(source, KafkaSource)
+        for place in _end_interrupted(path, name, source)
+    }
     if not chosen:
         return 0
-    inputs = pipeline.inputs
     by_source: dict[str, list[DeadLetter]] = {}
     for letter in chosen:
         by_source.setdefault(letter.source or next(iter(inputs)), []).append(letter)
-    for name in by_source:
+    for name, found in by_source.items():
         _check_writable(name, inputs)
-        if isinstance(inputs[name], FilesSource):
+        source = inputs[name]
+        if isinstance(source, FilesSource):
             layout.local_directory(state, name)
+        elif isinstance(source, KafkaSource):
+            _check_topics(name, source, {letter.topic for letter in found}, tell)
     _check_parts(chosen, pipeline)
     since_ms = time.time_ns() // 1_000_000
     states = letter_states(path)
@@ -315,11 +386,7 @@ async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pip
     sent: list[DeadLetter] = []
     for name, found in by_source.items():
         source = inputs[name]
-        if isinstance(source, KafkaSource):
-            before = _end_interrupted(path, name, source)
-            open_ = [letter for letter in found if letter.place not in before]
-        else:
-            open_ = found
+        open_ = [letter for letter in found if letter.place not in before]
         mine = _records([_corrected(letter, states) for letter in open_], after)
         if isinstance(source, TubeOptions):
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
@@ -338,22 +405,26 @@ async def redrive(path: StoragePath, chosen: Sequence[DeadLetter], pipeline: Pip
 
 
 def _list_redriven(
-    path: StoragePath, letters: Sequence[tuple[RecordPart, str, Coordinates | None]], since_ms: int
+    path: StoragePath,
+    letters: Sequence[tuple[RecordPart, str, Coordinates | None]],
+    since_ms: int,
+    at_ns: int | None = None,
 ) -> None:
-    """Store that ``letters`` (place, step, coordinates of the copy) were redriven after ``since_ms``."""
+    """Store that ``letters`` (place, step, coordinates of the copy) were redriven after ``since_ms``; ``at_ns``: time
+    of the change (default: now)."""
     note = {
-        "places": [_as_json(place) for place, _, _ in letters],
+        **_as_json([place for place, _, _ in letters]),
         "copies": [copy for _, _, copy in letters],
         "steps": [step for _, step, _ in letters],
         "since_ms": since_ms,
     }
-    write_json(path / _REDRIVEN / f"{time.time_ns()}.json", note)
+    write_json(path / _REDRIVEN / f"{at_ns or time.time_ns()}.json", note)
 
 
 def _corrected(letter: DeadLetter, states: Mapping[RecordPart, LetterStatus]) -> DeadLetter:
     """Return ``letter`` with its corrected payload, if it has one."""
-    status = states.get(letter.place)
-    return letter if status is None or status.value is None else letter._replace(value=status.value)
+    value = status_of(states, letter).value
+    return letter if value is None else letter._replace(value=value)
 
 
 class _RedrivenRecord(NamedTuple):
@@ -486,6 +557,37 @@ def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
         raise ConfigError(f"records cannot be redriven to the source {name!r}: its format is {source.format}")
 
 
+def _check_topics(name: str, source: KafkaSource, topics: Collection[str], tell: Callable[[str], object]) -> None:
+    """Check that the source ``name`` reads ``topics``, and that they are not compacted.
+
+    Compaction may remove copies that an interrupted redrive has sent, and keeps a copy instead of newer records with
+    its key.
+    """
+    for topic in topics:
+        if topic not in source.topics:
+            raise ConfigError(
+                f"records cannot be redriven to the topic {topic!r}: the source {name!r} does not read it",
+                option="topics",
+                do="add it again, or send the records yourself and close the letters (penstock pipeline dead-letter"
+                " resolve)",
+            )
+    with _everything(source) as log:
+        policies = {topic: log.setting(topic, "cleanup.policy") for topic in topics}
+    for topic, policy in policies.items():
+        if policy is None:
+            tell(
+                f"topic {topic!r} must not be compacted, which was not checked: the user lacks the permission"
+                " DescribeConfigs"
+            )
+        elif "compact" in policy:
+            raise ConfigError(
+                f"records cannot be redriven to the topic {topic!r}: its cleanup.policy is {policy}",
+                option="redrive",
+                why="compaction keeps the last record of each key, which the redriven one would be",
+                do="send the corrected record yourself and close the letter (penstock pipeline dead-letter resolve)",
+            )
+
+
 async def _into_topics(source: TubeOptions, records: Sequence[_RedrivenRecord]) -> dict[RecordPart, Coordinates]:
     """Send ``records`` to their topics; return the coordinates of the copies that the brokers reported."""
     login = SourceOptions.parse(source.all_options()).login
@@ -517,14 +619,31 @@ def _into_partitions(
     if not records:
         return {}
     with _everything(source) as log:
-        _, start = log.bounds()
+        _, ends = log.bounds()
+        topic_ids = log.topic_ids()
+    start: dict[str, dict[str, int]] = {}
+    for letter in letters:
+        end = ends[letter.topic].get(str(letter.partition))
+        if end is None:
+            raise ConfigError(
+                f"a record cannot be redriven to the partition {letter.partition} of topic {letter.topic!r}",
+                option="topics",
+                why="the topic has no such partition: it was created again with fewer",
+                do="add partitions with kafka-topics.sh --alter, or send the record yourself and close the letter"
+                f" (penstock pipeline dead-letter resolve --id {letter.id})",
+            )
+        start.setdefault(letter.topic, {})[str(letter.partition)] = end
     begun = time.time_ns()
     marked = [(f"{begun}-{number}", record) for number, record in enumerate(records)]
     marks = {place: mark for mark, record in marked for place in record.places}
     intent = {
         "start": start,
-        "since_ms": begun // 1_000_000,
-        "letters": [[marks[letter.place], letter.step, _as_json(letter.place)] for letter in letters],
+        "topic_ids": {topic: topic_ids[topic] for topic in start},
+        "begun_ns": begun,
+        "marks": [marks[letter.place] for letter in letters],
+        "steps": [letter.step for letter in letters],
+        "ids": [letter.id for letter in letters],
+        **_as_json([letter.place for letter in letters]),
     }
     write_json(path / _SENDING / f"{name}.json", intent)
     copies: dict[RecordPart, Coordinates] = {}
@@ -545,27 +664,66 @@ def _appended(record: _RedrivenRecord, mark: str) -> AppendedRecord:
         # Letters do not tell an empty value from none, which is usual: it deletes a key of a compacted topic.
         letter.value or None,
         [*record.headers_with_id, (REDRIVE_ID, mark.encode())],
-        round(letter.timestamp.timestamp() * 1000),
+        # A record in a format without a time gets that of the redrive, which is what the client writes for 0.
+        0 if letter.timestamp is None else round(letter.timestamp.timestamp() * 1000),
     )
 
 
 def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[RecordPart]:
-    """List the letters that an interrupted redrive to the source ``name`` has sent; return their places."""
+    """List the letters that an interrupted redrive to the source ``name`` has sent; return their places, without those
+    that were corrected since.
+
+    They are listed with the time at which the redrive began, so that later changes of their states stay valid.
+
+    Raises:
+        DataLossError: records that may be copies were deleted, and the letters were neither corrected nor closed since.
+    """
     try:
         intent = read_json(path / _SENDING / f"{name}.json")
     except FileNotFoundError:
         return set()
     with _everything(source) as log:
-        found = log.find(intent["start"], REDRIVE_ID)
+        found, deleted = log.find(intent["start"], REDRIVE_ID)
+        topic_ids = log.topic_ids()
+    created_again = {topic for topic, known in intent["topic_ids"].items() if topic_ids.get(topic) != known}
+    begun = int(intent["begun_ns"])
+    later = _states_since(path, begun)
     sent: list[tuple[RecordPart, str, Coordinates | None]] = []
-    for mark, step, place in intent["letters"]:
+    opened: list[tuple[RecordPart, str, Coordinates | None]] = []
+    listed_before: set[RecordPart] = set()
+    unknown: dict[str, None] = {}
+    for mark, step, id_, place in zip(intent["marks"], intent["steps"], intent["ids"], _places(intent), strict=True):
+        topic, _, partition, _ = place.record
+        state = _known(later, place)
         if (copy := found.get(str(mark).encode())) is not None:
-            topic, partition, offset = copy
-            sent.append((_place(place), step, (topic, 0, partition, offset)))
+            letter = (place, step, (copy[0], 0, *copy[1:]))
+            # Opening a letter again does not recall its copy.
+            (opened if state is LetterState.OPEN else sent).append(letter)
+        elif state is LetterState.REDRIVEN:
+            listed_before.add(place)
+        elif ((topic, partition) in deleted or topic in created_again) and state in (None, LetterState.OPEN):
+            unknown[id_] = None
+    if unknown:
+        raise DataLossError(
+            f"it is unknown whether an interrupted redrive to the source {name!r} has sent {next(iter(unknown))!r}"
+            + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""),
+            why="its topic was created again, or records were deleted from it since, of which one may be the copy",
+            do="look for the record in the tables of the pipeline; if it is there, close the letter: penstock pipeline"
+            " dead-letter resolve --id ID; if not, store its payload: penstock pipeline dead-letter correct --id ID;"
+            " then redrive again",
+        )
     if sent:
-        _list_redriven(path, sent, int(intent["since_ms"]))
+        _list_redriven(path, sent, begun // 1_000_000, begun)
+    if opened:
+        _list_redriven(path, opened, begun // 1_000_000)
     _forget_sending(path, name)
-    return {place for place, _, _ in sent}
+    places = listed_before.union(place for place, _, _ in (*sent, *opened))
+    return {place for place in places if _known(later, place) is not LetterState.CORRECTED}
+
+
+def _states_since(path: StoragePath, at_ns: int) -> dict[RecordPart, LetterState]:
+    """Return the last states of the letters whose state was changed after ``at_ns``."""
+    return {place: _state_of(note) for note in _notes(path, at_ns) for place in _places(note)}
 
 
 def _forget_sending(path: StoragePath, name: str) -> None:

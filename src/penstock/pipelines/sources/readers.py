@@ -452,7 +452,7 @@ def _without_copied(rows: DataFrame, redriven: Copies, ends: Mapping[TopicPartit
     Copies are appended after their records, so they are in the span if the records are, except after its end.
     """
     found: dict[TopicPartition, dict[int, list[tuple[str, str | None]]]] = {}
-    for ((topic, broker, partition, offset), part), (copy, step) in redriven.items():
+    for ((topic, broker, partition, offset), part, _), (copy, step) in redriven.items():
         if copy[3] < ends.get(TopicPartition(copy[0], copy[1], copy[2]), 0):
             by_offset = found.setdefault(TopicPartition(topic, broker, partition), {})
             by_offset.setdefault(offset, []).append((step, part))

@@ -94,7 +94,12 @@ class Sources:
                 group=f"pipeline-{pipeline.name}",
                 headers=pipeline.dead_letters is not None
                 or any(step.parse is not None and step.parse.needs_headers for step in pipeline.steps),
-                redriven=redriven,
+                # Letters of a source that is not in the file (any more) match by their coordinates only.
+                redriven={
+                    place: copy
+                    for place, copy in redriven.items()
+                    if place.source == name or place.source not in pipeline.inputs
+                },
             )
             for name, source in pipeline.inputs.items()
         }

@@ -47,10 +47,15 @@ Coordinates = tuple[str, int, int, int]
 
 
 class RecordPart(NamedTuple):
-    """A record, or the part of it that an explode step made; None: the whole record."""
+    """A record, or the part of it that an explode step made; None: the whole record.
+
+    ``source`` is the name of its source, because topics of two clusters may have the same name. It is empty if unknown:
+    older versions did not store it.
+    """
 
     record: Coordinates
     part: str | None = None
+    source: str = ""
 
 
 class RedrivenCopy(NamedTuple):

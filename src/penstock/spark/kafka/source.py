@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -241,24 +242,60 @@ class KafkaLog:
             elif time.monotonic() - seen > self._timeout_s:
                 raise self._unavailable(f"no record of {place.topic}:{place.partition} in {self._timeout_s:g} s")
 
-    def find(self, start: Offsets, header: str) -> dict[bytes, tuple[str, int, int]]:
-        """Return topic, partition and offset of the records from ``start`` on, by their ``header``.
+    def find(self, start: Offsets, header: str) -> tuple[dict[bytes, tuple[str, int, int]], set[tuple[str, int]]]:
+        """Return topic, partition and offset of the records from ``start`` up to now, by their ``header``; and the
+        partitions from which some of these records were deleted.
 
-        Records without it, and those that were deleted, are left out. Raises as :meth:`read`.
+        Records without the header are left out. Raises as :meth:`read`, but for records that were deleted.
         """
         lows, ends = self.bounds()
-        begin = {
-            topic: {p: max(offset, lows.get(topic, {}).get(p, 0)) for p, offset in places.items()}
-            for topic, places in start.items()
-        }
         found: dict[bytes, tuple[str, int, int]] = {}
-        for place in ranges(begin, ends):
-            for messages in self.read(place):
-                for message in messages:
-                    marks = (pair["value"] for pair in _headers(message) if pair["key"] == header)
-                    if isinstance(mark := next(marks, None), bytes):
-                        found[mark] = (place.topic, place.partition, message.offset() or 0)
-        return found
+        deleted: set[tuple[str, int]] = set()
+        for topic, places in start.items():
+            for partition, offset in places.items():
+                low, end = lows.get(topic, {}).get(partition), ends.get(topic, {}).get(partition, -1)
+                if low is None or not low <= offset <= end:
+                    deleted.add((topic, int(partition)))
+                first = max(offset, low or 0)
+                if first >= end:
+                    continue
+                try:
+                    for message in chain.from_iterable(self.read(KafkaRange(topic, int(partition), first, end))):
+                        marks = (pair["value"] for pair in _headers(message) if pair["key"] == header)
+                        if isinstance(mark := next(marks, None), bytes):
+                            found[mark] = (topic, int(partition), message.offset() or 0)
+                except DataLossError:
+                    deleted.add((topic, int(partition)))
+        return found, deleted
+
+    def topic_ids(self) -> dict[str, str]:
+        """Return the ids of the topics; one that is created again has another. Raises as :meth:`bounds`."""
+        admin = self._admin
+        from confluent_kafka import TopicCollection
+
+        wanted = TopicCollection(list(self._options.topics))
+        described = self._answers(lambda: admin.describe_topics(wanted, request_timeout=self._timeout_s))
+        return {topic: str(found.topic_id) for topic, found in described.items()}
+
+    def setting(self, topic: str, name: str) -> str | None:
+        """Return the setting ``name`` of ``topic``; None if the user may not know it.
+
+        Raises:
+            UnavailableError: Kafka did not answer.
+            ConfigError: the topic does not exist.
+            RefusedError: the connection was refused.
+        """
+        admin = self._admin
+        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined] # imported there without an alias
+
+        wanted = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            (found,) = self._answers(lambda: admin.describe_configs([wanted], request_timeout=self._timeout_s)).values()
+        except RefusedError:
+            self._check_connection()
+            return None
+        entry = found.get(name)
+        return None if entry is None else entry.value
 
     @property
     def _consumer(self) -> Consumer:
@@ -320,14 +357,15 @@ class KafkaLog:
             topic = ", ".join(self._options.topics)
             try:
                 for key, answer in request().items():
-                    topic = key if isinstance(key, str) else getattr(key, "topic", topic)
+                    # A topic, one of its partitions, or a resource with its name.
+                    topic = key if isinstance(key, str) else getattr(key, "topic", getattr(key, "name", topic))
                     found[key] = self._result(answer)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if not _is_temporary(error) and error.name() not in temporary:
                     raise self._translated(error, topic) from failure
                 if time.monotonic() > ends:
-                    raise self._unavailable(error.str()) from failure
+                    raise self._translated(error, topic) from failure
                 # Leaders change; until then each answer would be the same.
                 self._admin.poll(_PAUSE_S)
             else:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataLossError
 from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.dead_letters import (
+    DeadLetter,
     LetterState,
     LetterStatus,
     _check_parts,
@@ -22,6 +23,7 @@ from penstock.pipelines.ledger.dead_letters import (
     redriven,
     redriven_copies,
     set_state,
+    status_of,
     warning_of_copies,
 )
 from penstock.pipelines.ledger.reconcile import reconcile
@@ -119,8 +121,9 @@ def test_the_last_change_of_a_letter_is_its_state(tmp_path: Path) -> None:
     assert second.place not in letter_states(dead)
     # Redriven with the corrected payload, with which it would be redriven again.
     write_json(dead / "_redriven" / f"{10**20}.json", {"places": [first.coordinates], "copies": [["t", 1, 0, 560]]})
-    assert letter_states(dead) == {first.place: LetterStatus(LetterState.REDRIVEN, b'{"x": 2}')}
-    assert redriven_copies(dead) == {first.place: RedrivenCopy(("t", 1, 0, 560))}
+    assert status_of(letter_states(dead), first) == LetterStatus(LetterState.REDRIVEN, b'{"x": 2}')
+    assert status_of(letter_states(dead), second) == LetterStatus(LetterState.OPEN)
+    assert redriven_copies(dead) == {RecordPart(first.coordinates): RedrivenCopy(("t", 1, 0, 560))}
 
 
 def test_copies_that_a_replay_can_tell_are_not_warned_of(tmp_path: Path) -> None:
@@ -157,7 +160,7 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
         "dead", 2, [letter(7, headers=again) | {"part": part, "step": step, "key": b"k"} for part, step in parts]
     )
     *_, first, second, third = letters(dead)
-    assert first.place == RecordPart(("t", 1, 0, 7 * 28), "each.1")
+    assert first.place == RecordPart(("t", 1, 0, 7 * 28), "each.1", "source")
     sent = _records([first, second, third], {})
     # One record for both parts of one step: a dedupe would drop the second of two with one id.
     assert [dict(each.headers) for each in sent] == [
@@ -170,7 +173,12 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
     corrected = [_corrected(each, letter_states(dead)) for each in (first, second)]
     assert [each.letter.value for each in _records(corrected, {})] == [first.value, b"{}"]
     places = [["t", 1, 0, 7 * 28, "each.1"], ["t", 1, 0, 7 * 28, "each.2.inner.0"]]
-    note = {"places": places, "copies": [["t", 1, 0, 560]] * 2, "steps": ["judged"] * 2}
+    note = {
+        "places": places,
+        "sources": ["source"] * 2,
+        "copies": [["t", 1, 0, 560]] * 2,
+        "steps": ["judged"] * 2,
+    }
     write_json(dead / "_redriven" / f"{10**20}.json", note)
     copy = RedrivenCopy(("t", 1, 0, 560), "judged")
     assert redriven_copies(dead) == {first.place: copy, second.place: copy}
@@ -301,6 +309,9 @@ class Topic:
         self.records: list[AppendedRecord] = []
         self.room = 100
         """Number of records until a crash."""
+        self.deleted: set[tuple[str, int]] = set()
+        self.id = "first"
+        self.policy: str | None = "delete"
 
     def __call__(self, _options: object) -> Topic:
         return self
@@ -314,9 +325,19 @@ class Topic:
     def bounds(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         return {"t": {"0": 0}}, {"t": {"0": 100 + len(self.records)}}
 
-    def find(self, start: Mapping[str, Mapping[str, int]], header: str) -> dict[bytes, tuple[str, int, int]]:
-        numbers = range(start["t"]["0"] - 100, len(self.records))
-        return {dict(self.records[n].headers)[header]: ("t", 0, 100 + n) for n in numbers}
+    def topic_ids(self) -> dict[str, str]:
+        return {"t": self.id}
+
+    def setting(self, topic: str, name: str) -> str | None:
+        assert (topic, name) == ("t", "cleanup.policy")
+        return self.policy
+
+    def find(
+        self, start: Mapping[str, Mapping[str, int]], header: str
+    ) -> tuple[dict[bytes, tuple[str, int, int]], set[tuple[str, int]]]:
+        assert {topic: list(places) for topic, places in start.items()} == {"t": ["0"]}
+        numbers = range(start["t"]["0"] - 100, 0 if self.deleted else len(self.records))
+        return {dict(self.records[n].headers)[header]: ("t", 0, 100 + n) for n in numbers}, self.deleted
 
     def append(self, target: KafkaTopic, records: Sequence[AppendedRecord]) -> list[int]:
         assert target.topic == "t"
@@ -327,15 +348,22 @@ class Topic:
         return [100 + n for n in range(first, len(self.records))]
 
 
+KAFKA = FILE.replace("{topics: [water_flow]}", "{format: kafka, bootstrap: ['h:1'], topics: [t], redrive: true}")
+
+
+def kafka_topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
+    topic = Topic()
+    monkeypatch.setattr(dead_letters, "KafkaLog", topic)
+    monkeypatch.setattr(dead_letters, "append_records", topic.append)
+    return topic
+
+
 @pytest.mark.parametrize("crash", ["before", "between", "unlisted", "listed", None])
 def test_a_letter_of_kafka_is_sent_once_whenever_a_redrive_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str | None
 ) -> None:
     RecordedRun(tmp_path)
-    topic, path = Topic(), tmp_path / "dead"
-    monkeypatch.setattr(dead_letters, "KafkaLog", topic)
-    monkeypatch.setattr(dead_letters, "append_records", topic.append)
-    text = FILE.replace("{topics: [water_flow]}", "{format: kafka, bootstrap: ['h:1'], topics: [t], redrive: true}")
+    topic, path, text = kafka_topic(monkeypatch), tmp_path / "dead", KAFKA
     chosen = list(letters(path))
     span = ReplayRange(parse_point("earliest", "--from"), parse_point("latest", "--to"))
 
@@ -357,7 +385,8 @@ def test_a_letter_of_kafka_is_sent_once_whenever_a_redrive_crashes(
         topic.room = 100
     assert run() == 2
     assert [(each.value, each.timestamp_ms) for each in topic.records] == [
-        (letter.value, round(letter.timestamp.timestamp() * 1000)) for letter in chosen
+        (letter.value, 1_714_521_600_000)
+        for letter in chosen  # 2024-05-01
     ]
     headers = [dict(each.headers) for each in topic.records]
     assert [(each["id"], each[REDRIVE], each[REDRIVE_STEP]) for each in headers] == [
@@ -382,3 +411,137 @@ def test_a_source_of_kafka_is_written_to_only_if_it_permits_it(tmp_path: Path) -
     with pytest.raises(ConfigError, match="it does not permit writing to its topics") as refused:
         asyncio.run(redrive(tmp_path / "dead", list(letters(tmp_path / "dead")), pipeline, tmp_path))
     assert "set redrive: true" in str(refused.value.hint)
+
+
+def test_what_was_decided_after_an_interrupted_redrive_stays_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(2), letter(3)])
+    topic, path, pipeline = kafka_topic(monkeypatch), tmp_path / "dead", parse(KAFKA)
+    corrected, discarded, opened, sent = chosen = list(letters(path))
+    set_state(path, [opened, sent], LetterState.CORRECTED, b'{"x": 1}')
+    with monkeypatch.context() as patches:
+        patches.setattr(dead_letters, "_list_redriven", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(redrive(path, chosen, pipeline, tmp_path))
+    set_state(path, [corrected], LetterState.CORRECTED, b'{"x": 2}')
+    set_state(path, [discarded], LetterState.DISCARDED)
+    set_state(path, [opened], LetterState.OPEN)
+    assert asyncio.run(redrive(path, [corrected, opened, sent], pipeline, tmp_path)) == 3
+    values = [each.value for each in topic.records]
+    assert values == [corrected.value, discarded.value, b'{"x": 1}', b'{"x": 1}', b'{"x": 2}']
+    states = letter_states(path)
+    assert [status_of(states, each).state for each in chosen] == [
+        LetterState.REDRIVEN,
+        LetterState.DISCARDED,
+        LetterState.REDRIVEN,
+        LetterState.REDRIVEN,
+    ]
+    # Of the corrected one the newest copy.
+    assert [redriven_copies(path)[each.place].record[3] for each in chosen] == [104, 101, 102, 103]
+
+
+@pytest.mark.parametrize("loss", ["deleted", "created again"])
+def test_a_letter_is_not_sent_again_if_its_copy_may_have_been_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    RecordedRun(tmp_path)
+    topic, path, pipeline = kafka_topic(monkeypatch), tmp_path / "dead", parse(KAFKA)
+    first, second = chosen = list(letters(path))
+
+    def run(*wanted: DeadLetter) -> int:
+        return asyncio.run(redrive(path, wanted, pipeline, tmp_path))
+
+    topic.room = 1
+    with pytest.raises(KeyboardInterrupt):
+        run(*chosen)
+    topic.room = 100
+    if loss == "deleted":
+        topic.deleted = {("t", 0)}
+    else:
+        topic.id, topic.records = "second", []
+    kept = len(topic.records)
+    for wanted in chosen, [first], []:
+        with pytest.raises(DataLossError, match="has sent 'id-0' and 1 more") as unknown:
+            run(*wanted)
+    assert "dead-letter correct --id ID" in str(unknown.value.hint)
+    set_state(path, [first], LetterState.RESOLVED)
+    with pytest.raises(DataLossError, match=r"has sent 'id-1'\n"):
+        run(second)
+    assert len(topic.records) == kept
+    set_state(path, [second], LetterState.CORRECTED, second.value)
+    assert run(second) == 1
+    assert [each.value for each in topic.records[kept:]] == [second.value]
+    states = letter_states(path)
+    assert [status_of(states, each).state for each in chosen] == [LetterState.RESOLVED, LetterState.REDRIVEN]
+
+
+def test_a_redrive_that_was_listed_is_ended_without_the_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No letter is left to be chosen, and retention may have deleted the copies."""
+    RecordedRun(tmp_path)
+    topic, path, pipeline = kafka_topic(monkeypatch), tmp_path / "dead", parse(KAFKA)
+    with monkeypatch.context() as patches:
+        patches.setattr(dead_letters, "_forget_sending", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(redrive(path, list(letters(path)), pipeline, tmp_path))
+    topic.deleted = {("t", 0)}
+    assert asyncio.run(redrive(path, [], pipeline, tmp_path)) == 0
+    assert not list((path / "_sending").iterdir())
+    assert len(topic.records) == len(redriven_copies(path)) == 2
+
+
+def test_topics_that_may_lose_copies_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(2, topic="former"), letter(3, partition=7)])
+    topic, path, pipeline = kafka_topic(monkeypatch), tmp_path / "dead", parse(KAFKA)
+    first, _, former, lost = letters(path)
+    told: list[str] = []
+
+    def redriven_to(chosen: DeadLetter) -> int:
+        return asyncio.run(redrive(path, [chosen], pipeline, tmp_path, told.append))
+
+    with pytest.raises(ConfigError, match="the source 'source' does not read it"):
+        redriven_to(former)
+    with pytest.raises(ConfigError, match="to the partition 7 of topic 't'"):
+        redriven_to(lost)
+    topic.policy = "compact,delete"
+    with pytest.raises(ConfigError, match=r"its cleanup\.policy is compact,delete"):
+        redriven_to(first)
+    assert (topic.records, told, list(path.rglob("_sending/*"))) == ([], [], [])
+    topic.policy = None
+    assert redriven_to(first) == 1
+    assert "lacks the permission DescribeConfigs" in told[0]
+
+
+def test_a_record_without_a_time_is_redriven_and_purged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(2, timestamp=None)])
+    topic, path = kafka_topic(monkeypatch), tmp_path / "dead"
+    chosen = list(letters(path))[-1]
+    assert chosen.timestamp is None
+    assert asyncio.run(redrive(path, [chosen], parse(KAFKA), tmp_path)) == 1
+    assert topic.records[0].timestamp_ms == 0
+    assert purge(path, [chosen]) == 1
+
+
+def test_sources_with_topics_of_the_same_name_have_letters_of_their_own(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(2, source=source) for source in ("a", "b", "")])
+    path = tmp_path / "dead"
+    a, b, unnamed = list(letters(path))[2:]
+
+    def states() -> list[LetterState]:
+        found = letter_states(path)
+        return [status_of(found, each).state for each in (a, b, unnamed)]
+
+    set_state(path, [a], LetterState.RESOLVED)
+    assert states() == [LetterState.RESOLVED, LetterState.OPEN, LetterState.OPEN]
+    # An older version stores no source: its changes are those of all records with the coordinates.
+    write_json(path / "_states" / f"{10**20}.json", {"state": "discarded", "places": [list(a.coordinates)]})
+    assert states() == [LetterState.DISCARDED] * 3
+    note = {"state": "open", "places": [list(b.coordinates)], "sources": ["b"]}
+    write_json(path / "_states" / f"{10**20 + 1}.json", note)
+    assert states() == [LetterState.DISCARDED, LetterState.OPEN, LetterState.DISCARDED]
+    assert purge(path, [b]) == 1
+    assert [each.source for each in letters(path)] == ["source", "source", "a", ""]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import ConfigEntry, ConfigResource  # type: ignore[attr-defined] # without an alias
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, UnavailableError
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
@@ -188,7 +189,7 @@ def test_options_reach_the_executors_without_passwords(tmp_path: Path) -> None:
 
 
 def test_marked_records_are_found_from_an_offset_on() -> None:
-    """Deleted records are left out, and a partition without newer records is not read."""
+    """Partitions with deleted records are reported, and a partition without newer records is not read."""
 
     class Marked(Message):
         def headers(self) -> list[tuple[str, bytes | None]]:
@@ -197,8 +198,14 @@ def test_marked_records_are_found_from_an_offset_on() -> None:
     log: Any = KafkaLog(TOPICS)
     log.bounds = lambda: ({"a": {"0": 5, "1": 0}}, {"a": {"0": 8, "1": 3}})
     log._opened = Broker([Marked(5), Marked(6), Marked(7)], [Message(8, "_PARTITION_EOF")])
-    found = log.find({"a": {"0": 2, "1": 3}}, "mark")
-    assert found == {b"m5": ("a", 0, 5), b"m7": ("a", 0, 7)}
+    marked = {b"m5": ("a", 0, 5), b"m7": ("a", 0, 7)}
+    assert log.find({"a": {"0": 5, "1": 3}}, "mark") == (marked, set())
+    log._opened = Broker([Marked(5), Marked(6), Marked(7)], [Message(8, "_PARTITION_EOF")])
+    gone = {"a": {"0": 2, "1": 4, "2": 0}, "b": {"0": 0}}
+    assert log.find(gone, "mark") == (marked, {("a", 0), ("a", 1), ("a", 2), ("b", 0)})
+    # Retention deletes while it is read.
+    log._opened = Broker([Message(5, "_AUTO_OFFSET_RESET")])
+    assert log.find({"a": {"0": 5}}, "mark") == ({}, {("a", 0)})
 
 
 class Named(NamedTuple):
@@ -207,6 +214,7 @@ class Named(NamedTuple):
 
 class Described(NamedTuple):
     partitions: list[Named]
+    topic_id: str = "id"
 
 
 class Found(NamedTuple):
@@ -235,6 +243,12 @@ class Admin:
         (which,) = {type(spec).__name__ == "LatestSpec" for spec in asked.values()}
         self.asked.append("ends" if which else "lows")
         return {place: self._answer(Found(place.partition + 10 * which)) for place in asked}
+
+    def describe_configs(
+        self, wanted: list[ConfigResource], request_timeout: float
+    ) -> dict[ConfigResource, Future[dict[str, ConfigEntry]]]:
+        assert request_timeout == 30
+        return {each: self._answer({"cleanup.policy": ConfigEntry("cleanup.policy", "compact")}) for each in wanted}
 
     def _answer(self, result: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -273,3 +287,29 @@ def test_offsets_are_requested_again_while_leaders_change() -> None:
     log._asking = admin = Admin(*[""] * 2, "UNKNOWN_TOPIC_OR_PART", *[""] * 11, "NOT_LEADER_FOR_PARTITION")
     log.bounds()
     assert admin.asked == ["topics", "lows", "lows", "ends", "ends"]
+
+
+def test_a_topic_that_is_deleted_in_between_is_reported() -> None:
+    log: Any = KafkaLog(TOPICS)
+    log._asking = Admin("", "", *["UNKNOWN_TOPIC_OR_PART"] * 6)
+    ended = iter([0.0, 0.0, 100.0, 200.0, 300.0])
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("penstock.spark.kafka.source.time.monotonic", lambda: next(ended))
+        with pytest.raises(ConfigError, match="Kafka at h:1 has no topic 'a'"):
+            log.bounds()
+
+
+def test_the_settings_of_a_topic_are_unknown_without_permission() -> None:
+    log: Any = KafkaLog(TOPICS)
+    log._asking = Admin("_TRANSPORT")
+    assert (log.setting("a", "cleanup.policy"), log.setting("a", "other")) == ("compact", None)
+    assert log.topic_ids() == {"a": "id", "b": "id"}
+    log._asking = Admin("TOPIC_AUTHORIZATION_FAILED")
+    assert log.setting("a", "cleanup.policy") is None
+    log._asking = Admin("UNKNOWN_TOPIC_OR_PART")
+    with pytest.raises(ConfigError, match="has no topic 'c'"):
+        log.setting("c", "cleanup.policy")
+    log._asking = Admin("_AUTHENTICATION")
+    log._errors.append(Error("_AUTHENTICATION"))
+    with pytest.raises(RefusedError, match="Kafka at h:1 cannot be read"):
+        log.setting("a", "cleanup.policy")
