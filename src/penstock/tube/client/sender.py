@@ -441,7 +441,7 @@ class Sender:
             if not queue.empty and not self._is_announced(queue.target):
                 if self._settings.ordered:
                     self._leave(queue)
-                elif not queue.in_flight:  # otherwise they follow those in flight, when these have failed
+                else:
                     self._move_elsewhere(queue)
 
     def _is_announced(self, target: Partition) -> bool:
@@ -554,18 +554,23 @@ class Sender:
 
     def _move_elsewhere(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Move records away from a broker that is avoided: those without a fixed partition, and those with a key if the
-        master no longer announces the broker, which gives the key another partition."""
+        master no longer announces the broker, which gives the key another partition.
+
+        Those with a key do not overtake earlier ones in flight: they follow when these have failed. With the option
+        ``ordered`` only :meth:`_leave` moves them.
+        """
         now = monotonic_ms()
         avoided = self._routes.excluded
         if not avoided(queue.target.broker.id, now):
             return
+        settings = self._settings
         # A numbered record that was sent, and stored without an answer, must not be stored again elsewhere.
-        gone = not self._is_announced(queue.target) and not self._settings.idempotent
+        stay = settings.ordered or settings.idempotent or queue.in_flight or self._is_announced(queue.target)
         for message in queue.remove_waiting(
-            lambda message: message.partition is None and (gone or message.key is None)
+            lambda message: message.partition is None and (message.key is None or not stay)
         ):
             other = self._routes.choose(message.topic, message.key, None, now)
-            if other is None or avoided(other.broker.id, now):
+            if other is None or (message.key is None and avoided(other.broker.id, now)):
                 other = queue.target
             self._move(message, other)
 

@@ -308,6 +308,26 @@ async def test_ordered_records_follow_earlier_ones_of_their_key_to_another_broke
             assert peer.log[6:] == [b"x"] * 8
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_records_with_a_key_do_not_overtake_those_in_flight_when_they_leave_a_broker(*, ordered: bool) -> None:
+    """The master drops the broker before the producer notices that it does not respond."""
+    peer, second = Peer(), Second()
+    second.hangs = False
+    options: dict[str, Any] = {"request_timeout_s": 60.0, "delivery_timeout_s": 60.0, "heartbeat_s": 0.02}
+    options |= {"availability_timeout_s": 0.3, "batch_messages": 1, "retry_s": 0.01, "ordered": ordered}
+    async with scripted(peer.answer) as (port, _), scripted(second.answer) as (other, _):
+        peer.port = port
+        peer.others = [f"2:127.0.0.1:{other}"]
+        peer.topics = ["demo#2:1:1#"]
+        async with Producer(f"127.0.0.1:{port}", **options) as producer, asyncio.timeout(60):
+            assert (await producer.send("demo", b"connected", key=b"k")).broker_id == 2
+            second.hangs = True
+            peer.topics = ["demo#1:1:1#"]
+            sends = [await producer.queue("demo", b"%d" % n, key=b"k") for n in range(10)]
+            assert {result.broker_id for result in await asyncio.gather(*sends)} == {1}
+            assert peer.log == [b"%d" % n for n in range(10)]
+
+
 async def test_ordered_records_after_a_refused_one_fail_with_it() -> None:
     peer = Peer(200, 500)
     async with scripted(peer.answer) as (port, _):
