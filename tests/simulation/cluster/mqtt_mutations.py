@@ -16,10 +16,12 @@ from penstock.cluster.standby import Standby
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.mqtt import storage as mqtt_storage
 from penstock.node.cluster import ClusterMembership
+from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.statestore.service.preload import PreloadedKeys, PreloadedStorage
 from penstock.statestore.service.storage import Storage
 from tests.simulation import mutations as of_one_node
 from tests.simulation.cluster.loop import VirtualQueue
+from tests.simulation.cluster.mqtt_node import ThreadedCommitQueue
 from tests.simulation.cluster.mqtt_run import FAULTS, TWO_WHOLE_NODES
 from tests.simulation.cluster.mutations import (
     Plant,
@@ -144,6 +146,18 @@ def fence_not_loaded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PreloadedStorage, "commit", commit, raising=False)
 
 
+def gathering_without_end(patch: pytest.MonkeyPatch) -> None:
+    """A commit waits for the clients that have just got answers without a limit of time."""
+
+    def gather(self: ThreadedCommitQueue, answered: int) -> bool:
+        gathers = CommitQueue._gather(self, answered)
+        if self._gather_timer is not None:
+            self._gather_timer.cancel()
+        return gathers
+
+    patch.setattr(ThreadedCommitQueue, "_gather", gather, raising=False)
+
+
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     head_not_compared: (0, ("restore",)),
     full_is_acknowledged: (6, ("full", *TAKEOVERS)),
@@ -159,6 +173,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     will_not_loaded: (3, TAKEOVERS),
     retained_not_loaded: (0, TAKEOVERS),
     fence_not_loaded: (0, TAKEOVERS),
+    gathering_without_end: (3, TAKEOVERS),
 }
 """For each bug a seed that finds it, and the kinds of fault that the simulations have."""
 

@@ -33,7 +33,7 @@ from tests.simulation.cluster.node import HOLD_S, Member, Node, Service, Simulat
 from tests.simulation.cluster.threads import THREADING, Simulator
 from tests.simulation.node import Connection, NetworkClient, SimulatedNode
 
-__all__ = ["ActiveNode", "MqttNode", "RefusedConnection"]
+__all__ = ["ActiveNode", "MqttNode", "RefusedConnection", "ThreadedCommitQueue"]
 
 SHORT_TURN_WORK = 16
 """A small share of a loop turn, of every other node."""
@@ -52,10 +52,12 @@ class MqttNode(Node):
     member_type = PreloadingMember
     on_elected: Callable[[], None]
     """Called before an elected node loads its data."""
+    gathers: bool
+    """Whether commits wait for the clients that have just got answers, as those of production do."""
 
     def _open_service(self, member: Member) -> Service:
         self.on_elected()
-        return ActiveNode(self, member)
+        return ActiveNode(self, member, gathers=self.gathers)
 
     def _end_process(self) -> None:
         service = self.service
@@ -67,7 +69,7 @@ class MqttNode(Node):
 class ActiveNode(Service):
     """The parts of an active node, composed as :class:`penstock.node.node.Node` does."""
 
-    def __init__(self, node: Node, member: Member) -> None:
+    def __init__(self, node: Node, member: Member, *, gathers: bool) -> None:
         self.term = member.term
         self.connections: list[ClusterConnection] = []
         self.client_loop = ClientLoop(node.simulator)
@@ -75,7 +77,7 @@ class ActiveNode(Service):
         self.loop = ProcessLoop(node.simulator)
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
         self._stalls = runtime_loop._watches[self.loop] = runtime_loop.StallWatch(self.loop, self.loop.time)
-        self._node, self._member = node, member
+        self._node, self._member, self._gathers = node, member, gathers
         self._stopped = asyncio.Event()
         self._ports = 10_000
         self._listener = ListenerState(ListenerSettings(), BrokerLimits())
@@ -103,13 +105,13 @@ class ActiveNode(Service):
         storage._environment, storage._tables, storage.path = environment, environment.tables, environment.path
         path = environment.path
         store = self.store = StateStoreService(path, clock=clock, steady=member.clock, storage=storage)
-        store._writer.queue = ThreadedCommitQueue("statestore", store._writer)
+        store._writer.queue = ThreadedCommitQueue("statestore", store._writer, gathers=self._gathers)
         await store.start(server.outlet)
         server.add_service(store)
         log = SimulatedLog(member._lmdb("mqtt"), log=logs["mqtt"])
         persistence = self.persistence = Persistence(log.path, log=logs["mqtt"])
         persistence._store._environment, persistence._store._tables = log, log.tables
-        persistence._queue = ThreadedCommitQueue("mqtt", persistence)
+        persistence._queue = ThreadedCommitQueue("mqtt", persistence, gathers=self._gathers)
         await server.recover(persistence, steady=store.steady)
         member.check_clock()
         if not member._clock_runs and abs(clock.now() - node.etcd.true_ms()) > MAX_DRIFT_MS:
@@ -261,8 +263,9 @@ class _LinkInLoop:
 class ThreadedCommitQueue(CommitQueue[Any]):
     """A commit queue whose thread runs in virtual time."""
 
-    def __init__(self, name: str, client: CommitClient[Any]) -> None:
+    def __init__(self, name: str, client: CommitClient[Any], *, gathers: bool) -> None:
         super().__init__(name, client)
+        self.gathers = gathers
         self.clock = lambda: Simulator.running.now_s
 
     def start(self) -> None:

@@ -73,8 +73,10 @@ class MqttSimulation(Simulation):
         self._clients_of_nodes: list[StoreClient | MqttClient] = [*self._store_clients, *self._mqtt_clients]
         self._reader = ClusterReader(simulation)
         """That of the last election: an earlier one may still be connected to its node."""
+        gathers = seed % 5 in {0, 3}  # the others find what a wait would hide
         for node in self.nodes:
-            cast(MqttNode, node).on_elected = self._elected
+            each = cast(MqttNode, node)
+            each.on_elected, each.gathers = self._elected, gathers
 
     def _new_history(self) -> MqttClusterHistory:
         return MqttClusterHistory()
