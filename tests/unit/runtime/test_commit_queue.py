@@ -430,6 +430,74 @@ async def test_a_commit_does_not_wait_for_clients_that_do_not_send() -> None:
     await clients.close()
 
 
+def is_gathering(queue: CommitQueue[list[int]]) -> bool:
+    return queue._gather_timer is not None
+
+
+@pytest.mark.parametrize("what", ["one request", "write-behind", "pause", "drain", "close", "failure"])
+async def test_what_comes_while_a_commit_gathers_is_committed(what: str) -> None:
+    """Also if fewer requests come than answers were sent, or none that has an answer."""
+    client = Numbers(lambda _: None)
+    queue = client.queue
+    queue.gathers = True
+    ended: list[StorageError | None] = []
+    for number in (1, 2):
+        client.submit(number, ended.append)
+    async with asyncio.timeout(60):
+        while not is_gathering(queue):
+            await asyncio.sleep(0)
+        client.change(3)
+        match what:
+            case "one request":
+                client.submit(4, ended.append)
+            case "write-behind":
+                queue.request_within(0)
+            case "pause":
+                await queue.pause()
+                client.submit(5, ended.append)
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert client.taken == [[1, 2], [3]]
+                queue.resume()
+            case "drain":
+                queue.request()
+                await queue.drain()
+            case "close":
+                client.submit(4, ended.append)
+                await queue.close()
+            case "failure":
+                queue.fail_soon(StorageError("full"))
+                client.submit(4, ended.append)
+        wanted = {"write-behind": 2, "drain": 2}.get(what, 3)
+        while len(client.taken) < 2 or len(ended) < wanted:
+            await asyncio.sleep(0)
+    assert client.taken[1][0] == 3
+    assert [failure is None for failure in ended] == [True, True, what != "failure"][:wanted]
+    assert not is_gathering(queue)
+    await queue.close()
+
+
+async def test_no_request_after_answers_ends_nothing_and_delays_nothing() -> None:
+    client = Numbers(lambda _: None)
+    queue = client.queue
+    queue.gathers = True
+    ended: list[StorageError | None] = []
+    for number in (1, 2):
+        client.submit(number, ended.append)
+    async with asyncio.timeout(60):
+        while not is_gathering(queue):
+            await asyncio.sleep(0)
+        await queue.drain()
+        while is_gathering(queue):
+            await asyncio.sleep(0.001)
+        assert client.taken == [[1, 2]]
+        client.submit(3, ended.append)
+        await asyncio.sleep(0)
+        assert client.taken == [[1, 2], [3]]
+        await queue.close()
+    assert ended == [None] * 3
+
+
 async def test_a_pause_does_not_gather() -> None:
     clients = Clients(2)
     assert await clients.began() == [0]
