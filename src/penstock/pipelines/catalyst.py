@@ -7,6 +7,7 @@ other module uses these classes, so a new version of Spark is checked in one pla
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "attributes",
     "class_name",
     "is_delta_table",
+    "java_process",
     "keep_classes",
     "make_thread_safe",
     "root_and_child",
@@ -161,3 +163,10 @@ def is_delta_table(spark: SparkSession, path: str) -> bool:
     """Return True if ``path`` is a Delta table. Delta's class is public in Java; its Python package is not needed."""
     jvm: Any = spark._jvm
     return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
+
+
+def java_process(spark: SparkSession) -> subprocess.Popen[bytes]:
+    """Return the process of Java that the session has started."""
+    gateway: Any = spark.sparkContext._gateway
+    process: subprocess.Popen[bytes] = gateway.proc
+    return process

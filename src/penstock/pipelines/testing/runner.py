@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
+from penstock.pipelines.catalyst import COLUMN_SETTINGS, java_process, keep_classes
 from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as_rows
 from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
 from penstock.pipelines.sinks.delta import DELETES
@@ -63,12 +63,12 @@ def session_for_cases(name: str) -> Iterator[SparkSession]:
         "spark.driver.extraJavaOptions": SHORT_LIVED,
     }
     spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - only it knows the process of Java
+    java = java_process(spark)
     handler = signal.getsignal(signal.SIGTERM)
     ended: list[SystemExit] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        gateway.proc.terminate()
+        java.terminate()
         try:
             if callable(handler):
                 handler(number, frame)
