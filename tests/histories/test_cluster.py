@@ -50,11 +50,10 @@ ROUNDS, BLOCK = 210, 10
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 PIPELINE = "pipeline"
 """The test in which a pipeline reads the topic, too. Spark takes more processor time than everything else."""
-BY_DAY, PAUSE_S = "2", 0.02
+BY_DAY, PAUSE_S = "3", 0.02
 """The test by day, and the pause of its clients after each answer. At night they send as fast as they can."""
 KINDS = [
-    # A pause by day: tests/interop/test_cluster_nodes.py.
-    pytest.param(("kill-both", "cut"), id=BY_DAY),
+    pytest.param(("kill-both", "pause", "cut"), id=BY_DAY),
     *(
         pytest.param(
             tuple(FAULTS[number % len(FAULTS)] for number in range(start, start + BLOCK)),
