@@ -32,7 +32,7 @@ from penstock.spark.tube.source import SupportsTriggerAvailableNow
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Consumer, KafkaError, Message
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined] # as OffsetSpec below
     from pyspark.sql.streaming.datasource import ReadLimit
 
 __all__ = [
@@ -138,14 +138,12 @@ class KafkaLog:
             ConfigError: a topic does not exist.
             RefusedError: the connection was refused.
         """
-        # Before it is used, which reports a missing library.
+        # Before the imports: it reports a missing library.
         admin = self._admin
-        from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
+        from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # imported there without an alias
 
-        wanted = TopicCollection(list(self._options.topics))
-        # Unlike a request for metadata, it never creates a topic.
-        described = self._answers(lambda: admin.describe_topics(wanted, request_timeout=self._timeout_s))
+        described = self._described()
         places = [
             TopicPartition(topic, partition.id)
             for topic in self._options.topics
@@ -270,12 +268,7 @@ class KafkaLog:
 
     def topic_ids(self) -> dict[str, str]:
         """Return the ids of the topics; one that is created again has another. Raises as :meth:`bounds`."""
-        admin = self._admin
-        from confluent_kafka import TopicCollection
-
-        wanted = TopicCollection(list(self._options.topics))
-        described = self._answers(lambda: admin.describe_topics(wanted, request_timeout=self._timeout_s))
-        return {topic: str(found.topic_id) for topic, found in described.items()}
+        return {topic: str(found.topic_id) for topic, found in self._described().items()}
 
     def setting(self, topic: str, name: str) -> str | None:
         """Return the setting ``name`` of ``topic``; None if the user may not know it.
@@ -344,6 +337,14 @@ class KafkaLog:
                 do="check `tls`, `sasl` and their files, on the driver and on the executors",
             ) from error
 
+    def _described(self) -> dict[str, TopicDescription]:
+        """Return the descriptions of the topics. Unlike a request for metadata, this never creates a topic."""
+        admin = self._admin
+        from confluent_kafka import TopicCollection
+
+        wanted = TopicCollection(list(self._options.topics))
+        return self._answers(lambda: admin.describe_topics(wanted, request_timeout=self._timeout_s))
+
     def _answers(
         self, request: Callable[[], dict[Key, Future[Result]]], temporary: Container[str] = ()
     ) -> dict[Key, Result]:
@@ -362,9 +363,8 @@ class KafkaLog:
                     found[key] = self._result(answer)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
-                if not _is_temporary(error) and error.name() not in temporary:
-                    raise self._translated(error, topic) from failure
-                if time.monotonic() > ends:
+                is_temporary = _is_temporary(error) or error.name() in temporary
+                if not is_temporary or time.monotonic() > ends:
                     raise self._translated(error, topic) from failure
                 # Leaders change; until then each answer would be the same.
                 self._admin.poll(_PAUSE_S)
