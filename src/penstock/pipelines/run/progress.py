@@ -16,7 +16,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from penstock.pipelines.ledger.ledger import LedgerEntry, QueryCounts
 from penstock.pipelines.run.lease import RunRecord
-from penstock.pipelines.sources.readers import Lag, SourceMeter, planned
+from penstock.pipelines.sources.lag import Lag, SourceMeter, planned
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.deadbands import StateSize
 from penstock.runtime.io.clock import wall_clock_ms

@@ -1,4 +1,4 @@
-"""Readers of the sources of a pipeline: streams, rereading of ranges, counts, and the lag of queries.
+"""Readers of the sources of a pipeline: streams, rereading of ranges, and counts.
 
 TubeMQ topics may contain MQTT messages that a rule copies, or changes of the state store. Sources without a broker are
 files in a directory, and records generated at a rate.
@@ -10,11 +10,9 @@ import dataclasses
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -22,9 +20,18 @@ from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeV
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.rows import header_names, source_rows
+from penstock.pipelines.sources.lag import (
+    LAG_TIMEOUT_MS,
+    FileMeter,
+    Lag,
+    NoMeter,
+    PollingMeter,
+    SourceMeter,
+    measure,
+)
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
@@ -41,7 +48,6 @@ from penstock.spark.tube.offsets import (
     Bounds,
     OffsetSpec,
     PartitionOffsets,
-    Slice,
     TimeSpec,
     TopicPartition,
     check_offset_in_range,
@@ -62,17 +68,11 @@ __all__ = [
     "DeltaSourceReader",
     "FilesSourceReader",
     "KafkaSourceReader",
-    "Lag",
-    "LagMeter",
     "QueryInput",
     "RateSourceReader",
-    "SourceMeter",
     "SourceReader",
     "TubeSourceReader",
     "explain_missing_changes",
-    "measure",
-    "planned",
-    "query_of",
 ]
 
 
@@ -88,22 +88,6 @@ class QueryInput(NamedTuple):
     query: str
     name: str
     directory: StoragePath
-
-
-class SourceMeter(Protocol):
-    """Lag of the queries, measured on request."""
-
-    def start(self) -> None:
-        """Start to measure, until ``close``."""
-
-    def request(self, ends: Mapping[str, Offsets]) -> None:
-        """Request the lag of queries at the offsets ``ends``, by name; ``lag_of`` returns it a little later."""
-
-    def lag_of(self, sink: str) -> Lag | None:
-        """Return the newest lag under that name; None if unknown."""
-
-    def close(self, ends: Mapping[str, Offsets]) -> None:
-        """Measure for the last time, in the calling thread."""
 
 
 class SourceReader(Protocol):
@@ -138,123 +122,6 @@ class SourceReader(Protocol):
 
     def close(self) -> None:
         """Publish the last offsets."""
-
-
-TIMEOUT_MS = 1_000
-"""Timeout of lag requests. The lag is for information only: a restarting node must not delay the run."""
-
-
-_PLANNED = "/planned"
-
-
-class Lag(NamedTuple):
-    """``records`` in TubeMQ are not processed by the query yet; the oldest was appended ``seconds`` ago.
-
-    With Apache's brokers ``seconds`` is None while there is a lag: reading the oldest record requires a registration,
-    and their counts cover whole stores.
-    """
-
-    records: int
-    seconds: float | None
-
-
-def planned(sink: str) -> str:
-    """Return the name under which a meter stores the lag after the current batch; no sink can have this name."""
-    return f"{sink}{_PLANNED}"
-
-
-def query_of(name: str) -> str:
-    """Return the sink whose lag is measured under ``name``."""
-    return name.removesuffix(_PLANNED)
-
-
-def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offsets, now_ms: int) -> Lag:
-    """Measure the records in TubeMQ after ``end``, up to ``bounds``.
-
-    A partition that is not in ``end`` is new to the query, which reads it from its oldest record.
-
-    Raises:
-        UnavailableError, DataLossError: raised by ``tube``.
-    """
-    reached = from_json(end)
-    records, oldest_ms, is_dated = 0, now_ms, True
-    for partition, bound in bounds.items():
-        position = max(reached.get(partition, bound.oldest), bound.oldest)
-        if position >= bound.end:
-            continue
-        count = tube.weigh(Slice(partition, position, bound.end))
-        if not count:
-            # Partitions share a store and its offsets: the remaining records belong to another partition.
-            continue
-        records += count
-        if not tube.has_ranges(partition):
-            is_dated = False
-            continue
-        first, _ = tube.plan(Slice(partition, position, bound.end), 1)
-        for batch in tube.read(Slice(partition, position, first)):
-            oldest_ms = min(oldest_ms, *map(int, batch.append_times))
-    return Lag(records, max(now_ms - oldest_ms, 0) / 1000 if is_dated else None)
-
-
-class LagMeter:
-    """Measures lag in a separate thread, on request, one request at a time.
-
-    ``open_tube`` opens a client, ``bounds`` returns the readable ranges, ``clock`` returns ms since 1970.
-    """
-
-    def __init__(
-        self,
-        open_tube: Callable[[], TubeClient],
-        bounds: Callable[[TubeClient], Mapping[TopicPartition, Bounds]],
-        clock: Callable[[], int],
-    ) -> None:
-        self._open = open_tube
-        self._bounds = bounds
-        self._clock = clock
-        self._asked = threading.Event()
-        self._closed = False
-        self._ends: Mapping[str, Offsets] = {}
-        self._found: Mapping[str, Lag] = {}
-        self._thread = threading.Thread(target=self._work, name="penstock-lag", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; ``close`` ends it."""
-        self._thread.start()
-
-    def request(self, ends: Mapping[str, Offsets]) -> None:
-        """Request the lag of queries at the offsets ``ends``, by sink; ``lag_of`` returns it a little later."""
-        self._ends = dict(ends)
-        self._asked.set()
-
-    def lag_of(self, sink: str) -> Lag | None:
-        """Return the newest lag of ``sink``; None if it is unknown or TubeMQ did not answer in time."""
-        return self._found.get(sink)
-
-    def close(self, ends: Mapping[str, Offsets]) -> None:
-        """End the thread, and measure once more in the calling thread; a request in progress ends with its timeout."""
-        self._closed = True
-        self._asked.set()
-        if self._thread.is_alive():
-            self._thread.join(2 * TIMEOUT_MS / 1000)
-            with self._open() as tube:
-                self._found = self._measure(tube, ends)
-
-    def _work(self) -> None:
-        with self._open() as tube:
-            while True:
-                self._asked.wait()
-                self._asked.clear()
-                if self._closed:
-                    return
-                self._found = self._measure(tube, self._ends)
-
-    def _measure(self, tube: TubeClient, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
-        try:
-            bounds = self._bounds(tube)
-            now_ms = self._clock()
-            return {sink: measure(tube, bounds, end, now_ms) for sink, end in ends.items()}
-        except PenstockError:
-            return {}
 
 
 PUBLISH_MS = 5_000
@@ -302,7 +169,7 @@ class TubeSourceReader:
 
     def open(self) -> TubeClient:
         """Open a client with a short timeout."""
-        return TubeClient.from_options(self.checked, timeout_ms=TIMEOUT_MS)
+        return TubeClient.from_options(self.checked, timeout_ms=LAG_TIMEOUT_MS)
 
     def check(self) -> None:
         """Check that TubeMQ answers and has the topics.
@@ -344,7 +211,7 @@ class TubeSourceReader:
 
     def bounds(self, tube: TubeClient) -> dict[TopicPartition, Bounds]:
         """Return the readable ranges: from the earliest stored offset to the end of the log, or of the span."""
-        bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
+        bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=LAG_TIMEOUT_MS / 1000))
         end = self.end_of_span()
         if end is None:
             return bounds
@@ -393,9 +260,15 @@ class TubeSourceReader:
         options = dataclasses.replace(self.checked, timeout_ms=HEADERS_MS)
         return header_values(options, from_json(start), from_json(end), name, max_records=max_records)
 
-    def meter(self, clock: Callable[[], int]) -> LagMeter:
+    def meter(self, clock: Callable[[], int]) -> PollingMeter[TubeClient]:
         """Return a meter of the lag."""
-        return LagMeter(self.open, self.bounds, clock)
+
+        def measured(tube: TubeClient, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+            bounds = self.bounds(tube)
+            now_ms = clock()
+            return {name: measure(tube, bounds, end, now_ms) for name, end in ends.items()}
+
+        return PollingMeter(self.open, measured)
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
         """Publish ``end`` for the group of the query, unless it is a replay. Returns immediately.
@@ -584,9 +457,9 @@ class FilesSourceReader:
             for entry in entries
         )
 
-    def meter(self, clock: Callable[[], int]) -> _FileMeter:
+    def meter(self, clock: Callable[[], int]) -> FileMeter:
         """Return a meter of files that were found and not read yet."""
-        return _FileMeter(lambda query: FileLog(_log_of(QueryInput(query, self._name, self._state))), clock)
+        return FileMeter(lambda query: FileLog(_log_of(QueryInput(query, self._name, self._state))), clock)
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
         """Do nothing: files have no groups."""
@@ -746,10 +619,10 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
         with KafkaLog(self._options) as log:
             return sum(len(messages) for place in ranges(start, end) for messages in log.read(place))
 
-    def meter(self, clock: Callable[[], int]) -> _PollingMeter[KafkaLog]:
+    def meter(self, clock: Callable[[], int]) -> PollingMeter[KafkaLog]:
         """Return a meter of the offsets that were not read yet; ``seconds`` is 0, or None if there are some."""
 
-        def measure(log: KafkaLog, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+        def measured(log: KafkaLog, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
             lows, latest = log.bounds()
             latest = self.end_of_span() or latest
             found = {}
@@ -759,7 +632,7 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
                 found[name] = Lag(records, None if records else 0.0)
             return found
 
-        return _PollingMeter(lambda: KafkaLog(self._options, TIMEOUT_MS / 1000), measure)
+        return PollingMeter(lambda: KafkaLog(self._options, LAG_TIMEOUT_MS / 1000), measured)
 
     def _is_empty(self, start: Offsets, end: Offsets) -> bool:
         return not ranges(start, end)
@@ -811,11 +684,11 @@ class DeltaSourceReader(_StoredOffsetsReader["DeltaSource"]):
         """
         return count_changes(self._options.table, self._feed().files(start, end))
 
-    def meter(self, clock: Callable[[], int]) -> _PollingMeter[dict[str, ChangeFeed]]:
+    def meter(self, clock: Callable[[], int]) -> PollingMeter[dict[str, ChangeFeed]]:
         """Return a meter of the changes that were not read yet."""
         known: dict[str, int] = {}  # so that each footer is read once, also by the last measurement
 
-        def measure(feeds: dict[str, ChangeFeed], ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+        def measured(feeds: dict[str, ChangeFeed], ends: Mapping[str, Offsets]) -> dict[str, Lag]:
             found: dict[str, Lag] = {}
             waiting: set[str] = set()
             for name, end in ends.items():
@@ -831,7 +704,7 @@ class DeltaSourceReader(_StoredOffsetsReader["DeltaSource"]):
                 del known[path]
             return found
 
-        return _PollingMeter(lambda: nullcontext({}), measure)
+        return PollingMeter(lambda: nullcontext({}), measured)
 
     def _is_empty(self, start: Offsets, end: Offsets) -> bool:
         return is_empty(start, end)
@@ -880,9 +753,9 @@ class RateSourceReader:
         first, last = _range(local_sources.STREAM, start, end)
         return last - first
 
-    def meter(self, clock: Callable[[], int]) -> _NoMeter:
+    def meter(self, clock: Callable[[], int]) -> NoMeter:
         """Return a meter that always reports no lag."""
-        return _NoMeter()
+        return NoMeter()
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
         """Do nothing: generated records have no groups."""
@@ -916,100 +789,6 @@ def _range(stream: str, start: Offsets, end: Offsets) -> tuple[int, int]:
     # A source without data so far has no offset.
     last = end.get(stream, {}).get("0", 0)
     return min(start.get(stream, {}).get("0", 0), last), last
-
-
-class _NoMeter:
-    """Meter of a source that has no lag."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def request(self, ends: Mapping[str, Offsets]) -> None:
-        """Do nothing."""
-
-    def lag_of(self, sink: str) -> Lag | None:
-        return Lag(0, 0.0)
-
-    def close(self, ends: Mapping[str, Offsets]) -> None:
-        """Do nothing."""
-
-
-class _FileMeter(_NoMeter):
-    """Counts the records of files that were found and not read; ``seconds`` is the age of the oldest of these files."""
-
-    def __init__(self, log_of: Callable[[str], FileLog], clock: Callable[[], int]) -> None:
-        self._log_of = cache(log_of)
-        self._clock = clock
-        self._found: dict[str, Lag] = {}
-
-    def request(self, ends: Mapping[str, Offsets]) -> None:
-        for name, end in ends.items():
-            waiting = self._log_of(query_of(name)).entries()[end.get(files.STREAM, {}).get("0", 0) :]
-            oldest_ms = min((entry.mtime_ns // 1_000_000 for entry in waiting), default=self._clock())
-            records = sum(entry.records for entry in waiting)
-            self._found[name] = Lag(records, max(self._clock() - oldest_ms, 0) / 1000)
-
-    def lag_of(self, sink: str) -> Lag | None:
-        return self._found.get(sink)
-
-    def close(self, ends: Mapping[str, Offsets]) -> None:
-        self.request(ends)
-
-
-Log = TypeVar("Log")
-
-
-class _PollingMeter(_NoMeter, Generic[Log]):
-    """Measures the lag of queries in a separate thread, with a client that ``connect`` opens for it.
-
-    ``measure`` has the client, and the offsets of each query by its name. Queries have no lag while it fails.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], AbstractContextManager[Log]],
-        measure: Callable[[Log, Mapping[str, Offsets]], dict[str, Lag]],
-    ) -> None:
-        self._connect = connect
-        self._measure_all = measure
-        self._asked = threading.Event()
-        self._closed = False
-        self._ends: Mapping[str, Offsets] = {}
-        self._found: Mapping[str, Lag] = {}
-        self._thread = threading.Thread(target=self._work, name="penstock-lag", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def request(self, ends: Mapping[str, Offsets]) -> None:
-        self._ends = dict(ends)
-        self._asked.set()
-
-    def lag_of(self, sink: str) -> Lag | None:
-        return self._found.get(sink)
-
-    def close(self, ends: Mapping[str, Offsets]) -> None:
-        self._closed = True
-        self._asked.set()
-        if self._thread.is_alive():
-            self._thread.join(2 * TIMEOUT_MS / 1000)
-            with self._connect() as log:
-                self._found = self._measure(log, ends)
-
-    def _work(self) -> None:
-        with self._connect() as log:
-            while True:
-                self._asked.wait()
-                self._asked.clear()
-                if self._closed:
-                    return
-                self._found = self._measure(log, self._ends)
-
-    def _measure(self, log: Log, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
-        try:
-            return self._measure_all(log, ends)
-        except (PenstockError, OSError):  # OSError: of files of a table on a shared file system
-            return {}
 
 
 def _refuse_part(name: str, span: ReplayRange | None) -> None:

@@ -13,17 +13,15 @@ from types import MappingProxyType
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.pipelines.sources.lag import Lag, SourceMeter, query_of
 from penstock.pipelines.sources.readers import (
     DeltaSourceReader,
     FilesSourceReader,
     KafkaSourceReader,
-    Lag,
     QueryInput,
     RateSourceReader,
-    SourceMeter,
     SourceReader,
     TubeSourceReader,
-    query_of,
 )
 from penstock.pipelines.spec.pipeline import Pipeline, labels, plan
 from penstock.pipelines.spec.sources import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.pipelines.ledger.ledger import LedgerEntry
 from penstock.pipelines.run.progress import Progress, SinkProgress, metric_values, of_spark, render
-from penstock.pipelines.sources.readers import Lag
+from penstock.pipelines.sources.lag import Lag
 from penstock.pipelines.state_dir.deadbands import StateSize
 
 WALL_MS = 1_700_000_000_000

@@ -12,7 +12,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import UnavailableError
-from penstock.pipelines.sources.readers import DeltaSourceReader, Lag, LagMeter, measure
+from penstock.pipelines.sources.lag import Lag, PollingMeter, measure
+from penstock.pipelines.sources.readers import DeltaSourceReader
 from penstock.pipelines.spec.sources import DeltaSource
 from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
 from penstock.spark.tube.tube_client import TubeClient
@@ -96,11 +97,12 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
     tube = Numbers((P0, NOW_MS - 3_000))
     measured = threading.Event()
 
-    def clock() -> int:
+    def measure_all(tube: TubeClient, ends: Mapping[str, Any]) -> dict[str, Lag]:
+        bounds = there_is(tube)
         measured.set()
-        return NOW_MS
+        return {name: measure(tube, bounds, end, NOW_MS) for name, end in ends.items()}
 
-    meter = LagMeter(lambda: cast(TubeClient, tube), there_is, clock)
+    meter = PollingMeter(lambda: cast(TubeClient, tube), measure_all)
     meter.start()
     ends: dict[str, Any] = {"rows": {"t": {"1:0": 0, "1:1": 0}}}
     assert meter.lag_of("rows") is None
@@ -109,14 +111,14 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
     meter.close({"rows": {"t": {"1:0": 28, "1:1": 28}}})
     assert meter.lag_of("rows") == Lag(0, 0.0)
     tube.away = True
-    other = LagMeter(lambda: cast(TubeClient, tube), there_is, clock)
+    other = PollingMeter(lambda: cast(TubeClient, tube), measure_all)
     other.start()
     other.close(ends)
     assert other.lag_of("rows") is None
 
 
 def test_a_meter_that_was_never_started_ends() -> None:
-    LagMeter(lambda: cast(TubeClient, Numbers()), there_is, lambda: 0).close({})
+    PollingMeter(lambda: cast(TubeClient, Numbers()), lambda _tube, _ends: {}).close({})
 
 
 def test_the_lag_of_a_change_feed(tmp_path: Path) -> None:
