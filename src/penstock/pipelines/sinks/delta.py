@@ -16,9 +16,14 @@ object. If another client commits with this application id after the table was l
 batch and a run that lost its lease therefore change nothing. delta-spark uses the same transactions, so tables that
 were written with Delta's jars continue.
 
+``deltalake`` lists the whole log several times for a commit, so its time grows with the log. A batch that only adds
+files is therefore written without it: the version after the newest one that is known is created, which fails if any
+other client has committed since. Then the table is loaded, checked and committed to as above, as it is for merges,
+changes of the schema, every 100th version, for which ``deltalake`` writes a checkpoint, and unknown features.
+
 Before the commit the files are complete, on disk or stored, and at their final path: a crash leaves files that no
-version names, which ``vacuum`` removes. After it, and before the batch is in the ledger, the log is synced to disk,
-because ``deltalake`` does not call fsync; first the files that a merge wrote, and their directories.
+version names, which ``vacuum`` removes. Before the batch is in the ledger, the log is synced to disk, after the commit
+if ``deltalake`` made it, which does not call fsync; first the files that a merge wrote, and their directories.
 """
 
 from __future__ import annotations
@@ -34,8 +39,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
+import penstock
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.pipelines.sinks.parquet import (
     new_attempt,
@@ -48,7 +54,7 @@ from penstock.pipelines.sinks.parquet import (
 from penstock.pipelines.sinks.partitions import partition_values, split_file
 from penstock.pipelines.spec.sinks import PartitionField
 from penstock.pipelines.spec.values import transaction_id
-from penstock.pipelines.state_dir.layout import listed, sync_directory, sync_file, sync_parents
+from penstock.pipelines.state_dir.layout import create_text, listed, sync_directory, sync_file, sync_parents
 from penstock.spark.files.delta_log import CHANGE_FEED, DeltaLog, lines
 from penstock.spark.files.object_storage import (
     ObjectPath,
@@ -58,7 +64,7 @@ from penstock.spark.files.object_storage import (
 )
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, WriterProperties
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, WriterProperties
     from deltalake.transaction import AddAction, RemoveAction
     from pyspark.sql import DataFrame
 
@@ -92,6 +98,14 @@ _SIMPLE = frozenset(
 _DECIMAL = re.compile(r"decimal\(\d+,\s*\d+\)")
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that Delta does not accept in names of columns."""
+_PLAIN = frozenset(("appendOnly", "changeDataFeed", "invariants", "timestampNtz"))
+"""Features of a table that change nothing in a version that adds files."""
+_FEATURES_WRITER = 7
+"""Writer version from which the protocol of a table lists its features; 2 and less have appends without rules."""
+_CHECKPOINT_EVERY = 100
+"""Number of versions between two checkpoints that ``deltalake`` writes, unless the table has another one."""
+_KNOWN_S = 600.0
+"""Time after which a table is loaded again: the versions that were read then are kept for an hour at least."""
 
 
 def is_delta_table(path: StoragePath) -> bool:
@@ -195,6 +209,9 @@ class DeltaWriter:
         self._keys = tuple(keys)
         self._partitions = tuple(partitions)
         self._table: DeltaTable | None = None
+        """The table as it was loaded last; ``_appended`` is the newest version that this object created since."""
+        self._appended = self._batch = -1
+        self._known_until = 0.0
         if is_delta_table(path):
             committed = delta_writers(path).get(writer, {})
             if committed and query not in committed and not keys:
@@ -221,7 +238,7 @@ class DeltaWriter:
 
         A batch that is already committed does not change.
         """
-        if not count or (self._table is not None and self._is_committed(self._refresh(), batch)):
+        if not count or (self._table is not None and self._is_committed(self._refresh(self._table), batch)):
             return count
         attempt, names = self._written_by_spark(batch, rows)
         if self._partitions and not self._keys:
@@ -269,19 +286,23 @@ class DeltaWriter:
             with storage_errors(self.path):
                 table = self._open(fields)
                 if self._is_committed(table, batch):
-                    self._sync_again(table, batch)
+                    self._sync_again(batch)
                     return
                 _check_partitions(table, self.path, self.writer, self._partitions)
-                before = table.version()
+                before = self._version
                 try:
-                    self._enable_change_feed(table)
-                    self._add_columns(table, fields)
+                    if self._alter(table, fields):
+                        continue
                     if self._keys:
                         self._merge(table, batch, files)
                     else:
                         if written is None:
                             written = self._place(files)
-                        self._append(table, batch, written)
+                        if self._appends(before + 1):
+                            if self._append(table, batch, written):
+                                return
+                            continue
+                        self._append_checked(table, batch, written)
                 except CommitFailedError:
                     # Another writer has changed the schema or the rows to replace, or has committed this batch. The
                     # files stay even then: this error does not prove that no version names them.
@@ -299,30 +320,66 @@ class DeltaWriter:
     def _open(self, fields: list[dict[str, Any]]) -> DeltaTable:
         """Return the table as it is now; create it with ``fields`` if it does not exist."""
         if self._table is not None:
-            return self._refresh()
+            return self._refresh(self._table)
         check_fields(self.path, self.writer, fields)
         if not is_delta_table(self.path):
             _create(self.path, fields, self._partitions, change_data_feed=self._change_data_feed)
             self._sync(-1)
+        return self._load()
+
+    def _load(self) -> DeltaTable:
         self._table = load(self.path)
+        self._appended = self._batch = -1
+        self._known_until = time.monotonic() + _KNOWN_S
         return self._table
 
-    def _refresh(self) -> DeltaTable:
+    def _refresh(self, table: DeltaTable) -> DeltaTable:
+        """Load what was committed to ``table``, unless the next version can be created without that; return it."""
+        if not self._is_known():
+            # deltalake reads versions again that it has loaded, and these may have been removed.
+            return self._load()
+        if not self._appends(self._version + 1):
+            table.update_incremental()
+        return table
+
+    @property
+    def _version(self) -> int:
+        """The newest version that this object knows."""
         assert self._table is not None
-        self._table.update_incremental()
-        return self._table
+        return max(self._table.version(), self._appended)
+
+    def _is_known(self) -> bool:
+        """Return True if a version after the newest known one, if there is any, exists in the log.
+
+        One that was removed with other old versions could be created again, and no reader would see it. Only older ones
+        are removed with it, and only after an hour.
+        """
+        return time.monotonic() < self._known_until and _entry(self.path, self._version).exists()
+
+    def _appends(self, version: int) -> bool:
+        """Return True if ``version`` can be created without ``deltalake``."""
+        assert self._table is not None
+        protocol = self._table.protocol()
+        is_plain = protocol.min_writer_version <= 2 or (
+            protocol.min_writer_version == _FEATURES_WRITER and _PLAIN.issuperset(protocol.writer_features or ())
+        )
+        return not self._keys and is_plain and not self._is_due(version)
+
+    def _is_due(self, version: int) -> bool:
+        """Return True if ``deltalake`` writes a checkpoint after ``version``."""
+        assert self._table is not None
+        every = self._table.metadata().configuration.get("delta.checkpointInterval") or _CHECKPOINT_EVERY
+        return (version + 1) % int(every) == 0
 
     def _is_committed(self, table: DeltaTable, batch: int) -> bool:
         last = table.transaction_version(self._id)
-        return last is not None and last >= batch
+        return batch <= max(self._batch, -1 if last is None else last)
 
-    def _enable_change_feed(self, table: DeltaTable) -> None:
-        if self._change_data_feed and table.metadata().configuration.get(CHANGE_FEED) != "true":
-            table.alter.set_table_properties({CHANGE_FEED: "true"})
-            table.update_incremental()
+    def _alter(self, table: DeltaTable, fields: list[dict[str, Any]]) -> bool:
+        """Add the columns that the table lacks, which are null in its other rows, and the change data feed.
 
-    def _add_columns(self, table: DeltaTable, fields: list[dict[str, Any]]) -> None:
-        """Add the columns that the table lacks; they are null in its other rows."""
+        Return True if the table was changed or loaded, so that the batch has to be checked again.
+        """
         from deltalake import Field
 
         stored = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
@@ -332,10 +389,17 @@ class DeltaWriter:
                 raise other_type(
                     self.path, self.writer, field["name"], _shown(stored[field["name"]]), _shown(field["type"])
                 )
-        if new:
+        lacks_feed = self._change_data_feed and table.metadata().configuration.get(CHANGE_FEED) != "true"
+        if not new and not lacks_feed:
+            return False
+        if table.version() == self._version:
             check_fields(self.path, self.writer, new)
-            table.alter.add_columns([Field.from_json(json.dumps(field)) for field in new])
-            table.update_incremental()
+            if lacks_feed:
+                table.alter.set_table_properties({CHANGE_FEED: "true"})
+            else:
+                table.alter.add_columns([Field.from_json(json.dumps(field)) for field in new])
+        table.update_incremental()
+        return True
 
     def _place(self, files: Sequence[StoragePath]) -> list[StoragePath]:
         """Move the files to their final path, where no version of the table names them yet."""
@@ -365,14 +429,58 @@ class DeltaWriter:
         placed.upload(file)
         return placed
 
-    def _append(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> None:
-        names = [_relative(file, self.path) for file in files]
-        actions: list[AddAction | RemoveAction] = [
-            add_action(self.path, name, partition_values(str(Path(name).parent)) if self._partitions else {})
-            for name in names
+    def _append(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> bool:
+        """Create the next version with ``files``; return False if another client has created it, or may have."""
+        if time.monotonic() >= self._known_until:
+            return False
+        now = time.time_ns() // 1_000_000
+        parameters = {
+            "mode": "Append",
+            "partitionBy": json.dumps(table.metadata().partition_columns, separators=(",", ":")),
+        }
+        made: list[dict[str, Any]] = [
+            {
+                "commitInfo": {
+                    "timestamp": now,
+                    "operation": "WRITE",
+                    "operationParameters": parameters,
+                    "engineInfo": f"penstock:{penstock.__version__}",
+                }
+            },
+            *({"add": self._added(file)} for file in files),
+            {"txn": {"appId": self._id, "version": batch, "lastUpdated": now}},
         ]
+        version = self._version + 1
+        if not create_text(_entry(self.path, version), "".join(f"{json.dumps(action)}\n" for action in made)):
+            self._known_until = 0.0
+            return False
+        self._appended, self._batch = version, batch
+        return True
+
+    def _added(self, file: StoragePath) -> dict[str, Any]:
+        action = self._add_action(file)
+        return {
+            "path": quote(action.path, safe="/="),
+            "partitionValues": dict(action.partition_values),
+            "size": action.size,
+            "modificationTime": action.modification_time,
+            "dataChange": True,
+            "stats": action.stats,
+        }
+
+    def _add_action(self, file: StoragePath) -> AddAction:
+        name = _relative(file, self.path)
+        return add_action(self.path, name, partition_values(str(Path(name).parent)) if self._partitions else {})
+
+    def _append_checked(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> None:
+        actions: list[AddAction | RemoveAction] = [self._add_action(file) for file in files]
         table.create_write_transaction(
-            actions, "append", table.schema(), self._partition_columns, commit_properties=self._transaction(batch)
+            actions,
+            "append",
+            table.schema(),
+            self._partition_columns,
+            commit_properties=self._transaction(batch),
+            post_commithook_properties=self._after_commit(),
         )
 
     def _merge(self, table: DeltaTable, batch: int, files: Sequence[StoragePath]) -> None:
@@ -387,6 +495,7 @@ class DeltaWriter:
             "old",
             writer_properties=without_bounds_of_floats(table),
             commit_properties=self._transaction(batch),
+            post_commithook_properties=self._after_commit(),
         )
         is_new = None
         if DELETES in found.schema.names:
@@ -396,7 +505,14 @@ class DeltaWriter:
         ).execute()
         if not self._is_committed(table, batch):
             # Only rows that do not exist were deleted: deltalake commits nothing, but the batch has to be known.
-            self._append(table, batch, [])
+            self._append_checked(table, batch, [])
+
+    def _after_commit(self) -> PostCommitHookProperties:
+        """Return what ``deltalake`` does after a commit: it removes old versions after a checkpoint only, because that
+        lists the log, and not at all if a property of the table forbids it."""
+        from deltalake import PostCommitHookProperties
+
+        return PostCommitHookProperties(cleanup_expired_logs=None if self._is_due(self._version + 1) else False)
 
     def _transaction(self, batch: int) -> CommitProperties:
         from deltalake import CommitProperties, Transaction
@@ -407,12 +523,13 @@ class DeltaWriter:
         """Sync what versions after ``version`` added; files with rows are on disk already, but for a merge."""
         sync_versions(self.path, version, files=bool(self._keys))
 
-    def _sync_again(self, table: DeltaTable, batch: int) -> None:
+    def _sync_again(self, batch: int) -> None:
         """Sync the version of ``batch`` and those after it: the run that committed it may have been killed before."""
         if isinstance(self.path, ObjectPath):
             return
-        for version in range(table.version(), -1, -1):
-            entry = self.path / "_delta_log" / f"{version:020}.json"
+        for version in range(self._version, -1, -1):
+            entry = _entry(self.path, version)
+            assert isinstance(entry, Path)
             if not entry.exists():
                 # Maintenance has removed it, long after it was written.
                 return
@@ -420,6 +537,10 @@ class DeltaWriter:
             if any((txn.get("appId"), txn.get("version")) == (self._id, batch) for txn in made):
                 self._sync(version - 1)
                 return
+
+
+def _entry(table: StoragePath, version: int) -> StoragePath:
+    return table / "_delta_log" / f"{version:020}.json"
 
 
 def discard(attempt: StoragePath) -> None:
@@ -446,7 +567,8 @@ def sync_versions(path: StoragePath, version: int, *, files: bool = False) -> No
         return
     log = path / "_delta_log"
     for number in itertools.count(version + 1):
-        entry = log / f"{number:020}.json"
+        entry = _entry(path, number)
+        assert isinstance(entry, Path)
         if not entry.exists():
             break
         if files:

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, Transaction
+from deltalake import DeltaTable, TableFeatures, Transaction
 from deltalake.transaction import AddAction, CommitProperties
 
 from penstock.errors import ConfigError, PenstockError, StorageError
@@ -92,7 +92,7 @@ def test_a_batch_without_rows_is_no_version(tmp_path: Path) -> None:
     assert not is_delta_table(tmp_path / "t")
 
 
-STEPS = ("_open", "_place", "_append", "_sync")
+STEPS = ("_open", "_place", "_append")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -144,6 +144,115 @@ def test_a_run_that_lost_its_lease_during_a_commit_changes_nothing(
     commit(paused, 2)
     commit(paused, 3)
     assert numbers(path) == [0, 1, 2, 3]
+
+
+def test_a_commit_does_not_list_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What deltalake does for a commit takes a time that grows with the log."""
+    path = tmp_path / "t"
+    writer = DeltaWriter(path, "rows", "q")
+    commit(writer, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "_listed", None)
+        patch.setattr(DeltaWriter, "_load", None)
+        for function in ("__init__", "create_write_transaction", "update_incremental"):
+            patch.setattr(DeltaTable, function, None)
+        for batch in (1, 2, 2):
+            commit(writer, batch)
+    assert (numbers(path), DeltaTable(path).version()) == ([0, 1, 2], 3)
+
+
+def test_a_table_that_was_created_again_gets_the_next_batch(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    writer = DeltaWriter(path, "rows", "q")
+    for batch in range(3):
+        commit(writer, batch)
+    path.rename(tmp_path / "old")
+    commit(DeltaWriter(path, "others", "p"), 0)
+    commit(writer, 3)
+    assert (numbers(path), DeltaTable(path).version()) == ([0, 3], 2)
+
+
+def test_versions_are_those_that_deltalake_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fields = tmp_path / "t", TableSink(path="new", partition_by=["k", "d"]).partitions
+    writer = DeltaWriter(path, "rows", "q", (), fields, change_data_feed=True)
+    rows = pa.table(
+        {
+            "n": [1, 2, 3],
+            "k": ["ä c:/%", None, "a'!=*&+,;@$"],
+            "t": pa.array([0, None, 1], pa.timestamp("us")),
+            "d": [1, 1, 2],
+        }
+    )
+    found = []
+    for batch in range(3):
+        attempt, names = staged(writer, batch, rows)
+        names = [part for name in names for part in split_file(attempt / name, ["k", "d"])]
+        monkeypatch.setattr(DeltaWriter, "_is_due", lambda *_, batch=batch: batch == 2)
+        writer.commit(batch, attempt, names, len(rows))
+        text = (path / "_delta_log" / f"{batch + 1:020}.json").read_text()
+        found.append([json.loads(line) for line in text.splitlines()])
+    assert [list(action) for action in found[1]] == [list(action) for action in found[2]]
+    for ours, theirs in zip(found[1], found[2], strict=True):
+        kind = next(iter(ours))
+        one, other = ours[kind], theirs[kind]
+        if kind == "add":
+            assert one["path"].rpartition("/")[0] == other["path"].rpartition("/")[0]
+            for varying in ("path", "modificationTime", "size"):
+                assert type(one.pop(varying)) is type(other.pop(varying))
+            assert one == {name: value for name, value in other.items() if value is not None}
+        elif kind == "commitInfo":
+            assert (one["operation"], one["operationParameters"]) == (other["operation"], other["operationParameters"])
+        else:
+            assert (one["appId"], one["version"], other["version"]) == (other["appId"], 1, 2)
+    assert sorted(DeltaTable(path).to_pyarrow_table()["k"].to_pylist(), key=str) == sorted(
+        [*rows["k"].to_pylist()] * 3, key=str
+    )
+
+
+def test_a_version_that_was_removed_is_not_written_again(tmp_path: Path) -> None:
+    """A writer had no batch for hours, while others wrote the table and its old versions were removed."""
+    path = tmp_path / "t"
+    idle, other = DeltaWriter(path, "rows", "q"), DeltaWriter(path, "others", "p")
+    commit(idle, 0)
+    commit(idle, 1)
+    for batch in range(3):
+        commit(other, batch)
+    table = DeltaTable(path)
+    table.create_checkpoint()
+    for version in range(4):
+        (path / "_delta_log" / f"{version:020}.json").unlink()
+    commit(idle, 2)
+    assert (numbers(path), DeltaTable(path).version()) == ([0, 0, 1, 1, 2, 2], 6)
+    assert not (path / "_delta_log" / f"{3:020}.json").exists()
+    # The version that it knows may still exist when the next one does not.
+    other = DeltaWriter(path, "others", "p")
+    for batch in range(3, 5):
+        commit(other, batch)
+    DeltaTable(path).create_checkpoint()
+    (path / "_delta_log" / f"{7:020}.json").unlink()
+    idle._known_until = 0.0
+    commit(idle, 3)
+    assert (numbers(path)[-3:], DeltaTable(path).version()) == ([3, 3, 4], 9)
+
+
+@pytest.mark.parametrize(
+    ("is_checked", "by_deltalake"), [(False, [0, 2, 5]), (True, range(8))], ids=["interval", "feature"]
+)
+def test_versions_with_other_rules_are_left_to_deltalake(
+    tmp_path: Path, by_deltalake: Sequence[int], *, is_checked: bool
+) -> None:
+    path = tmp_path / "t"
+    DeltaTable.create(path, pa.schema([("n", pa.int64())]), configuration={"delta.checkpointInterval": "3"})
+    if is_checked:
+        DeltaTable(path).alter.add_feature(TableFeatures.CheckConstraints, allow_protocol_versions_increase=True)
+    writer = DeltaWriter(path, "rows", "q")
+    for batch in range(7 - is_checked):
+        commit(writer, batch)
+    versions = [path / "_delta_log" / f"{number:020}.json" for number in range(8)]
+    engines = [json.loads(version.read_text().split("\n")[0])["commitInfo"]["engineInfo"] for version in versions]
+    assert [number for number, engine in enumerate(engines) if "delta-rs" in engine] == list(by_deltalake)
+    assert (path / "_delta_log" / f"{5:020}.checkpoint.parquet").exists()
+    assert numbers(path) == list(range(7 - is_checked))
 
 
 def test_two_sinks_write_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,11 +395,18 @@ def test_data_log_and_directories_are_synced_in_order(tmp_path: Path, monkeypatc
         synced.append(file.relative_to(tmp_path).as_posix())
         versions.append((path / "_delta_log" / f"{2:020}.json").exists())
 
+    for module in ("sinks.delta", "state_dir.layout"):
+        monkeypatch.setattr(f"penstock.pipelines.{module}.sync_directory", record)
     monkeypatch.setattr("penstock.pipelines.sinks.delta.sync_file", record)
-    monkeypatch.setattr("penstock.pipelines.sinks.delta.sync_directory", record)
     commit(writer, 1)
-    assert synced == ["t/data", "t", f"t/_delta_log/{2:020}.json", "t/_delta_log", "t", "."]
-    assert versions == [False, False, True, True, True, True]
+    # The contents of the version are synced before it gets its name.
+    assert synced == ["t/data", "t", "t/_delta_log"]
+    assert versions == [False, False, True]
+    synced.clear()
+    # As deltalake writes versions, which a checkpoint follows.
+    monkeypatch.setattr(DeltaWriter, "_is_due", lambda *_: True)
+    commit(writer, 2)
+    assert synced == ["t/data", "t", f"t/_delta_log/{3:020}.json", "t/_delta_log", "t", "."]
 
 
 def test_rows_replace_rows_with_the_same_keys_once(tmp_path: Path) -> None:
@@ -405,6 +521,7 @@ def test_a_repeated_batch_is_synced_if_its_run_was_killed_before_that(
 
     with monkeypatch.context() as patch:
         patch.setattr(DeltaWriter, "_sync", killed)
+        patch.setattr("penstock.pipelines.state_dir.layout.sync_directory", killed)
         with pytest.raises(KeyboardInterrupt):
             commit(DeltaWriter(path, "rows", "q", keys), 1, rows)
     commit(DeltaWriter(path, "others", "p", keys), 0, rows)
