@@ -68,7 +68,7 @@ _ROWS = 10_000
 _NO_ID: Final = "delta"
 """Name of the stream of a table without an id."""
 _LIST_S: Final = 60.0
-"""Time after which the log is listed although the next version does not exist: older ones may have been removed."""
+"""Time after which the log is listed: older versions may have been removed, also the next one."""
 
 
 class ChangeFile(NamedTuple):
@@ -233,16 +233,18 @@ class ChangeFeed:
     def _read_on(self, wanted: int = -1) -> None:
         """Read the versions after the last known one; ``wanted`` must be among them."""
         next_version = self._table / "_delta_log" / f"{self._last + 1:020}.json"
-        if wanted <= self._last and time.monotonic() < self._listed_at + _LIST_S and not next_version.exists():
+        is_listed = wanted > self._last or time.monotonic() >= self._listed_at + _LIST_S
+        if not is_listed and not next_version.exists():
             return
-        newest = self._log.newest
-        if newest < max(self._last, wanted):
-            raise self._log.lost(
-                max(self._last, wanted),
-                f"its newest version is {newest}: it was created again, or an older copy restored",
-            )
-        self._listed_at = time.monotonic()
-        for version in self._log.versions(self._last):
+        if is_listed:
+            newest = self._log.newest
+            if newest < max(self._last, wanted):
+                raise self._log.lost(
+                    max(self._last, wanted),
+                    f"its newest version is {newest}: it was created again, or an older copy restored",
+                )
+            self._listed_at = time.monotonic()
+        for version in self._log.versions(self._last, is_listed=is_listed):
             if (self._log.table_id or _NO_ID) != self._name:
                 raise self._replaced(version.number)
             self._files[version.number] = self._changes(version)

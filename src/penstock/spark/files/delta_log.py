@@ -160,8 +160,11 @@ class DeltaLog:
         self._is_known = True
         return newest, sorted(files.values(), key=lambda file: (file.modified_ms, file.path))
 
-    def versions(self, after: int) -> Iterator[DeltaVersion]:
+    def versions(self, after: int, *, is_listed: bool = True) -> Iterator[DeltaVersion]:
         """Yield the changes of each version after ``after``, in order.
+
+        Without ``is_listed`` the log is not listed, which takes a time that grows with it: there are no versions if the
+        next one does not exist, whatever the reason.
 
         Raises:
             DataLossError: a version is no longer in the log.
@@ -169,7 +172,7 @@ class DeltaLog:
         """
         if not self._is_known:
             self.snapshot()  # reads the types of the columns
-        for number, actions in self._after(after):
+        for number, actions in self._after(after) if is_listed else self._following(after):
             version = DeltaVersion(number, removed_columns=self.partition_columns)
             types, found = self._types, list(actions)
             for action in found:
@@ -214,9 +217,8 @@ class DeltaLog:
         Raises:
             DataLossError: the log has neither.
         """
-        if self.first == 0:
-            with suppress(DataLossError):  # removed since, behind a checkpoint
-                return _id_in(self._actions(0))
+        with suppress(DataLossError):
+            return _id_in(self._actions(0))
         checkpoint = self._newest_checkpoint()
         return _id_in(self._actions(0) if checkpoint is None else self._rows(*checkpoint, ["metaData"]))
 
@@ -241,6 +243,14 @@ class DeltaLog:
                 )
             yield number, self._actions(number)
             expected += 1
+
+    def _following(self, after: int) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
+        for number in itertools.count(after + 1):
+            path = self.path / "_delta_log" / f"{number:020}.json"
+            with object_storage_errors(path):
+                if not path.exists():
+                    return
+            yield number, self._actions(number)
 
     def _actions(self, version: int) -> Iterator[dict[str, Any]]:
         path = self.path / "_delta_log" / f"{version:020}.json"

@@ -215,6 +215,21 @@ def test_a_table_that_lost_versions_or_was_created_again_is_refused(table: Path)
         ChangeFeed(table).files(first, end)
 
 
+def test_new_versions_are_found_without_listing_the_log(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for once a minute: a listing takes a time that grows with the log."""
+    feed = ChangeFeed(table)
+    newest = DeltaTable(table).version()
+    start, end = between(table, newest + 1, newest)
+    assert feed.latest(start) == end
+    monkeypatch.setattr(DeltaLog, "_listed", None)
+    assert feed.latest(start) == end
+    for n in (1, 2):
+        write_deltalake(table, rows(n), mode="append")
+    end = between(table, 0, newest + 2)[1]
+    assert feed.latest(start) == end
+    assert [change["k"] for change in changes(table, start, end, feed)] == [1, 2]
+
+
 def test_a_log_may_be_cleaned_up_while_it_is_read(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, read = DeltaLog(table), delta_log.lines
 
