@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import threading
@@ -18,6 +19,7 @@ from penstock.cli.pipeline import ledger as cli_ledger
 from penstock.errors import UnavailableError
 from penstock.pipelines.ledger import reconcile
 from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.ledger.redrive_lock import redriving
 from penstock.pipelines.run import lease, write_back
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
@@ -369,6 +371,14 @@ def test_a_dry_run_of_redrive_sends_nothing(run: RecordedRun, capsys: pytest.Cap
         main(["pipeline", "dead-letter", "redrive", str(run.file), "--dry-run", "--step", "sink:rows", "--json"]) == 0
     )
     assert lines(capsys) == [{"chosen": 0, "sent": 0}]
+
+
+def test_two_redrives_of_a_table_are_refused(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["pipeline", "dead-letter", "redrive", str(run.file)]
+    with redriving(run.root / "dead"):
+        assert main(command) == 1
+        assert main([*command, "--dry-run"]) == 0
+    assert f"are being redriven\n  why: process {os.getpid()} on " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["redrive", "show"])

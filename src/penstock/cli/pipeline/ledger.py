@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -437,27 +438,29 @@ def dead_redrive(
     replay are not sent: correct the file and replay into a new directory.
     """
     from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, redrive, status_of
+    from penstock.pipelines.ledger.redrive_lock import redriving
 
     path, pipeline = _dead_letters(file)
-    states = letter_states(path)
-    found = _chosen(list(letters(path)), pipeline, step, only)
-    made = _made_in_steps(pipeline)
-    wanted = [letter for letter in found if letter.source not in made]
-    for kind, reason in _NOT_SENT.items():
-        kept = sum(made.get(letter.source) == kind for letter in found)
-        if kept:
-            note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
-    sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
-    chosen = [letter for letter in wanted if status_of(states, letter).state in sendable]
-    if only and len(chosen) < len(wanted):
-        left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
-        count = _letters(len(wanted) - len(chosen))
-        if left_out == {LetterState.REDRIVEN}:
-            note(f"{count} sent again before: --repeat sends it once more")
-        else:
-            note(f"{count} not sent: {', '.join(sorted(left_out))}; `penstock pipeline dead-letter reopen` opens it")
-    state = state_of(pipeline.name, state_dir)
-    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline, state, note))
+    with nullcontext() if dry_run else redriving(path):
+        states = letter_states(path)
+        found = _chosen(list(letters(path)), pipeline, step, only)
+        made = _made_in_steps(pipeline)
+        wanted = [letter for letter in found if letter.source not in made]
+        for kind, reason in _NOT_SENT.items():
+            kept = sum(made.get(letter.source) == kind for letter in found)
+            if kept:
+                note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
+        sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
+        chosen = [letter for letter in wanted if status_of(states, letter).state in sendable]
+        if only and len(chosen) < len(wanted):
+            left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
+            count, states_of_them = _letters(len(wanted) - len(chosen)), ", ".join(sorted(left_out))
+            if left_out == {LetterState.REDRIVEN}:
+                note(f"{count} sent again before: --repeat sends it once more")
+            else:
+                note(f"{count} not sent: {states_of_them}; `penstock pipeline dead-letter reopen` opens it")
+        state = state_of(pipeline.name, state_dir)
+        sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline, state, note))
     if as_json:
         print_json({"chosen": len(chosen), "sent": sent})
     elif dry_run:

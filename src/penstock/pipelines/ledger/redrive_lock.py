@@ -1,0 +1,81 @@
+"""One redrive of a table of dead letters at a time: two would send a letter twice.
+
+The file ``_sending/lock`` of the table is locked by the process that redrives. The kernel releases the lock when the
+process ends, and not while it is paused. In a bucket the object exists during a redrive: a bucket has no locks that end
+with their process, and one that expires would end while its holder is paused. A redrive that was killed therefore
+leaves the object, which the user removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.errors import PenstockError
+from penstock.pipelines.state_dir.layout import create_text, make_directory, read_bytes
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
+
+__all__ = ["redriving"]
+
+
+@contextmanager
+def redriving(table: StoragePath) -> Iterator[None]:
+    """Hold the lock of the letters in ``table``: read their states inside the block, and redrive them there.
+
+    Raises:
+        PenstockError: another redrive holds it; the error says which, and since when.
+        StorageError, UnavailableError: it cannot be written.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    # In a bucket equal contents would be taken for those of this call.
+    holder = json.dumps({"host": platform.node(), "process": os.getpid(), "since": now, "id": uuid.uuid4().hex})
+    if isinstance(table, ObjectPath):
+        lock = table / "_sending" / "lock"
+        if not create_text(lock, holder):
+            raise _held(read_bytes(lock), f"wait until it has ended; if that process was killed, remove {lock}")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+    elif not table.exists():
+        yield
+    else:
+        with _locked(table / "_sending", holder):
+            yield
+
+
+@contextmanager
+def _locked(directory: Path, holder: str) -> Iterator[None]:
+    make_directory(directory)
+    file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _held(os.pread(file, 1_000, 0), "wait until it has ended") from error
+        os.ftruncate(file, 0)
+        os.pwrite(file, holder.encode(), 0)
+        yield
+    finally:
+        os.close(file)
+
+
+def _held(found: bytes, do: str) -> PenstockError:
+    try:
+        holder = json.loads(found)
+        who = f"process {holder['process']} on {holder['host']} since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        # It has just been created.
+        who = "another process"
+    return PenstockError(
+        "these dead letters are being redriven",
+        why=f"{who} holds the lock, and two redrives could send a letter twice",
+        do=do,
+    )
