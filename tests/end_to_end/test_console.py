@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -318,7 +319,7 @@ async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path
                 await page.get_by_role("link", name="Watch changes").click()
                 await expect(changes.get_by_role("status")).to_have_text("0 received")
                 for value in ('{"bar": 4.1, "valve": "open"}', '{"bar": 4.5, "valve": "open"}'):
-                    await store.set("plant/press", value)
+                    await store.set("plant/press", value, ttl_ms=3_600_000)
                 await expect(changes.locator("summary")).to_have_count(2)
                 await store.set("plant/limit", "7")
                 await store.delete("plant/limit")
@@ -328,6 +329,7 @@ async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path
             await newest.nth(2).click()
             lines = (await changes.locator("pre.difference").inner_text()).rstrip().split("\n")
             assert lines == ["  {", '-   "bar": 4.1,', '+   "bar": 4.5,', '    "valve": "open"', "  }"]
+            await expect(changes.locator("dl")).to_contain_text(re.compile(r"Expires\d{4}-\d\d-\d\d [\d:]{8} UTC"))
             await browser.look("key-changes")
             async with page.expect_download() as saved:
                 await page.get_by_role("button", name="Export NDJSON").click()

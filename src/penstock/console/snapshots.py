@@ -260,7 +260,9 @@ class KeyChangeSnapshot:
     """A change of an observed key, or its entry at the beginning; ``at``: its arrival in ms.
 
     ``operation``: ``ENTRY``, ``SET``, ``DELETE`` or ``EXPIRE``. ``value``, or ``value_base64`` if it is not text, is
-    None for the last two. ``truncated``: only the beginning is shown.
+    None for the last two. ``truncated``: only the beginning is shown. ``owner`` is the user that created the key, ""
+    for an anonymous client; it is None for the last two, and if the key had changed again when the change arrived: then
+    ``expires_in_s`` and ``fencing_token`` are not known either.
     """
 
     at: int
@@ -269,6 +271,8 @@ class KeyChangeSnapshot:
     operation: str
     version: str | None
     expires_in_s: float | None
+    fencing_token: str | None
+    owner: str | None
     value_bytes: int | None
     format: str | None
     value: str | None

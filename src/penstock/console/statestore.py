@@ -56,13 +56,12 @@ class StateStoreViews:
 
     def key(self, key: bytes) -> Key | None:
         """Return a key with its complete value; None if it does not exist."""
-        record = self._service.record(key)
+        record = self.record(key)
         return None if record is None else self._key(record, len(record.value))
 
-    def expires_at(self, key: bytes) -> int | None:
-        """Return when a key expires on the clock of :meth:`steady`, 0: never; None if it does not exist."""
-        record = self._service.record(key)
-        return None if record is None else record.expires_at
+    def record(self, key: bytes) -> Record | None:
+        """Return the record of a key; None if it does not exist."""
+        return self._service.record(key)
 
     def steady(self) -> int:
         """Return the time in ms by which keys expire."""

@@ -31,6 +31,7 @@ from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.observations import Entry, KeyChange, Observation
 from penstock.statestore.client.writes import Write
 from penstock.statestore.codec.commands import Condition
+from penstock.statestore.engine.record import Record
 from penstock.statestore.errors import InvalidRequestError, StateStoreError
 from penstock.statestore.hlc import MAX_COUNTER, Hlc
 
@@ -66,14 +67,14 @@ class ChangedMeanwhileError(RefusedError):
     """A key has another version than the one that the user saw."""
 
 
-class _Expiries(Protocol):
-    """When keys expire."""
+class _Records(Protocol):
+    """The records of the store."""
 
-    def expires_at(self, key: bytes) -> int | None:
-        """Return when a key expires, 0: never; None if it does not exist."""
+    def record(self, key: bytes) -> Record | None:
+        """Return the record of a key; None if it does not exist."""
 
     def steady(self) -> int:
-        """Return the current time in ms on the same clock."""
+        """Return the current time in ms on the clock of expiries."""
 
 
 class _Stream(Protocol):
@@ -136,11 +137,11 @@ class _Messages(_Rows):
 
 
 class _KeyChanges(_Rows):
-    """Changes of a key or of the keys with a prefix. ``expiries``: those of the store, without permissions."""
+    """Changes of a key or of the keys with a prefix. ``records``: those of the store, without permissions."""
 
-    def __init__(self, expiries: _Expiries) -> None:
+    def __init__(self, records: _Records) -> None:
         super().__init__()
-        self._expiries = expiries
+        self._records = records
         self._expire: dict[bytes, int] = {}
         """When keys expire whose value was seen. A notification does not distinguish an expiry from a deletion."""
 
@@ -161,19 +162,21 @@ class _KeyChanges(_Rows):
             self._add(change)
         else:
             expires_at = self._expire.pop(change.key, 0)
-            has_expired = 0 < expires_at <= self._expiries.steady()
+            has_expired = 0 < expires_at <= self._records.steady()
             self._add(change._replace(operation="EXPIRE") if has_expired else change)
 
     def _add(self, change: KeyChange) -> None:
-        expires_at = 0 if change.value is None else self._expiries.expires_at(change.key) or 0
+        record = None if change.value is None else self._records.record(change.key)
+        if record is not None and record.version != change.version:
+            record = None  # of a later change, which follows
         if change.value is not None:
             self._expire.pop(change.key, None)
-            if expires_at:
+            if record is not None and record.expires_at:
                 if len(self._expire) >= MAX_EXPIRIES:
                     del self._expire[next(iter(self._expire))]
-                self._expire[change.key] = expires_at
-        expires_in_s = (expires_at - self._expiries.steady()) / 1000 if expires_at else None
-        self.add(lambda: _change_snapshot(change, wall_clock_ms(), expires_in_s))
+                self._expire[change.key] = record.expires_at
+        steady = self._records.steady()
+        self.add(lambda: _change_snapshot(change, record, wall_clock_ms(), steady))
 
 
 class _TopicCounts:
@@ -348,7 +351,7 @@ class ConsoleClients:
 
     # Keys
 
-    async def watch(self, user: str, name: bytes, expiries: _Expiries, *, prefix: bool) -> LiveSubscription:
+    async def watch(self, user: str, name: bytes, records: _Records, *, prefix: bool) -> LiveSubscription:
         """Observe a key, or all keys with a prefix (extension ``prefix-observe``); close the observation when done.
 
         The first row of an existing key is its entry. Raises as :meth:`subscribe`.
@@ -358,7 +361,7 @@ class ConsoleClients:
             store = await stack.enter_async_context(StateStoreClient(client, reconnect=False))
             observing = store.observe_prefix(name) if prefix else store.observe(name)
             observation = await stack.enter_async_context(observing)
-            stream = _KeyChanges(expiries)
+            stream = _KeyChanges(records)
             if observation.entry is not None:
                 stream.begin(name, observation.entry)
             stack.push_async_callback(_cancel, asyncio.create_task(stream.follow(observation)))
@@ -452,7 +455,7 @@ def _contains(publish: Publish, text: str) -> bool:
     return text in publish.topic.casefold() or text in publish.payload.decode("utf-8", "ignore").casefold()
 
 
-def _change_snapshot(change: KeyChange, at: int, expires_in_s: float | None) -> KeyChangeSnapshot:
+def _change_snapshot(change: KeyChange, record: Record | None, at: int, steady: int) -> KeyChangeSnapshot:
     value = change.value
     shown = None if value is None else show_payload(value)
     try:
@@ -465,7 +468,9 @@ def _change_snapshot(change: KeyChange, at: int, expires_in_s: float | None) -> 
         key_base64=base64.b64encode(change.key).decode(),
         operation=change.operation,
         version=None if change.version is None else str(change.version),
-        expires_in_s=expires_in_s,
+        expires_in_s=(record.expires_at - steady) / 1000 if record is not None and record.expires_at else None,
+        fencing_token=None if record is None or record.fence is None else str(record.fence),
+        owner=None if record is None else record.owner,
         value_bytes=None if value is None else len(value),
         format=None if shown is None else shown.format,
         value=None if shown is None else shown.value,

@@ -23,6 +23,7 @@ from penstock.runtime.observability.audit import read_audit
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.observations import KeyChange
+from penstock.statestore.engine.record import Record
 from penstock.statestore.hlc import Hlc
 from tests.unit.node.test_api import Api, mqtt
 from tests.unit.node.test_http_access import basic, running, users
@@ -243,6 +244,7 @@ async def test_changes_of_a_key_and_of_a_prefix_are_shown_as_they_happen(
                 (entry,) = await one.rows(1)
                 assert (entry["operation"], entry["value"], entry["format"]) == ("ENTRY", '{"bar": 4}', "json")
                 assert 0 < entry["expires_in_s"] <= 600
+                assert (entry["owner"], entry["fencing_token"]) == ("", None)
                 await store.set("plant/b", cbor2.dumps({"bar": 1}))
                 await store.set("other", "1")
                 changed = await store.set("plant/a", "5", ttl_ms=600_000)
@@ -275,8 +277,8 @@ def test_changes_of_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Store:
         now = 0
 
-        def expires_at(self, _key: bytes) -> int:
-            return 10
+        def record(self, key: bytes) -> Record:
+            return Record(key, b"", Hlc(1, 0, "n"), Hlc(0, 7, "n"), 10, "user:ada")
 
         def steady(self) -> int:
             return self.now
@@ -292,12 +294,36 @@ def test_changes_of_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("c", "Yw==", "/g=="),
     ]
     assert line["dropped"] == 1
+    assert {(row["expires_in_s"], row["fencing_token"], row["owner"]) for row in line["rows"]} == {
+        (0.01, str(Hlc(0, 7, "n")), "user:ada")
+    }
     changes.receive(KeyChange(b"c", "DELETE", None, None))
     store.now = 10
     for key in (b"a", b"d"):
         changes.receive(KeyChange(key, "DELETE", None, None))
     operations = [row["operation"] for row in json.loads(changes.next_line())["rows"]]
     assert operations == ["DELETE", "DELETE", "EXPIRE"]
+
+
+def test_a_change_that_was_overtaken_has_no_facts_of_the_later_one() -> None:
+    class Store:
+        def record(self, key: bytes) -> Record:
+            return Record(key, b"2", Hlc(2, 0, "n"), Hlc(0, 7, "n"), 10, "user:ada")
+
+        def steady(self) -> int:
+            return 10
+
+    changes = console_clients._KeyChanges(Store())
+    changes.receive(KeyChange(b"a", "SET", b"1", Hlc(1, 0, "n")))
+    changes.receive(KeyChange(b"a", "DELETE", None, None))
+    changes.receive(KeyChange(b"a", "SET", b"2", Hlc(2, 0, "n")))
+    changes.receive(KeyChange(b"a", "DELETE", None, None))
+    rows = json.loads(changes.next_line())["rows"]
+    found = [(row["operation"], row["expires_in_s"], row["fencing_token"], row["owner"]) for row in rows]
+    unknown = (None, None, None)
+    assert found == [
+        ("SET", *unknown), ("DELETE", *unknown), ("SET", 0, str(Hlc(0, 7, "n")), "user:ada"), ("EXPIRE", *unknown)
+    ]  # fmt: skip
 
 
 async def test_a_fenced_key_needs_its_token(tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ function Change({ row, before }) {
 function ChangeDetails({ row, before }) {
   const older = useMemo(before, []); // it may leave the list later
   const text = (each) => (each.value_bytes === null ? "" : shown(each.value, each.value_base64));
-  return html`<${Facts} facts=${[["Version", row.version], ["Arrived", `${clock(row.at)} UTC`], ["Expires in", row.value_bytes === null ? null : row.expires_in_s === null ? "never" : age(row.expires_in_s)]]} />
+  const overtaken = row.value_bytes !== null && row.owner === null;
+  return html`<${Facts} facts=${[["Version", row.version], ["Arrived", `${clock(row.at)} UTC`], ["Expires", row.owner === null ? null : row.expires_in_s === null ? "never" : `${clock(row.at + row.expires_in_s * 1000)} UTC`], ["Fencing token", row.fencing_token], ["Created by", row.owner || null]]} />
+    ${overtaken && html`<p>Expiry, fencing token and creator are not known: the key had changed again when this change arrived.</p>`}
     ${row.truncated && html`<p class="warn">Only the beginning of the value is shown.</p>`}
     ${older && row.operation !== "ENTRY" ? html`<p>Difference to ${older.version ?? "the change before"}:</p><${Difference} before=${text(older)} after=${text(row)} />`
       : row.value_bytes !== null && html`<pre tabindex="0"><code>${text(row)}</code></pre>`}`;
