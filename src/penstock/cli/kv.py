@@ -378,13 +378,13 @@ def scan_command(
 
 def _finish(options: StateStoreOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
     """Run ``work`` with the store; exit with 1 if it returns False."""
-    from penstock.runtime.io.loop import run
+    import asyncio
 
     async def main() -> bool:
         async with options.store() as store:
             return await work(store)
 
-    if not run(main()):
+    if not asyncio.run(main()):  # without uvloop, whose import takes longer than it saves in a few requests
         raise typer.Exit(1)
 
 

@@ -610,13 +610,11 @@ class StateStoreOptions(BrokerOptions):
         Raises:
             UnavailableError: the broker does not respond.
         """
-        import secrets
-
         from penstock.statestore.client.client import StateStoreClient
 
         client = StateStoreClient.connect(
             self.broker,
-            client_id=self.client_id or f"penstock-kv-{secrets.token_hex(6)}",
+            client_id=self.client_id or f"penstock-kv-{os.urandom(6).hex()}",
             timeout_s=self.timeout,
             **self.credentials(),
         )

@@ -6,10 +6,12 @@ more than their text are converted here; others, and all invalid ones, by typer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import typer
 
@@ -17,6 +19,9 @@ __all__ = ["PlainParameters", "UsageError"]
 
 UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
 """Error of the parser for wrong usage."""
+
+_PATH_CHECKS: Final = ("exists", "writable", "resolve_path", "allow_dash", "path_type")
+"""Settings of an option for a path that only typer checks."""
 
 
 class PlainParameters:
@@ -62,7 +67,10 @@ def _converted(descriptor: Any, value: Any) -> Any:
         return info.parser(value)
     if kind in (bool, float, int, str) and type(value) is kind:
         return value
-    if isinstance(kind, type) and issubclass(kind, Enum):
+    if kind is Path and not any(getattr(info, name) for name in _PATH_CHECKS) and info.file_okay and info.dir_okay:
+        if os.access(value, os.R_OK) or not os.access(value, os.F_OK):  # an existing file must be readable
+            return Path(value)
+    elif isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if kind is int and isinstance(value, str) and value.isascii() and value.isdecimal() and not info.clamp:
         number = int(value)

@@ -33,6 +33,9 @@ HEAVY = [
 ]
 HEAVY += ["pyspark", "rich", "ruamel.yaml", "starlette", "uvicorn", "uvloop"]
 
+MOST_MODULES = 230
+"""Modules that `penstock kv get` may import: 220 with Python 3.11."""
+
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
     status = cli.main(args)
@@ -73,12 +76,46 @@ def test_help_of_a_command_imports_nothing_heavy(name: str) -> None:
         ("kv", "get", "key", "--timeout", "5s", "--broker", "mqtt://127.0.0.1:1"),
         ("mqtt", "sub", "a", "--count", "3", "--broker", "mqtt://127.0.0.1:1"),
         ("tube", "consume", "a", "--tube-master", "127.0.0.1:1"),
+        ("kv", "get", "key", "--username", "ada", "--password-file", __file__, "--broker", "mqtt://127.0.0.1:1"),
     ],
 )
 def test_a_command_with_valid_options_does_not_import_pydantic(arguments: tuple[str, ...]) -> None:
     loaded = loaded_after(f"from penstock.cli.main import main\nassert main({arguments!r}) == 1")
     assert "asyncio" in loaded  # it tried to connect
     assert "pydantic" not in loaded
+
+
+def test_a_file_that_may_not_be_read_is_refused_by_its_option(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    arguments = (
+        "kv",
+        "get",
+        "key",
+        "--username",
+        "ada",
+        "--password-file",
+        str(file),
+        "--broker",
+        "mqtt://127.0.0.1:1",
+    )
+    status, _, err = run(capsys, *arguments)
+    assert (status, str(file) in err, "No such file or directory" in err) == (2, True, True)
+    file.touch()
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode == os.F_OK)  # also if root runs the tests
+    status, _, err = run(capsys, *arguments)
+    assert (status, "not readable" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", [("get", "key"), ("set", "key", "1"), ("del", "key")])
+def test_a_request_to_the_state_store_imports_little(command: tuple[str, ...]) -> None:
+    # Imports are most of the time of such a command; their number does not depend on the load of the machine.
+    arguments = ["kv", *command, "--broker", "mqtt://127.0.0.1:1"]
+    loaded = loaded_after(f"from penstock.cli.main import main\nassert main({arguments!r}) == 1")
+    assert loaded.isdisjoint({*HEAVY, "random", "secrets"} - {"asyncio"})
+    started = loaded_after("")
+    assert len(loaded - started) <= MOST_MODULES
 
 
 def test_only_the_called_command_of_a_group_is_built(

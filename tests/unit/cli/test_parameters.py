@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -17,6 +18,7 @@ def _command(
     topic: Annotated[str, typer.Argument()],
     count: Annotated[int, typer.Option(min=1)] = 1,
     labels: Annotated[list[str] | None, typer.Option("--label")] = None,
+    file: Path | None = None,
 ) -> None:
     """Take one parameter of each kind."""
 
@@ -48,6 +50,10 @@ def test_descriptors_have_the_types_and_limits() -> None:
     assert found["count"].annotation is int, _ADVICE.format("annotation int for a number")
     info = found["count"].parameter_info
     assert (info.parser, info.min, info.max, info.clamp) == (None, 1, None, False), _ADVICE.format("limits of numbers")
+    info = found["file"].parameter_info
+    checks = {name: getattr(info, name) for name in ("exists", "writable", "resolve_path", "allow_dash", "path_type")}
+    assert (found["file"].annotation, any(checks.values())) == (Path, False), _ADVICE.format("checks of paths")
+    assert (info.file_okay, info.dir_okay, info.readable) == (True, True, True), _ADVICE.format("kinds of files")
 
 
 @pytest.mark.parametrize("name", ["ctx", "format_message", "show"])

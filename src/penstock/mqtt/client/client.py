@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -207,6 +206,12 @@ class PendingRequests:
                 future.set_exception(error)
 
 
+def _random() -> float:
+    import random  # most clients never reconnect, and its import takes longer than a request
+
+    return random.random()  # noqa: S311 - spreads the reconnects of clients
+
+
 class MqttClient:
     """One MQTT 5 client.
 
@@ -255,7 +260,7 @@ class MqttClient:
         response_topic: str | None = None,
         manual: bool = False,
         opener: Callable[[ClientLinkOwner], ClientLink] | None = None,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = _random,
     ) -> None:
         url = broker_url(host, port, tls=tls is not None)
         if username is None:
