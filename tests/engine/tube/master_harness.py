@@ -38,15 +38,24 @@ def ask(engine: MasterEngine, method: MethodId, message: Message, now: int = NOW
 
 
 def join_broker(
-    engine: MasterEngine, now: int = NOW, *, number: int = 1, port: int = 8123, connection: str = ""
+    engine: MasterEngine,
+    now: int = NOW,
+    *,
+    number: int = 1,
+    port: int = 8123,
+    connection: str = "",
+    was_registered: bool = False,
 ) -> None:
-    """A broker registers as Apache's does: offline first, then online with what it was told to serve."""
+    """A broker registers as Apache's does: offline first, then online with what it was told to serve.
+
+    ``was_registered``: at the master before this one.
+    """
     told = ask(
         engine,
         MethodId.BROKER_REGISTER,
         pb.RegisterRequestB2M(
             clientId=f"{number}:10.0.0.{number}:{port}:2.4.0",
-            brokerOnline=False,
+            brokerOnline=was_registered,
             enableTls=False,
             readStatusRpt=0,
             writeStatusRpt=0,
@@ -58,7 +67,7 @@ def join_broker(
         now,
         connection=connection,
     )
-    assert told.takeConfInfo
+    assert told.takeConfInfo, told.errMsg
     report(engine, told, now, number=number, connection=connection)
 
 

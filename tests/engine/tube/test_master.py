@@ -313,6 +313,40 @@ def test_a_second_broker_with_the_same_id_waits_for_the_end_of_the_session_of_th
     assert not refused(paused + 35_000)
 
 
+@pytest.mark.parametrize("returns_ms", [500, 29_999, 30_000])
+def test_at_a_takeover_of_the_master_the_broker_that_was_registered_keeps_its_id(returns_ms: int) -> None:
+    """A second broker with the id, which the previous master refused, registers first at the new one."""
+    engine = master()
+    join_broker(engine, port=9999, connection="second")
+    member = consumer(engine, "c1", session_ms=60_000)
+    beat(engine, member)
+    for now in range(NOW, NOW + returns_ms, 500):
+        broker_beat(engine, now, connection="second")
+    back = NOW + returns_ms
+    if returns_ms == 30_000:
+        with pytest.raises(AssertionError, match=r"broker 1 is registered from 10\.0\.0\.1:9999"):
+            join_broker(engine, back, connection="first", was_registered=True)
+        return
+    join_broker(engine, back, connection="first", was_registered=True)
+    assert engine.cluster.brokers[1].info.port == 8123
+    assert broker_beat(engine, back, connection="second").errCode == 411
+    for was_registered in (True, False):  # it was registered, but at this master only
+        with pytest.raises(AssertionError, match=r"broker 1 is registered from 10\.0\.0\.1:8123"):
+            join_broker(engine, back, port=9999, connection="second", was_registered=was_registered)
+    for now in range(back, back + 3000, 500):
+        broker_beat(engine, now, connection="first")
+        beat(engine, member, now)
+    assert {p.broker.port for p in member.held} == {8123}
+
+
+def test_of_two_brokers_that_both_were_registered_the_first_one_has_the_id() -> None:
+    engine = master()
+    join_broker(engine, connection="first", was_registered=True)
+    with pytest.raises(AssertionError, match="broker 1 is registered from"):
+        join_broker(engine, port=9999, connection="second", was_registered=True)
+    broker_beat(engine, NOW + 500, connection="first")
+
+
 def test_a_killed_brokers_partitions_leave_the_routes_after_its_time_to_reconnect() -> None:
     engine = master(TopicSetting("demo", 3), config=MasterConfig(limits=TubeLimits(broker_reconnect_ms=2000)))
     for number in (1, 2):

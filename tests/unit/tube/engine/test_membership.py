@@ -159,3 +159,14 @@ def test_a_refusal_says_what_to_do() -> None:
     with pytest.raises(RefusedError, match="not configured") as error:
         BrokerMembership(9, "h:1", "v").receive(MethodId.BROKER_REGISTER, refused.SerializeToString())
     assert error.value.hint
+
+
+def test_a_refused_broker_does_not_claim_its_id_at_the_next_master() -> None:
+    membership = registered()
+    membership.lost()
+    refused = pb.RegisterResponseM2B(
+        success=False, errCode=400, errMsg="in use", stopRead=False, stopWrite=False, takeConfInfo=False
+    )
+    with pytest.raises(RefusedError, match="in use"):
+        membership.receive(MethodId.BROKER_REGISTER, refused.SerializeToString())
+    assert not pb.RegisterRequestB2M.FromString(membership.next_request(0, 0)[1]).brokerOnline

@@ -185,6 +185,7 @@ class BrokerMembership:
 
     def _registered(self, answer: pb.RegisterResponseM2B) -> MasterUpdate:
         if not answer.success:
+            self._online = False  # the next master must not prefer it to the broker that has the id
             raise RefusedError(
                 f"tube: the master refused broker {self.broker_id} ({self.address}): {answer.errMsg}",
                 code=answer.errCode,

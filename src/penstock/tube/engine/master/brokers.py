@@ -84,8 +84,10 @@ class BrokerHandler:
         if len(pieces) < 3:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
         info = BrokerInfo.parse(":".join(pieces[:3]))
-        self._check_unique(info, context.now_ms)
-        if info.id not in cluster.brokers and len(cluster.brokers) >= self._master.config.limits.max_brokers:
+        known = cluster.brokers.get(info.id)
+        self._check_unique(info, context.now_ms, was_registered=request.brokerOnline)
+        moves = known is not None and known.online and known.info != info
+        if known is None and len(cluster.brokers) >= self._master.config.limits.max_brokers:
             raise RefusedRequest(
                 ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(cluster.brokers)} brokers is reached"
             )
@@ -95,6 +97,8 @@ class BrokerHandler:
         broker = cluster.register(info, context.now_ms)
         broker.connection = context.connection
         broker.disconnected_at = None
+        first = known is None and not request.brokerOnline
+        broker.yields_until = context.now_ms + self._master.config.limits.broker_session_ms if first else 0
         if info.id not in self._master.controls.seen:
             self._master.newcomers.add(info.id)
         self.order(broker)
@@ -107,7 +111,7 @@ class BrokerHandler:
             request.brokerTopicSetConfInfo if request.brokerOnline else (), context.now_ms,
         )  # fmt: skip
         broker.need_report = True
-        if not request.brokerOnline:
+        if moves or not request.brokerOnline:
             self._restarted(info.id)
         answer = pb.RegisterResponseM2B(
             success=True,
@@ -183,13 +187,16 @@ class BrokerHandler:
                 found = True
         return found
 
-    def _check_unique(self, info: BrokerInfo, now: int) -> None:
+    def _check_unique(self, info: BrokerInfo, now: int, *, was_registered: bool) -> None:
         """Refuse a second broker with the same id, which would take over clients and offsets. Raises RefusedRequest.
 
         A broker whose connection ended (its process was killed) may register at another address immediately, and one
         whose machine disappeared without closing it when its heartbeat is overdue. A rival that was refused while the
         registered broker lived, as later heartbeats of it show, is another broker with the same id instead: it must not
         take over at a pause or a short network failure of the first one, and waits for the end of its session.
+
+        A master that has just taken over knows neither of two brokers. ``was_registered``: the broker had its id at an
+        earlier master. It gets the id back from one that had not, for as long as its session may have continued.
         """
         known = self._master.cluster.brokers.get(info.id)
         address = info.host, info.port
@@ -198,6 +205,8 @@ class BrokerHandler:
         since = known.rivals.get(address)
         proved = since is not None and known.last_seen > since
         if not proved and (known.overdue or known.disconnected_at is not None):
+            return
+        if was_registered and now < known.yields_until:
             return
         if since is None:
             if len(known.rivals) >= _MAX_RIVALS:

@@ -58,6 +58,7 @@ class RegisteredBroker:
         "topics",
         "web_address",
         "write_status",
+        "yields_until",
     )
 
     def __init__(self, info: BrokerInfo, config_id: int) -> None:
@@ -72,6 +73,7 @@ class RegisteredBroker:
         self.interval_ms = 0  # largest recent time between two heartbeats; 0 before the first one
         self.overdue = False  # True if its next heartbeat is late: producers use other brokers
         self.rivals: dict[tuple[str, int], int] = {}  # other addresses that were refused, with the first time
+        self.yields_until = 0  # time until which a broker that had this id at an earlier master may take it
         self.config_id = config_id
         self.check_sum = 0
         self.topics: list[str] = []  # configuration texts to send
