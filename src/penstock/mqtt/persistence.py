@@ -124,6 +124,7 @@ class Persistence(CommitClient[Batch]):
         self._on_committed = committed
         self._on_failure = failed
         self._queue.start()
+        self.journal.answer_waits = self._queue.count_answer
         self._store.when_failed(self._queue.fail_soon)
 
     def submit(self) -> None:

@@ -103,6 +103,32 @@ def test_answers_in_a_persistent_session_wait_for_its_commit(
     assert answer in peer.take()
 
 
+def test_answers_that_wait_for_the_next_commit_are_counted(bench: PersistentBench) -> None:
+    """Each answer after which its client may send the next request; PUBREL and CONNACK are none."""
+    counted = 0
+
+    def count() -> None:
+        nonlocal counted
+        counted += 1
+
+    bench.journal.answer_waits = count
+    peer = bench.connect("c", expiry=HOUR)
+    assert counted == 0
+    peer.send(Subscribe(1, [Subscription("#", 2)]))
+    assert counted == 1
+    peer.send(Publish("a", b"", 1, packet_id=2), Publish("b", b"", 2, packet_id=3))
+    assert counted == 3
+    bench.flush()
+    received = [packet for packet in peer.take() if isinstance(packet, Publish)]
+    peer.send(PubRel(3))
+    assert counted == 4
+    peer.send(PubRec(received[-1].packet_id))
+    peer.send(Publish("$private", b"", 1, packet_id=4))
+    assert counted == 4
+    peer.send(Unsubscribe(5, ["#"]))
+    assert counted == 5
+
+
 def test_connack_of_a_persistent_session_waits_for_its_commit(bench: PersistentBench) -> None:
     bench.stalled = True
     peer = bench.open()

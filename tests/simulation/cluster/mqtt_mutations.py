@@ -158,6 +158,15 @@ def gathering_without_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ThreadedCommitQueue, "_gather", gather, raising=False)
 
 
+def request_while_acknowledging_lost(patch: pytest.MonkeyPatch) -> None:
+    """A commit that is requested while the acknowledgements of the one before are sent never begins."""
+
+    def gather(self: ThreadedCommitQueue, answered: int) -> bool:
+        return CommitQueue._gather(self, answered) or self.name == "mqtt"
+
+    patch.setattr(ThreadedCommitQueue, "_gather", gather, raising=False)
+
+
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     head_not_compared: (0, ("restore",)),
     full_is_acknowledged: (6, ("full", *TAKEOVERS)),
@@ -174,6 +183,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     retained_not_loaded: (0, TAKEOVERS),
     fence_not_loaded: (0, TAKEOVERS),
     gathering_without_end: (3, TAKEOVERS),
+    request_while_acknowledging_lost: (0, TAKEOVERS),
 }
 """For each bug a seed that finds it, and the kinds of fault that the simulations have."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -145,6 +146,50 @@ async def test_a_slow_disk_delays_only_clients_that_wait_for_it(
         disk.may_go.set()
         assert [await writer.next() for _ in range(5)] == [PubAck(n) for n in range(1, 6)]
         assert len(disk.batches) == 2, "what came while the disk was busy shares the next commit"
+
+
+async def test_a_commit_gathers_the_messages_of_publishers_that_have_just_got_acknowledgements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, Durability.DURABLE) as place:
+        await place.reader()
+        while place.server.stats.connections:
+            await asyncio.sleep(0)
+        await place.persistence.drain()
+        commits = place.persistence.queue
+        commits.gathers, commits.gather_s = True, DEADLINE_S
+        commits.clock = iter(range(0, 100_000, 1000)).__next__  # each commit takes 1,000 s
+        batches: list[int] = []
+        gates: queue.SimpleQueue[None] = queue.SimpleQueue()
+        commit: Callable[[SessionStore, Batch], None] = SessionStore.commit
+
+        def commit_later(store: SessionStore, batch: Batch) -> None:
+            batches.append(len(batch))
+            gates.get(timeout=DEADLINE_S)
+            commit(store, batch)
+
+        async def begun(count: int) -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                while len(batches) < count:
+                    await asyncio.sleep(0)
+
+        monkeypatch.setattr(SessionStore, "commit", commit_later)
+        first, *others = [await place.plain(f"writer {n}") for n in range(4)]
+        first.send(Publish("a", b"1", 1, packet_id=1))
+        await begun(1)
+        for writer in others:
+            writer.send(Publish("a", b"1", 1, packet_id=1))
+        while place.server.stats.publishes_received < 4:
+            await asyncio.sleep(0)
+        gates.put(None)
+        assert await first.next() == PubAck(1)
+        first.send(Publish("a", b"2", 1, packet_id=2))
+        await begun(2)
+        commits.gathers = False  # nobody sends after the second one
+        for _ in range(10):
+            gates.put(None)
+        assert [await writer.next() for writer in (first, *others)] == [PubAck(2), PubAck(1), PubAck(1), PubAck(1)]
+        assert batches[:2] == [1, 4], "the second one waited for the first publisher"
 
 
 @pytest.mark.parametrize("durability", [Durability.DURABLE, Durability.FLUSHED])

@@ -356,9 +356,9 @@ class Clients:
     """``count`` clients of ``client`` with one request in flight, each of which sends the next one with its answer;
     ``silent`` of them do not. Their commits end one by one, in :meth:`commit`."""
 
-    def __init__(self, count: int, silent: int = 0) -> None:
+    def __init__(self, count: int, silent: int = 0, client: type[Numbers] = Numbers) -> None:
         self.batches: list[list[int]] = []
-        self.client = Numbers(self._write)
+        self.client = client(self._write)
         self.client.queue.gathers = True
         self._silent = silent
         self._gates: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -400,8 +400,30 @@ class Clients:
         await self.client.queue.close()
 
 
-async def test_a_commit_gathers_the_requests_of_clients_that_have_just_got_answers() -> None:
-    clients = Clients(6)
+class Acknowledging(Numbers):
+    """Answers in ``end_commit`` and requests the next commit there, as the MQTT broker does."""
+
+    def __init__(self, commit: Callable[[list[int]], object]) -> None:
+        super().__init__(commit)
+        self._waiting: dict[int, Done] = {}
+
+    def submit(self, number: int, done: Done) -> None:
+        self.change(number)
+        self._waiting[number] = done
+        self.queue.count_answer()
+        if not self.queue.running:
+            self.queue.request()
+
+    def end_commit(self, batch: list[int], failure: StorageError | None) -> None:
+        if self._changes:
+            self.queue.request()
+        for number in batch:
+            self._waiting.pop(number)(failure)
+
+
+@pytest.mark.parametrize("client", [Numbers, Acknowledging])
+async def test_a_commit_gathers_the_requests_of_clients_that_have_just_got_answers(client: type[Numbers]) -> None:
+    clients = Clients(6, client=client)
     queue = clients.client.queue
     queue.clock = iter(range(0, 1000, 20)).__next__  # each commit takes 20 s
     queue.gather_s = 10.0

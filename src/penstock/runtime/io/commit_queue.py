@@ -173,8 +173,10 @@ class CommitQueue(Generic[Batch]):
         self._waiters: list[CommitWaiter] = []
         self._running_waiters: list[CommitWaiter] = []
         self._answers = 0
-        """Number of waiters of the next commit that are answers; ``_running_answers``: of the running one."""
+        """Number of answers to clients that wait for the next commit; ``_running_answers``: for the running one."""
         self._running_answers = 0
+        self._answering = False
+        """Whether the answers of a commit are being sent, before the next one gathers."""
         self._gather_until = 0
         """Number of answers with which the next commit begins; 0: it does not wait for them."""
         self._gather_least = 0
@@ -225,7 +227,7 @@ class CommitQueue(Generic[Batch]):
         if not self._requested:
             assert self._loop is not None, "call start() first"
             self._requested = True
-            if not (self.running or self._gather_until or self._client.begins_commit()):
+            if not (self.running or self._gather_until or self._answering or self._client.begins_commit()):
                 self.begin_at_turn_end()
         return self.number
 
@@ -245,10 +247,7 @@ class CommitQueue(Generic[Batch]):
         ended."""
         if number >= self.number:
             self._waiters.append(waiter)
-            self._answers += 1
-            if self._answers == self._gather_until:
-                self._stop_gathering()
-                self.begin_at_turn_end()  # it also gets the other requests of this turn
+            self.count_answer()
         else:
             self.wait_also(number, waiter)
 
@@ -261,6 +260,13 @@ class CommitQueue(Generic[Batch]):
         else:
             assert self._loop is not None, "call start() first"
             self._loop.call_soon(waiter.commit_ended, self._last_failure)
+
+    def count_answer(self) -> None:
+        """Count an answer to a client that waits for the next commit; :meth:`wait` does this for its waiter."""
+        self._answers += 1
+        if self._answers == self._gather_until:
+            self._stop_gathering()
+            self.begin_at_turn_end()  # it also gets the other requests of this turn
 
     # Failures and shutdown
 
@@ -470,6 +476,7 @@ class CommitQueue(Generic[Batch]):
         requested = self._requested
         in_thread = not (self._closed or (self._last_is_small and self._is_fast()))
         answered, self._running_answers = self._running_answers, 0
+        self._answering = self.gathers and in_thread
         if requested and self.failure is None and in_thread and self._may_begin() and not self.gathers:
             requested = False
             self._jobs.put(self._begin())
@@ -486,7 +493,11 @@ class CommitQueue(Generic[Batch]):
             self._client.send_answers()
         except Exception:  # noqa: BLE001 - nor may the next commit wait forever
             _log.exception("%s: internal error after a commit", self.name)
-        gathers = self.gathers and in_thread and self._gather(answered)
+        gathers = False
+        if self._answering:
+            self._answering = False
+            requested = self._requested
+            gathers = self._gather(answered)
         if requested:
             if not gathers:
                 self.begin_at_turn_end()

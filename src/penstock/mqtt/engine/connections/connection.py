@@ -332,7 +332,7 @@ class BrokerConnection(ConnectionState):
             self._change = change
             return False
         self._change = None
-        session.hold_output(self)
+        session.hold_answer(self)
         if isinstance(packet, Subscribe):
             refused = next((code for code in codes if code >= 0x80), 0)
             self.send(SubAck(packet.packet_id, codes, self.problem_text(SUBSCRIPTION_REASONS.get(refused, ""))))

@@ -221,6 +221,7 @@ class ConnectionState(PacketWriter):
     def _send_answer(self, answer: PendingAck) -> None:
         if answer.gate:
             self.gate = max(self.gate, answer.gate)
+            self.broker.journal.answer_after(answer.gate)
         publish = answer.publish
         if publish.qos == 2:
             self.pubrec(publish.packet_id, answer.reason_code, answer.reason_string)

@@ -107,6 +107,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         return  # disconnected because its own queue was full: no packet may follow DISCONNECT [MQTT-3.14.4-1]
     if gate:
         connection.gate = gate
+        journal.answer_after(gate)
     if qos == 1:
         connection.puback(packet_id, code, reason)
     else:
@@ -214,7 +215,7 @@ def _repeated(connection: ConnectionState, session: Session, publish: Publish, w
     connection.register_qos2(packet_id)
     answer = session.incoming[packet_id]
     if answer is None:
-        session.hold_output(connection)
+        session.hold_answer(connection)
         answer = PendingAck(connection, session, publish, wall_ms, 0, 0)
         connection.enqueue(answer)
         connection.answer_settled(answer)
@@ -243,6 +244,6 @@ def handle_pubrel(connection: ConnectionState, session: Session, packet: PubRel)
             # A client that has PUBCOMP uses the identifier again; after a crash that message must not be taken for a
             # repetition.
             session.journal.incoming_done(packet_id)
-            session.hold_output(connection)
+            session.hold_answer(connection)
     connection.open_qos2.discard(packet_id)
     connection.pubcomp(packet_id, code)

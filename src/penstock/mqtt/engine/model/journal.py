@@ -194,6 +194,7 @@ class Journal:
         "_numbers",
         "_progressed",
         "_woken",
+        "answer_waits",
         "awaited_changes",
         "committed",
         "durable_acknowledgements",
@@ -208,6 +209,8 @@ class Journal:
         self.enabled = enabled
         self.durable_acknowledgements = durable_acknowledgements
         self.wake = wake
+        self.answer_waits: Callable[[], None] = lambda: None
+        """Called for each answer to a request that waits for the next commit."""
         self.awaited_changes = 0
         """Number of changes that an acknowledgement waits for; compared before and after an operation."""
         self.committed = 0
@@ -258,6 +261,11 @@ class Journal:
             return batch.number - 1
         self._changed(awaited=True)
         return batch.number
+
+    def answer_after(self, number: int) -> None:
+        """Report that the answer to a request of a client waits for commit ``number``."""
+        if number == self._batch.number:
+            self.answer_waits()
 
     def new_number(self) -> int:
         """Return an unused number for a session, message or delivery."""

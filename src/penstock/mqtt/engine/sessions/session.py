@@ -227,6 +227,13 @@ class Session(Subscriber):
         if journal is not None and journal.awaited:
             connection.gate = journal.journal.commit_soon()
 
+    def hold_answer(self, connection: SessionConnection) -> None:
+        """:meth:`hold_output` for the answer to a request, after which the client may send the next one."""
+        journal = self.journal
+        if journal is not None and journal.awaited:
+            self.hold_output(connection)
+            journal.journal.answer_after(connection.gate)
+
     def save_state(self) -> None:
         """Record the session's own state: its owner, expiry and will."""
         journal = self.journal
