@@ -21,6 +21,8 @@ from tests.histories.proxy import Proxy
 
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 RETRY_S = 0.02
+STEPS_S = 3600.0, -3600.0, 0.0
+"""Offsets of the clock in turn."""
 
 
 async def connected(peer: Peer, port: int, ended: asyncio.Event) -> None:
@@ -125,3 +127,44 @@ async def test_power_loss(tmp_path: Path, rounds: int, request: pytest.FixtureRe
 
         port = parse_address(node.ready["mqtt"]).port
         request.node.user_properties.append(("summary", await record(tmp_path, port, fault, rounds)))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+async def test_clock_steps(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The node compares its clocks every second. In every other round it is killed after each step, so that it starts
+    with stored times of another clock."""
+    machine = Machine(tmp_path)
+    with RunningNode(tmp_path, program=machine.program) as node:
+
+        async def fault(round_: int) -> None:
+            for offset_s in STEPS_S:
+                machine.set_clock(offset_s)
+                await asyncio.sleep(1.1)
+                if round_ % 2 == 0:
+                    await asyncio.to_thread(node.kill)
+                    await asyncio.to_thread(node.start)
+
+        port = parse_address(node.ready["mqtt"]).port
+        request.node.user_properties.append(("summary", await record(tmp_path, port, fault, 6)))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+async def test_full_disk(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Nothing is acknowledged while the disk is full; in every other round the node is killed then."""
+    machine = Machine(tmp_path)
+    with RunningNode(tmp_path, program=machine.program) as node:
+
+        async def fault(round_: int) -> None:
+            machine.fill_disk(full=True)
+            await asyncio.sleep(0.8)
+            if round_ % 2:
+                await asyncio.to_thread(node.kill)
+            machine.fill_disk(full=False)
+            if round_ % 2:
+                await asyncio.to_thread(node.start)
+
+        port = parse_address(node.ready["mqtt"]).port
+        summary = await record(tmp_path, port, fault, 6, may_be_full=True)
+        request.node.user_properties.append(("summary", summary))
