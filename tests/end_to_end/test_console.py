@@ -203,6 +203,12 @@ async def test_the_topic_tree_shows_counts_and_the_last_payload_of_each_level(no
         await expect(page.locator("pre")).to_contain_text('"bar": 4.5')
         await page.get_by_role("navigation", name="Levels").get_by_role("link", name="All topics").click()
         await expect(page.get_by_role("link", name="hall")).to_be_visible()
+        browser.allowed = (*browser.allowed, "400 (Bad Request)", "403 (Forbidden)")
+        for refused in ("watch?prefix=plant/", "tree?filter=plant/%23/b"):
+            await browser.open(refused)
+            await expect(page.get_by_role("alert")).to_be_visible()
+            await expect(page.get_by_role("status")).to_have_count(0)  # no count, as of a stream that has begun
+            await expect(page.get_by_role("button", name="Pause")).to_have_count(0)
 
 
 @pytest_asyncio.fixture

@@ -331,7 +331,12 @@ class ConsoleClients:
     ) -> LiveSubscription:
         async with self._limited() as stack:
             client = await stack.enter_async_context(self._connected(user, receive))
-            await client.subscribe(Subscription(topic_filter, qos=0, retain_as_published=True))
+            try:
+                await client.subscribe(Subscription(topic_filter, qos=0, retain_as_published=True))
+            except RefusedError as error:
+                if error.needs_grant and set(topic_filter) & {"#", "+"}:
+                    error.do = f"use a narrower topic filter that the policies permit to the user; or {error.do}"
+                raise
             return LiveSubscription(client, stream, stack.pop_all().aclose)
 
     @asynccontextmanager

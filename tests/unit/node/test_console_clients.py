@@ -374,6 +374,12 @@ async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
             assert (status, body["error"]["what"]) == (403, refused)
             assert "Subscribe on" in body["error"]["hint"]
         assert "console-" not in body["error"]["hint"]
+        assert "narrower" not in body["error"]["hint"]
+        for path in ("topic-tree", "messages"):
+            _, _, body = await oscar.send(f"/{path}?filter=%23")
+            assert body["error"]["hint"].startswith(
+                "use a narrower topic filter that the policies permit to the user; or"
+            )
         status, _, body = await oscar.send("/key-changes?prefix=plant/")
         assert (status, "statestore.extensions: [prefix-observe]" in body["error"]["hint"]) == (403, True)
         assert (await oscar.send("/keys/plant/a", "PUT", "1"))[0] == 200

@@ -73,13 +73,14 @@ export function Live({ title, path, parameters, file, row, arrived }) {
     pause(!paused);
   };
   const save = () => saveFile(file, shown.rows.toReversed().map(({ number: _, ...each }) => `${JSON.stringify(each)}\n`).join(""));
+  const refused = failure && !connected && !paused && shown.received === 0; // then there is nothing to count or to pause
   return html`<section aria-label=${title}>
     ${failure}
-    <p class="pages"><span role="status">${connected || failure ? "" : "Connecting… "}${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
+    ${!refused && html`<p class="pages"><span role="status">${connected || failure ? "" : "Connecting… "}${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
       ${shown.dropped > 0 && html`<span class="warn">${number(shown.dropped)} not shown: they arrive too fast</span>`}
-      <button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>
+      ${(!failure || paused) && html`<button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>`}
       ${shown.rows.length > 0 && html`<button class="plain" onClick=${save}>Export NDJSON</button>
-      <button class="plain" onClick=${() => show({ rows: [], received: 0, dropped: 0, filtered: 0 })}>Clear</button>`}</p>
+      <button class="plain" onClick=${() => show({ rows: [], received: 0, dropped: 0, filtered: 0 })}>Clear</button>`}</p>`}
     ${shown.rows.map((each, index) => row(each, (test) => shown.rows.slice(index + 1).find(test)))}
   </section>`;
 }

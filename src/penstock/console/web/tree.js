@@ -31,6 +31,7 @@ function Tree({ filter, under, parameters }) {
     return () => clearInterval(timer);
   }, []);
   const { topics, dropped, full, since } = tree.current;
+  if (failure && topics.size === 0) return failure;
   const levels = under === null ? [] : under.split("/"); // "": the first level of /a
   const rows = children(topics, under, since).filter((row) => row.level.toLowerCase().includes((parameters.q ?? "").toLowerCase()));
   const first = Number(parameters.first ?? 0);
@@ -54,7 +55,7 @@ function Tree({ filter, under, parameters }) {
       ${first > 0 && html`<a href=${at(under, { first: Math.max(0, first - PAGE) || "" })}>Previous page</a>`}
       ${rows.length > first + PAGE && html`<a rel="next" href=${at(under, { first: first + PAGE })}>Next page</a>`}</nav>`}
     ${own && html`<h2>Last message of <code>${under}</code></h2><p>${clock(own.last.at)} UTC${own.last.retain ? ", retained" : ""}. <a href=${link("messages", null, { filter: under })}>Follow this topic</a></p><${Message} row=${own.last} />`}
-    ${topics.size === 0 && !failure && html`<p>No message has arrived yet.</p>`}
+    ${topics.size === 0 && html`<p>No message has arrived yet.</p>`}
   </section>`;
 }
 
