@@ -8,7 +8,8 @@ import os
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.config import File, effective_yaml
-from penstock.cli.node_api import NodeApi, NodeOptions
+from penstock.cli.context_file import ADDRESSES
+from penstock.cli.node_api import NodeApi, NodeOptions, connects_to_node
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import escape, fold, note, print_json, use_colour
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.node.doctor import CheckResult
@@ -30,15 +32,6 @@ _COLOURS = {"ok": 32, "warning": 33, "problem": 31}
 
 app = Commands()
 
-DataDir = Annotated[
-    str | None,
-    typer.Option(
-        help="Data directory.",
-        envvar="PENSTOCK_DATA_DIR",
-        metavar="DIR",
-        show_default="data_dir of the configuration",
-    ),
-]
 Bundle = Annotated[
     Path | None,
     typer.Option(
@@ -53,13 +46,20 @@ Bundle = Annotated[
     "penstock doctor",
     "penstock doctor /etc/penstock/penstock.yaml",
     "penstock doctor --bundle support.tar.gz",
+    "penstock doctor --http https://node.example:8080 --username ann --password-file ~/.plant-password",
 )
-def doctor(file: File = None, data_dir: DataDir = None, bundle: Bundle = None, as_json: Json = False) -> None:
+@connects_to_node
+def doctor(
+    ctx: typer.Context, file: File = None, bundle: Bundle = None, as_json: Json = False, *, node: NodeOptions
+) -> None:
     """Check machine, configuration, data directory, addresses, and the node that runs on them.
 
     Each finding has its cause and what to do. Nothing is changed. Run it as the user of the node, with the same
     environment variables. The exit status is 1 if there is a problem; warnings do not change it. `penstock fsck` checks
     the stored data.
+
+    With --http, the node there is checked, and not the addresses of this machine. The variable and a context have the
+    same effect if a node answers at their address, and neither a configuration nor a data directory is given or found.
     """
     from penstock.node.doctor import Level, diagnose
 
@@ -67,23 +67,28 @@ def doctor(file: File = None, data_dir: DataDir = None, bundle: Bundle = None, a
         raise ConfigError(
             "doctor: there is no configuration file 'bundle'", do="for a support bundle: penstock doctor --bundle FILE"
         )
-    flags = {"data-dir": data_dir}
+    flags = {"data-dir": str(node.data_dir) if _source(ctx, "data_dir") == "COMMANDLINE" else None}
+    environment: Mapping[str, str] = os.environ
+    other = _other_node(ctx, file, node)
+    api = other or _node(file, flags, node)
+    if other is not None:  # the variables of addresses are those of a client, and not of listeners
+        environment = {name: text for name, text in environment.items() if name not in ADDRESSES.values()}
+
+    def check() -> Iterator[CheckResult]:
+        yield from diagnose(file, flags, environment, addresses=api is None)
+        yield from _of_spark()
+        if api is not None:
+            yield from _of_node(api)
+
     findings: list[CheckResult] = []
-    for finding in diagnose(file, flags, os.environ):
-        findings.append(finding)
-        _print(finding, as_json=as_json)
-    for finding in _of_spark():
-        findings.append(finding)
-        _print(finding, as_json=as_json)
-    node = _node(file, flags)
-    for finding in [] if node is None else _of_node(node):
+    for finding in check():
         findings.append(finding)
         _print(finding, as_json=as_json)
     problems, warnings = (sum(each.level is level for each in findings) for level in (Level.PROBLEM, Level.WARNING))
     if not as_json:
         sys.stdout.write(f"\nproblems: {problems}, warnings: {warnings}\n")
     if bundle is not None:
-        _write_bundle(bundle, findings, node, lambda: effective_yaml(file, flags))
+        _write_bundle(bundle, findings, api, None if other else lambda: effective_yaml(file, flags))
     if problems:
         raise typer.Exit(1)
 
@@ -133,16 +138,43 @@ def _of_spark() -> Sequence[CheckResult]:
     ]
 
 
-def _node(file: Path | None, flags: dict[str, str | None]) -> NodeApi | None:
+def _source(ctx: typer.Context, name: str) -> str:
+    """Return the source of the value of an option, such as ``COMMANDLINE`` or ``DEFAULT``."""
+    source = ctx.get_parameter_source(name)
+    return "DEFAULT" if source is None else source.name
+
+
+def _other_node(ctx: typer.Context, file: Path | None, node: NodeOptions) -> NodeApi | None:
+    """The API of the node that --http names; also the variable or a context, if it responds and nothing else names a
+    node: the node's own environment has its listener in that variable."""
+    from penstock.node.config.node import DEFAULT_FILE
+
+    if node.http is None:
+        return None
+    if _source(ctx, "http") == "COMMANDLINE":
+        return node.connect()
+    if file or DEFAULT_FILE.exists() or _source(ctx, "data_dir") != "DEFAULT" or node.data_dir.exists():
+        return None
+    api = node.connect()
+    try:
+        api.get("overview")
+    except UnavailableError:
+        return None
+    except RefusedError:
+        pass  # a finding
+    return api
+
+
+def _node(file: Path | None, flags: dict[str, str | None], node: NodeOptions) -> NodeApi | None:
     """The API of the node that uses the data directory; None if there is none, or the configuration is invalid."""
     from penstock.node.config.node import load_config
     from penstock.node.data_dir import running_node
 
     try:
         data_dir = load_config(file, flags, os.environ).data_dir
-        return None if running_node(data_dir) is None else NodeOptions(data_dir=data_dir).connect()
     except PenstockError:  # reported by the checks of the configuration
         return None
+    return None if running_node(data_dir) is None else replace(node, http=None, data_dir=data_dir).connect()
 
 
 def _of_node(node: NodeApi) -> Sequence[CheckResult]:
@@ -165,14 +197,15 @@ def _of_node(node: NodeApi) -> Sequence[CheckResult]:
 
 
 def _write_bundle(
-    target: Path, findings: Sequence[CheckResult], node: NodeApi | None, configuration: Callable[[], str]
+    target: Path, findings: Sequence[CheckResult], node: NodeApi | None, configuration: Callable[[], str] | None
 ) -> None:
-    """Write the files of a support bundle."""
+    """Write the files of a support bundle. ``configuration``: None for a node that is not here."""
     files = {"findings.jsonl": "".join(json.dumps(finding._asdict()) + "\n" for finding in findings)}
-    try:
-        files["configuration.yaml"] = configuration()
-    except PenstockError as error:
-        files["configuration.txt"] = f"{error}\n"
+    if configuration is not None:
+        try:
+            files["configuration.yaml"] = configuration()
+        except PenstockError as error:
+            files["configuration.txt"] = f"{error}\n"
     if node is not None:
         for name in ("overview", "history", "rules", "topics", "groups", "events"):
             try:

@@ -74,11 +74,12 @@ class CheckResult(NamedTuple):
 
 
 def diagnose(
-    file: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]
+    file: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str], *, addresses: bool = True
 ) -> Iterator[CheckResult]:
     """Check this machine for a node with this configuration, as in :func:`~penstock.node.config.node.load_config`.
 
-    Checks that need a valid configuration follow only if it is valid.
+    Checks that need a valid configuration follow only if it is valid. ``addresses``: those of the configuration must be
+    free, unless a node uses the data directory.
     """
     yield _version()
     yield from _clock()
@@ -110,7 +111,7 @@ def diagnose(
     yield from _descriptors(config)
     yield from _memory(config)
     yield from _directory(config)
-    if running_node(config.data_dir) is None:
+    if addresses and running_node(config.data_dir) is None:
         yield from _addresses(config)
 
 

@@ -47,6 +47,36 @@ async def test_the_node_of_the_data_directory_is_asked(
         await node.close()
 
 
+async def test_the_variables_of_a_client_name_the_node_to_check(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the names of those of a node's listeners, which are in use by the node that the client uses."""
+    monkeypatch.chdir(tmp_path)
+    node = Node(config(tmp_path / "elsewhere"))
+    ready = await node.start()
+    token = ("--admin-token-file", tmp_path / "elsewhere" / "tube" / "admin-token")
+    bundle = tmp_path / "support.tar.gz"
+    try:
+        monkeypatch.setenv("PENSTOCK_HTTP", ready.http)
+        monkeypatch.setenv("PENSTOCK_TUBE_MASTER", ready.tube_master)
+        assert await run(*token, "--bundle", bundle) == 0
+        shown = capfd.readouterr().out
+        assert f"ready, pid {ready.pid} at http://{ready.http}" in shown
+        assert "is in use" not in shown
+        with tarfile.open(bundle) as archive:
+            names = {Path(name).name for name in archive.getnames()}
+        assert "overview.json" in names
+        assert "configuration.yaml" not in names  # that would not be the configuration of the node
+        (tmp_path / "penstock.yaml").write_text("data_dir: data\n", encoding="utf-8")
+        assert await run(*token) == 1  # now they are addresses of the node that is configured here
+        assert f"{ready.http} (http) is in use" in capfd.readouterr().out
+        assert await run(*token, "--http", ready.http) == 0
+    finally:
+        await node.close()
+    assert await run("--http", ready.http) == 1
+    assert f"no node is reachable at http://{ready.http}" in capfd.readouterr().out
+
+
 def test_the_archive_of_the_classes_of_spark_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
