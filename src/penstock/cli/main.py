@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from copy import copy
@@ -315,8 +316,12 @@ def _print_usage_error(error: Any) -> None:
     if what.startswith("Missing ") and error.ctx is not None:
         do = f"{' '.join([command, *error.ctx.command.collect_usage_pieces(error.ctx)])}; {do}"
     extra = re.match(r"Got unexpected extra argument\S* \((.*)\)$", what)
-    if extra and error.ctx is not None and any("--topic" in each.opts for each in error.ctx.command.params):
-        do = f"set the topic by its option: --topic {extra[1]}; {do}"
+    if extra and error.ctx is not None:
+        options = {name for each in error.ctx.command.params for name in each.opts}
+        if "--topic" in options:
+            do = f"set the topic by its option: --topic {extra[1]}; {do}"
+        elif "--text" in options:
+            do = f"search for a text by its option: --text {shlex.quote(extra[1])}; {do}"
     if unknown := re.match(r"No such command '([^']*)'", what):
         other = OTHER_NAMES.get(f"{command} {unknown[1]}")
         what, do = (what, do) if other is None else (unknown[0], f"use {other}")

@@ -180,6 +180,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["kv", "get"], "Missing argument"),
         (["kv", "get", "a", "b"], "unexpected extra argument(s) (b)\n  do:  see penstock kv get --help\n"),
         (["tube", "offset", "reset", "lake", "water"], "do:  set the topic by its option: --topic water; see penstock"),
+        (["tube", "topic", "search", "water", "4 bar"], "do:  search for a text by its option: --text '4 bar'; see"),
         (["kv", "list"], "No such command 'list'\n  do:  use penstock kv scan"),
         (["tube", "group", "reset", "lake"], "use penstock tube offset reset"),
         (["tube", "offset", "reset", "lake", "--yes"], "No such option: --yes\n"),
