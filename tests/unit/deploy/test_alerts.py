@@ -67,7 +67,7 @@ CASES = {
         "penstock_tube_damaged_reads_total", "0+1x60", "7x60", "n1: stored data are damaged"
     ),
     "PenstockStateStoreDenies": node(
-        "penstock_statestore_denied_requests_total", "0+1x60", "7x60",
+        "penstock_statestore_denied_requests_total", "0+2x60", " ".join(str(minute // 2) for minute in range(61)),
         "n1: the policies deny commands of a client of the state store; the log names it", ',verb="GET"',
     ),
     "PenstockMessagesDropped": node(
