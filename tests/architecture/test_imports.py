@@ -179,7 +179,7 @@ RULES = [
             (
                 "testing",
                 ("catalyst", "spec", "rows", "sinks", "sources", "state_dir", "steps"),
-                ("spark", "runtime.config"),
+                ("spark", "runtime.config", "runtime.io.process_end"),
                 IO,
             ),
             ("export", ("spec", "rows"), ("runtime.config", "spark.environment.jars"), IO),

@@ -3,7 +3,7 @@
 import sys
 
 from penstock.cli.main import main
-from penstock.runtime.io.parent_process import end_with_parent
+from penstock.runtime.io.process_end import end_with_parent
 
 __all__ = ["main"]
 

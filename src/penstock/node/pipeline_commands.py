@@ -28,7 +28,7 @@ from penstock.console.snapshots import JobError, LedgerSink, PipelineJob, Reconc
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.node.config.node import PipelineSection
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.runtime.io.parent_process import END_S, parent_pipe
+from penstock.runtime.io.process_end import END_S, parent_pipe
 
 __all__ = ["CommandResult", "JobKind", "PipelineCommands", "missing_files"]
 

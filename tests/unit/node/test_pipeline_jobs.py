@@ -163,7 +163,7 @@ async def test_a_job_ends_by_sigterm_and_by_sigkill_with_what_it_has_started(
 ERROR = 'print(\'{"error": {"what": "no broker", "why": null, "hint": "start it"}}\', file=sys.stderr)\n'
 WATCHES = """
 import threading
-from penstock.runtime.io.parent_process import end_with_parent
+from penstock.runtime.io.process_end import end_with_parent
 end_with_parent()
 sys.exit(threading.active_count() != 2)
 """

@@ -14,9 +14,10 @@ import typer
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
 from penstock.cli.pipeline.completion import complete_valid_file
-from penstock.cli.pipeline.options import File, Into, StateDir, end_at_sigterm, needs_spark, run_of
+from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
 from penstock.cli.tube.access import MasterOptions, connects_to_master
 from penstock.errors import ConfigError, StorageError, UnavailableError
+from penstock.runtime.io.process_end import end_at_sigterm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

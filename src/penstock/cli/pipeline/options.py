@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +26,6 @@ __all__ = [
     "Once",
     "StateDir",
     "Traces",
-    "end_at_sigterm",
     "needs_spark",
     "options_of_spark",
     "pipeline_files",
@@ -179,13 +177,3 @@ def options_of_spark(given: list[str]) -> dict[str, str]:
             raise ConfigError(f"--conf {text!r} is not a Spark option", option="conf", do="write spark.NAME=VALUE")
         options[name] = value
     return options
-
-
-def end_at_sigterm() -> None:
-    """End the command at SIGTERM as at an error: by default Python ends at once, and temporary files remain."""
-    signal.signal(signal.SIGTERM, _end)
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
-    raise SystemExit(128 + number)

@@ -11,7 +11,8 @@ import typer
 from penstock.cli.options import Json
 from penstock.cli.output import escape, print_json, print_table
 from penstock.cli.pipeline.completion import complete_step
-from penstock.cli.pipeline.options import File, end_at_sigterm, needs_spark
+from penstock.cli.pipeline.options import File, needs_spark
+from penstock.runtime.io.process_end import end_at_sigterm
 
 if TYPE_CHECKING:
     from penstock.pipelines.testing.sample import StepSample

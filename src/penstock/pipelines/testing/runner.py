@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -36,6 +35,7 @@ from penstock.pipelines.steps.graph import build_stream, join_inputs, window_inp
 from penstock.pipelines.steps.joins import with_values
 from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
 from penstock.pipelines.testing.cases import Case, Difference, Rows, compare
+from penstock.runtime.io.process_end import end_at_sigterm
 from penstock.spark import session
 from penstock.spark.environment.java import SHORT_LIVED
 from penstock.spark.error_causes import innermost_cause
@@ -54,8 +54,8 @@ _NULLS = {"ignoreNullFields": "false"}
 def session_for_cases(name: str) -> Iterator[SparkSession]:
     """Create a small local session for test cases, and stop it at the end.
 
-    If SIGTERM has a handler that raises SystemExit, the signal ends Java before: a call that it interrupts would leave
-    its answer, which may take long, to the calls that stop the session.
+    SIGTERM ends Java before this process: a call that it interrupts would leave its answer, which may take long, to the
+    calls that stop the session.
     """
     conf = {
         **COLUMN_SETTINGS,
@@ -64,26 +64,20 @@ def session_for_cases(name: str) -> Iterator[SparkSession]:
     }
     spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
     java = java_process(spark)
-    handler = signal.getsignal(signal.SIGTERM)
-    ended: list[SystemExit] = []
+    ended = False
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end_java() -> None:
+        nonlocal ended
+        ended = True
         java.terminate()
-        try:
-            if callable(handler):
-                handler(number, frame)
-        except SystemExit as stop:
-            ended.append(stop)
-            raise
 
-    if callable(handler):
-        signal.signal(signal.SIGTERM, end)
+    end_at_sigterm(end_java)
     try:
         keep_classes(spark)
         yield spark
     except BaseException:
         if ended:  # whatever failed since then failed without Java
-            raise ended[0] from None
+            raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
         if not ended:

@@ -1,7 +1,9 @@
-"""Processes that end with the one that started them, also if that is killed and can end nothing.
+"""The end of commands: at SIGTERM as at an error, and with the process that started them, also if that is killed and
+can end nothing.
 
-The parent holds one end of a pipe, and the child reads the other one: the pipe ends with the parent. Linux can send a
-signal instead (``PR_SET_PDEATHSIG``), but at the end of the thread that started the child, and not to its children.
+For the latter the parent holds one end of a pipe, and the child reads the other one: the pipe ends with the parent.
+Linux can send a signal instead (``PR_SET_PDEATHSIG``), but at the end of the thread that started the child, and not to
+its children.
 """
 
 from __future__ import annotations
@@ -10,15 +12,27 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NoReturn
 
-__all__ = ["END_S", "end_with_parent", "parent_pipe"]
+__all__ = ["END_S", "end_at_sigterm", "end_with_parent", "parent_pipe"]
 
 END_S: Final = 5.0
 """Seconds between SIGTERM and SIGKILL: a sample and its Spark remove their temporary files."""
 _VARIABLE: Final = "PENSTOCK_PARENT_PIPE"
+
+
+def end_at_sigterm(first: Callable[[], object] = lambda: None) -> None:
+    """End this process at SIGTERM as at an error, after a call of ``first``: by default Python ends at once, and
+    temporary files remain."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        first()
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import sys
 DEADLINE_S = 60
 CHILD = """
 import subprocess, sys, time
-from penstock.runtime.io.parent_process import end_with_parent
+from penstock.runtime.io.process_end import end_with_parent
 end_with_parent()
 grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("started", flush=True)
@@ -18,7 +18,7 @@ time.sleep(600)
 """
 PARENT = f"""
 import os, subprocess, sys, time
-from penstock.runtime.io.parent_process import parent_pipe
+from penstock.runtime.io.process_end import parent_pipe
 with parent_pipe() as (descriptor, variable):
     subprocess.Popen(
         [sys.executable, "-c", {CHILD!r}],
@@ -44,7 +44,7 @@ def test_a_killed_parent_takes_its_child_and_the_child_of_that_with_it() -> None
 def test_a_process_without_such_a_parent_has_no_thread_for_it() -> None:
     """The variable is removed, so that the processes that it starts do not take its descriptor for theirs."""
     program = (
-        "import os, threading\nfrom penstock.runtime.io.parent_process import end_with_parent\nend_with_parent()\n"
+        "import os, threading\nfrom penstock.runtime.io.process_end import end_with_parent\nend_with_parent()\n"
         "print(threading.active_count(), os.environ.get('PENSTOCK_PARENT_PIPE'))"
     )
     for more in ({}, {"PENSTOCK_PARENT_PIPE": "text"}):
