@@ -244,7 +244,7 @@ def rows(batch):
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_sigterm_ends_it_while_java_works(tmp_path: Path) -> None:
-    """With Java and the temporary files of both."""
+    """With Java and the temporary files of both, and without Java's stack traces."""
     slow = "  - name: slow\n    python: {file: slow.py, function: rows, schema: m INT}\nsinks:\n"
     (tmp_path / "slow.py").write_text(SLOW.replace("began", str(tmp_path / "began")))
     (tmp_path / "p.yaml").write_text(FILE.replace("sinks:\n", slow))
@@ -258,6 +258,7 @@ def test_sigterm_ends_it_while_java_works(tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)  # until the last process that has the pipe has ended
+        printed, _ = process.communicate(timeout=120)  # until the last process that has the pipe has ended
     assert process.returncode == 128 + signal.SIGTERM
     assert [*files.iterdir()] == []
+    assert b"\tat " not in printed, printed

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from py4j.java_gateway import JavaClass, JavaMember
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "make_thread_safe",
     "root_and_child",
     "scala_items",
+    "silence_java",
 ]
 
 COLUMN_SETTINGS = {"spark.python.sql.dataFrameDebugging.enabled": "false"}
@@ -170,3 +173,10 @@ def java_process(spark: SparkSession) -> subprocess.Popen[bytes]:
     gateway: Any = spark.sparkContext._gateway
     process: subprocess.Popen[bytes] = gateway.proc
     return process
+
+
+def silence_java(spark: SparkSession) -> None:
+    """Discard what Java writes to standard error from now on; nothing if it ends."""
+    jvm: Any = spark._jvm
+    with suppress(Py4JError):
+        jvm.java.lang.System.setErr(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))

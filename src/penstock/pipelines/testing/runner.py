@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -22,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.catalyst import COLUMN_SETTINGS, java_process, keep_classes
+from penstock.pipelines.catalyst import COLUMN_SETTINGS, java_process, keep_classes, silence_java
 from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as_rows
 from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
 from penstock.pipelines.sinks.delta import DELETES
@@ -47,6 +48,8 @@ _SOURCE = (
     "`topic` string, `broker` int, `partition` int, `offset` long, `timestamp` timestamp, `key` binary, "
     "`value` binary, `headers` array<struct<`key`: string, `value`: binary>>"
 )
+SILENCE_S = 2.0
+"""Most seconds for a request to Java before it is ended."""
 _NULLS = {"ignoreNullFields": "false"}
 
 
@@ -69,6 +72,10 @@ def session_for_cases(name: str) -> Iterator[SparkSession]:
     def end_java() -> None:
         nonlocal ended
         ended = True
+        # In a thread, which has a connection of its own: the call that the signal interrupted uses that of this one.
+        silence = Thread(target=silence_java, args=(spark,), daemon=True)
+        silence.start()
+        silence.join(SILENCE_S)  # Spark would print stack traces of the tasks that it drops
         java.terminate()
 
     end_at_sigterm(end_java)
