@@ -292,6 +292,7 @@ class DeltaWriter:
                 before = self._version
                 try:
                     if self._alter(table, fields):
+                        self._sync(before)
                         continue
                     if self._keys:
                         self._merge(table, batch, files)
@@ -368,8 +369,10 @@ class DeltaWriter:
     def _is_due(self, version: int) -> bool:
         """Return True if ``deltalake`` writes a checkpoint after ``version``."""
         assert self._table is not None
-        every = self._table.metadata().configuration.get("delta.checkpointInterval") or _CHECKPOINT_EVERY
-        return (version + 1) % int(every) == 0
+        given = self._table.metadata().configuration.get("delta.checkpointInterval") or ""
+        # deltalake takes the default for a number that it does not understand, and for 0.
+        every = int(given) if given.isdecimal() else 0
+        return (version + 1) % (every or _CHECKPOINT_EVERY) == 0
 
     def _is_committed(self, table: DeltaTable, batch: int) -> bool:
         last = table.transaction_version(self._id)
@@ -431,8 +434,6 @@ class DeltaWriter:
 
     def _append(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> bool:
         """Create the next version with ``files``; return False if another client has created it, or may have."""
-        if time.monotonic() >= self._known_until:
-            return False
         now = time.time_ns() // 1_000_000
         parameters = {
             "mode": "Append",
@@ -448,10 +449,18 @@ class DeltaWriter:
                 }
             },
             *({"add": self._added(file)} for file in files),
-            {"txn": {"appId": self._id, "version": batch, "lastUpdated": now}},
+            # With a time, it would expire if the table has delta.setTransactionRetentionDuration.
+            {"txn": {"appId": self._id, "version": batch}},
         ]
+        text = "".join(f"{json.dumps(action)}\n" for action in made)
         version = self._version + 1
-        if not create_text(_entry(self.path, version), "".join(f"{json.dumps(action)}\n" for action in made)):
+        if time.monotonic() >= self._known_until:
+            return False
+        if not create_text(_entry(self.path, version), text, exclusively=True):
+            self._known_until = 0.0
+            return False
+        if not self._is_known():
+            # This process was paused between the last check and this version, which may have been removed before.
             self._known_until = 0.0
             return False
         self._appended, self._batch = version, batch

@@ -290,13 +290,16 @@ def first_json(path: StoragePath, value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(read_json(path))
 
 
-def create_text(path: StoragePath, text: str) -> bool:
-    """Like :func:`create_json`, for ``text``."""
-    return create_bytes(path, text.encode())
+def create_text(path: StoragePath, text: str, *, exclusively: bool = False) -> bool:
+    """Like :func:`create_json`, for ``text``; ``exclusively``: see :func:`create_bytes`."""
+    return create_bytes(path, text.encode(), exclusively=exclusively)
 
 
-def create_bytes(path: StoragePath, data: bytes) -> bool:
-    """Like :func:`create_json`, for ``data``."""
+def create_bytes(path: StoragePath, data: bytes, *, exclusively: bool = False) -> bool:
+    """Like :func:`create_json`, for ``data``.
+
+    ``exclusively``: raise StorageError on a file system without links, where two concurrent calls may both return True.
+    """
     if isinstance(path, ObjectPath):
         return path.create(data)
     # A unique name, since another process may be creating the same file.
@@ -304,7 +307,7 @@ def create_bytes(path: StoragePath, data: bytes) -> bool:
     try:
         make_directory(path.parent)
         _write(temporary, data)
-        return _linked(temporary, path)
+        return _linked(temporary, path, exclusively=exclusively)
     except OSError as error:
         raise _failed(path, "written", error) from error
     finally:
@@ -339,7 +342,7 @@ def update_json(path: StoragePath, change: Callable[[dict[str, Any] | None], Map
                 return
 
 
-def _linked(temporary: Path, path: Path) -> bool:
+def _linked(temporary: Path, path: Path, *, exclusively: bool) -> bool:
     """Link ``path`` to ``temporary``; return False if ``path`` exists. Its name is on disk in both cases."""
     created = True
     try:
@@ -349,6 +352,14 @@ def _linked(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
+        if exclusively:
+            raise StorageError(
+                f"{str(path)!r} cannot be created: {error.strerror}",
+                path=str(path),
+                why="the file system does not support hard links, without which two programs could replace each other's"
+                " file",
+                do="use a file system with hard links, or a bucket",
+            ) from error
         # Some mounted file systems do not support links: there, two concurrent calls may both return True.
         created = not path.exists()
         if created:
