@@ -18,8 +18,9 @@ were written with Delta's jars continue.
 
 ``deltalake`` lists the whole log several times for a commit, so its time grows with the log. A batch that only adds
 files is therefore written without it: the version after the newest one that is known is created, which fails if any
-other client has committed since. Then the table is loaded, checked and committed to as above, as it is for merges,
-changes of the schema, every 100th version, for which ``deltalake`` writes a checkpoint, and unknown features.
+other client has committed since. If what was committed is files only, it is read, and the next version is tried.
+Otherwise the table is loaded, checked and committed to as above, as it is for merges, changes of the schema, every
+100th version, for which ``deltalake`` writes a checkpoint, unknown features, and after several failures.
 
 Before the commit the files are complete, on disk or stored, and at their final path: a crash leaves files that no
 version names, which ``vacuum`` removes. Before the batch is in the ledger, the log is synced to disk, after the commit
@@ -92,6 +93,10 @@ DELETES = "_delete"
 """Column of the rows of a merge: True for a row that deletes the row with its keys."""
 _ATTEMPTS = 10
 """Maximum number of commits of one batch: another writer may change the schema or the same rows between them."""
+_CREATIONS = 5
+"""Number of them without ``deltalake``, which finds a free version itself while many writers commit."""
+_FILES_ONLY = frozenset(("add", "cdc", "commitInfo", "remove", "txn"))
+"""Actions of versions that change neither the schema nor the rules of a table."""
 _SIMPLE = frozenset(
     ("binary", "boolean", "byte", "date", "double", "float", "integer", "long", "short", "string", "timestamp")
 )
@@ -209,8 +214,9 @@ class DeltaWriter:
         self._keys = tuple(keys)
         self._partitions = tuple(partitions)
         self._table: DeltaTable | None = None
-        """The table as it was loaded last; ``_appended`` is the newest version that this object created since."""
-        self._appended = self._batch = -1
+        """The table as it was loaded last. Versions up to ``_read``, which added files only, and the transactions of
+        this object in them, up to ``_batch``, are known as well."""
+        self._read = self._batch = -1
         self._known_until = 0.0
         if is_delta_table(path):
             committed = delta_writers(path).get(writer, {})
@@ -282,7 +288,9 @@ class DeltaWriter:
         from deltalake.exceptions import CommitFailedError
 
         written: list[StoragePath] | None = None
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
+            if attempt == _CREATIONS:
+                self._known_until = 0.0
             with storage_errors(self.path):
                 table = self._open(fields)
                 if self._is_committed(table, batch):
@@ -299,7 +307,7 @@ class DeltaWriter:
                     else:
                         if written is None:
                             written = self._place(files)
-                        if self._appends(before + 1):
+                        if attempt < _CREATIONS and self._appends(before + 1):
                             if self._append(table, batch, written):
                                 return
                             continue
@@ -330,7 +338,7 @@ class DeltaWriter:
 
     def _load(self) -> DeltaTable:
         self._table = load(self.path)
-        self._appended = self._batch = -1
+        self._read = self._batch = -1
         self._known_until = time.monotonic() + _KNOWN_S
         return self._table
 
@@ -347,7 +355,7 @@ class DeltaWriter:
     def _version(self) -> int:
         """The newest version that this object knows."""
         assert self._table is not None
-        return max(self._table.version(), self._appended)
+        return max(self._table.version(), self._read)
 
     def _is_known(self) -> bool:
         """Return True if a version after the newest known one, if there is any, exists in the log.
@@ -457,13 +465,29 @@ class DeltaWriter:
         if time.monotonic() >= self._known_until:
             return False
         if not create_text(_entry(self.path, version), text, exclusively=True):
-            self._known_until = 0.0
+            if not self._read_on():
+                self._known_until = 0.0
             return False
         if not self._is_known():
             # This process was paused between the last check and this version, which may have been removed before.
             self._known_until = 0.0
             return False
-        self._appended, self._batch = version, batch
+        self._read, self._batch = version, batch
+        return True
+
+    def _read_on(self) -> bool:
+        """Read what other clients have committed since; return False if the table must be loaded."""
+        while (entry := _entry(self.path, version := self._version + 1)).exists():
+            try:
+                actions = [json.loads(line) for line in lines(entry)]
+            except (FileNotFoundError, ValueError):
+                # It was removed, or is damaged: deltalake reports it.
+                return False
+            if not all(isinstance(action, dict) and _FILES_ONLY.issuperset(action) for action in actions):
+                return False
+            made = (action["txn"] for action in actions if "txn" in action)
+            batches = [int(txn["version"]) for txn in made if txn["appId"] == self._id]
+            self._read, self._batch = version, max(self._batch, *batches, -1)
         return True
 
     def _added(self, file: StoragePath) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, TableFeatures, Transaction
+from deltalake import DeltaTable, Field, TableFeatures, Transaction
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, CommitProperties
 
 from penstock.errors import ConfigError, PenstockError, StorageError
@@ -301,6 +303,55 @@ def test_two_sinks_write_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(DeltaWriter, "_place", meanwhile)
     commit(one, 1)
     assert numbers(path) == [0, 1, 10]
+
+
+def test_sinks_that_write_one_table_read_the_versions_of_each_other_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    one, other, zombie = (DeltaWriter(path, *named) for named in (("one", "q1"), ("other", "q2"), ("one", "q1")))
+    for writer in (one, other, zombie):
+        commit(writer, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "_listed", None)
+        patch.setattr(DeltaWriter, "_load", None)
+        for function in ("__init__", "create_write_transaction", "update_incremental"):
+            patch.setattr(DeltaTable, function, None)
+        for batch in (1, 2):
+            for writer in (one, other, other, zombie):
+                commit(writer, batch)
+    assert (numbers(path), DeltaTable(path).version()) == ([0, 0, 1, 1, 2, 2], 6)
+    # deltalake removes rows: a version with files only.
+    DeltaTable(path).delete("n = 1")
+    commit(one, 3)
+    # Other versions change what was checked: the table is loaded.
+    DeltaTable(path).alter.add_columns([Field("more", PrimitiveType("string"))])
+    commit(other, 3, pa.table({"n": [30], "more": ["x"]}))
+    DeltaTable(path).alter.add_feature(TableFeatures.CheckConstraints, allow_protocol_versions_increase=True)
+    commit(one, 4)
+    entry = path / "_delta_log" / f"{12:020}.json"
+    assert "delta-rs" in json.loads(entry.read_text().split("\n")[0])["commitInfo"]["engineInfo"]
+    assert (numbers(path), DeltaTable(path).version()) == ([0, 0, 2, 2, 3, 4, 30], 12)
+
+
+def test_deltalake_finds_a_version_if_many_clients_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t"
+    writer, others = DeltaWriter(path, "rows", "q"), DeltaWriter(path, "others", "p")
+    commit(writer, 0)
+    made = []
+
+    def created_by_others(entry: Path, text: str, **options: Any) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            return create_text(entry, text, **options)
+        made.append(entry)
+        thread = threading.Thread(target=commit, args=(others, len(made)))
+        thread.start()
+        thread.join()
+        return create_text(entry, text, **options)
+
+    monkeypatch.setattr("penstock.pipelines.sinks.delta.create_text", created_by_others)
+    commit(writer, 1)
+    assert (numbers(path), DeltaTable(path).version()) == ([0, 1, 1, 2, 3, 4, 5], 7)
 
 
 def test_without_links_a_version_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
