@@ -39,11 +39,13 @@ def redriving(table: StoragePath) -> Iterator[None]:
     if isinstance(table, ObjectPath):
         lock = table / "_sending" / "lock"
         if not create_text(lock, holder):
-            raise _held(read_bytes(lock), f"wait until it has ended; if that process was killed, remove {lock}")
+            raise _held(_contents(lock), f"wait until it has ended; if that process was killed, remove {lock}")
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            # If the user has removed it meanwhile, it may be that of another redrive.
+            if _contents(lock) == holder.encode():
+                lock.unlink(missing_ok=True)
     elif not table.exists():
         yield
     else:
@@ -67,12 +69,19 @@ def _locked(directory: Path, holder: str) -> Iterator[None]:
         os.close(file)
 
 
+def _contents(lock: StoragePath) -> bytes:
+    try:
+        return read_bytes(lock)
+    except FileNotFoundError:
+        return b""
+
+
 def _held(found: bytes, do: str) -> PenstockError:
     try:
         holder = json.loads(found)
         who = f"process {holder['process']} on {holder['host']} since {holder['since']}"
     except (ValueError, KeyError, TypeError):
-        # It has just been created.
+        # It has just been created, or removed.
         who = "another process"
     return PenstockError(
         "these dead letters are being redriven",
