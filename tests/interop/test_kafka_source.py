@@ -52,6 +52,17 @@ def test_connections_are_secure_and_their_errors_name_the_cause(kafka_broker: Ka
         log.bounds()
 
 
+def test_a_record_without_a_value_is_not_an_empty_one(kafka_broker: KafkaBroker) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker.address})
+    for value in (b"", None, b"x", None):
+        producer.produce("empty", value, partition=0)
+    assert producer.flush(60) == 0
+    with KafkaLog(KafkaTopics(KafkaConnection((kafka_broker.address,)), ("empty",), "read_uncommitted", 10)) as log:
+        places = [("empty", 0, offset) for offset in range(4)]
+        assert log.without_value(places) == {("empty", 0, 1), ("empty", 0, 3)}
+        assert log.without_value(places[:1]) == set()
+
+
 def test_a_topic_with_many_partitions_needs_no_more_requests(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -618,9 +618,13 @@ def _into_partitions(
     """
     if not records:
         return {}
+    sent_as = {letter.place: letter.value for letter in letters}
+    # The letter of an empty value and that of none are the same, unless the user has corrected it.
+    empty = [each for each in records if not each.letter.value and not sent_as[each.places[0]]]
     with _everything(source) as log:
         _, ends = log.bounds()
         topic_ids = log.topic_ids()
+        no_value = log.without_value({_offset_of(each.letter) for each in empty})
     start: dict[str, dict[str, int]] = {}
     for letter in letters:
         end = ends[letter.topic].get(str(letter.partition))
@@ -649,20 +653,25 @@ def _into_partitions(
     copies: dict[RecordPart, Coordinates] = {}
     for topic in dict.fromkeys(record.letter.topic for record in records):
         mine = [(mark, record) for mark, record in marked if record.letter.topic == topic]
-        offsets = append_records(source.target(topic), [_appended(record, mark) for mark, record in mine])
+        appended = [_appended(record, mark, no_value) for mark, record in mine]
+        offsets = append_records(source.target(topic), appended)
         for (_, record), offset in zip(mine, offsets, strict=True):
             if offset >= 0:
                 copies |= dict.fromkeys(record.places, (topic, 0, record.letter.partition, offset))
     return copies
 
 
-def _appended(record: _RedrivenRecord, mark: str) -> AppendedRecord:
+def _offset_of(letter: DeadLetter) -> tuple[str, int, int]:
+    return letter.topic, letter.partition, letter.offset
+
+
+def _appended(record: _RedrivenRecord, mark: str, no_value: Container[tuple[str, int, int]]) -> AppendedRecord:
     letter = record.letter
+    has_value = letter.value or _offset_of(letter) not in no_value
     return AppendedRecord(
         letter.partition,
         letter.key,
-        # Letters do not tell an empty value from none, which is usual: it deletes a key of a compacted topic.
-        letter.value or None,
+        letter.value if has_value else None,
         [*record.headers_with_id, (REDRIVE_ID, mark.encode())],
         # A record in a format without a time gets that of the redrive, which is what the client writes for 0.
         0 if letter.timestamp is None else round(letter.timestamp.timestamp() * 1000),

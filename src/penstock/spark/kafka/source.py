@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
@@ -194,8 +194,8 @@ class KafkaLog:
                 if not low <= offset <= end:
                     raise self._lost(topic, partition, offset, f"it has the offsets {low} to {end}")
 
-    def read(self, place: KafkaRange) -> Iterator[list[Message]]:
-        """Yield the records of ``place`` in groups, in order.
+    def read(self, place: KafkaRange, together: int = _RECORDS) -> Iterator[list[Message]]:
+        """Yield the records of ``place`` in groups of at most ``together``, in order.
 
         Raises:
             DataLossError: offsets of the range were deleted.
@@ -208,7 +208,7 @@ class KafkaLog:
         consumer.assign([TopicPartition(place.topic, place.partition, place.start)])
         seen = time.monotonic()
         while True:
-            messages = consumer.consume(_RECORDS, _SLICE_S)
+            messages = consumer.consume(together, _SLICE_S)
             self._check_connection()
             found: list[Message] = []
             is_done = False
@@ -265,6 +265,22 @@ class KafkaLog:
                 except DataLossError:
                     deleted.add((topic, int(partition)))
         return found, deleted
+
+    def without_value(self, places: Iterable[tuple[str, int, int]]) -> set[tuple[str, int, int]]:
+        """Return those of ``places`` (topic, partition, offset) whose record has no value, or was deleted.
+
+        An empty value is one. Raises as :meth:`read`, but for records that were deleted.
+        """
+        found = set()
+        for topic, partition, offset in places:
+            try:
+                # A client waits for as many records as are wanted.
+                (message,) = next(self.read(KafkaRange(topic, partition, offset, offset + 1), 1), [None])
+            except DataLossError:
+                message = None
+            if message is None or message.value() is None:
+                found.add((topic, partition, offset))
+        return found
 
     def topic_ids(self) -> dict[str, str]:
         """Return the ids of the topics; one that is created again has another. Raises as :meth:`bounds`."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +339,9 @@ class Topic:
         numbers = range(start["t"]["0"] - 100, 0 if self.deleted else len(self.records))
         return {dict(self.records[n].headers)[header]: ("t", 0, 100 + n) for n in numbers}, self.deleted
 
+    def without_value(self, places: Iterable[tuple[str, int, int]]) -> set[tuple[str, int, int]]:
+        return {place for place in places if place[2] % 2}
+
     def append(self, target: KafkaTopic, records: Sequence[AppendedRecord]) -> list[int]:
         assert target.topic == "t"
         first = len(self.records)
@@ -411,6 +414,17 @@ def test_a_source_of_kafka_is_written_to_only_if_it_permits_it(tmp_path: Path) -
     with pytest.raises(ConfigError, match="it does not permit writing to its topics") as refused:
         asyncio.run(redrive(tmp_path / "dead", list(letters(tmp_path / "dead")), pipeline, tmp_path))
     assert "set redrive: true" in str(refused.value.hint)
+
+
+def test_a_copy_has_no_value_if_its_record_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike one with an empty value, also if the user has given it."""
+    RecordedRun(tmp_path)
+    topic, path = kafka_topic(monkeypatch), tmp_path / "dead"
+    first, *_ = letters(path)
+    chosen = [first._replace(id=f"id-{n}", offset=n, value=b"x" if n > 4 else b"") for n in range(1, 6)]
+    set_state(path, chosen[2:], LetterState.CORRECTED, b"")
+    assert asyncio.run(redrive(path, chosen, parse(KAFKA), tmp_path)) == 5
+    assert [each.value for each in topic.records] == [None, b"", None, b"", b""]
 
 
 def test_what_was_decided_after_an_interrupted_redrive_stays_valid(

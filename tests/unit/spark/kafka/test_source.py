@@ -208,6 +208,18 @@ def test_marked_records_are_found_from_an_offset_on() -> None:
     assert log.find({"a": {"0": 5}}, "mark") == ({}, {("a", 0)})
 
 
+def test_records_without_a_value_are_not_those_with_an_empty_one() -> None:
+    class Empty(Message):
+        def value(self) -> bytes | None:
+            return b""
+
+    log: Any = KafkaLog(TOPICS)
+    answers: list[Message] = [Empty(4), Message(5), Message(6, "_AUTO_OFFSET_RESET"), Empty(8), Message(8)]
+    log._opened = Broker(*([each] for each in answers))
+    # 6 was deleted, and 7 by compaction.
+    assert log.without_value([("a", 0, offset) for offset in range(4, 9)]) == {("a", 0, n) for n in (5, 6, 7)}
+
+
 class Named(NamedTuple):
     id: int
 
