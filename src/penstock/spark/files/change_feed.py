@@ -250,8 +250,8 @@ class ChangeFeed:
             self._files[version.number] = self._changes(version)
             self._last = version.number
         # After the versions were read: they were those of the table that is there now.
-        mark = self._log.oldest_id()
-        if mark not in (self._mark, self._name):
+        mark = self._log.oldest_id() if is_listed else self._log.first_id()
+        if mark is not None and mark not in (self._mark, self._name):
             raise self._replaced(self._last)
 
     def _changes(self, version: DeltaVersion) -> list[ChangeFile]:

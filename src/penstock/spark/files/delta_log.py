@@ -212,15 +212,21 @@ class DeltaLog:
     def oldest_id(self) -> str:
         """Return the id of the table in version 0, or in the newest checkpoint if older versions were removed.
 
-        It differs after the table was deleted and created again.
+        It differs after the table was deleted and created again. The log is listed if it has no version 0.
 
         Raises:
             DataLossError: the log has neither.
         """
-        with suppress(DataLossError):
-            return _id_in(self._actions(0))
+        if (found := self.first_id()) is not None:
+            return found
         checkpoint = self._newest_checkpoint()
         return _id_in(self._actions(0) if checkpoint is None else self._rows(*checkpoint, ["metaData"]))
+
+    def first_id(self) -> str | None:
+        """Return the id of the table in version 0; None if it was removed. A table that was created again has one."""
+        with suppress(DataLossError):
+            return _id_in(self._actions(0))
+        return None
 
     def _names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
         return [match for name in self._listed() if (match := pattern.fullmatch(name))]

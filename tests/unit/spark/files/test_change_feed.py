@@ -215,8 +215,14 @@ def test_a_table_that_lost_versions_or_was_created_again_is_refused(table: Path)
         ChangeFeed(table).files(first, end)
 
 
-def test_new_versions_are_found_without_listing_the_log(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_new_versions_are_found_without_listing_the_log(
+    table: Path, monkeypatch: pytest.MonkeyPatch, *, is_old: bool
+) -> None:
     """But for once a minute: a listing takes a time that grows with the log."""
+    if is_old:
+        DeltaTable(table).create_checkpoint()
+        (table / "_delta_log" / f"{0:020}.json").unlink()
     feed = ChangeFeed(table)
     newest = DeltaTable(table).version()
     start, end = between(table, newest + 1, newest)
