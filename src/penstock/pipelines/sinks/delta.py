@@ -214,9 +214,9 @@ class DeltaWriter:
         self._keys = tuple(keys)
         self._partitions = tuple(partitions)
         self._table: DeltaTable | None = None
-        """The table as it was loaded last. Versions up to ``_read``, which added files only, and the transactions of
-        this object in them, up to ``_batch``, are known as well."""
-        self._read = self._batch = -1
+        """The table as it was loaded last. Versions up to ``_read``, which added files only, are known as well."""
+        self._read = self._batch = self._checked = -1
+        """``_batch``: the last transaction of this object, in the loaded table if its version is ``_checked``."""
         self._known_until = 0.0
         if is_delta_table(path):
             committed = delta_writers(path).get(writer, {})
@@ -338,7 +338,7 @@ class DeltaWriter:
 
     def _load(self) -> DeltaTable:
         self._table = load(self.path)
-        self._read = self._batch = -1
+        self._read = self._batch = self._checked = -1
         self._known_until = time.monotonic() + _KNOWN_S
         return self._table
 
@@ -383,8 +383,12 @@ class DeltaWriter:
         return (version + 1) % (every or _CHECKPOINT_EVERY) == 0
 
     def _is_committed(self, table: DeltaTable, batch: int) -> bool:
-        last = table.transaction_version(self._id)
-        return batch <= max(self._batch, -1 if last is None else last)
+        if self._checked != table.version():
+            # Only once: deltalake reads it from a checkpoint each time, which may have been removed with old versions.
+            last = table.transaction_version(self._id)
+            self._batch = max(self._batch, -1 if last is None else last)
+            self._checked = table.version()
+        return batch <= self._batch
 
     def _alter(self, table: DeltaTable, fields: list[dict[str, Any]]) -> bool:
         """Add the columns that the table lacks, which are null in its other rows, and the change data feed.
