@@ -454,11 +454,12 @@ def dead_redrive(
         chosen = [letter for letter in wanted if status_of(states, letter).state in sendable]
         if only and len(chosen) < len(wanted):
             left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
-            count, states_of_them = _letters(len(wanted) - len(chosen)), ", ".join(sorted(left_out))
+            count = _letters(len(wanted) - len(chosen))
             if left_out == {LetterState.REDRIVEN}:
                 note(f"{count} sent again before: --repeat sends it once more")
             else:
-                note(f"{count} not sent: {states_of_them}; `penstock pipeline dead-letter reopen` opens it")
+                found_as = ", ".join(sorted(left_out))
+                note(f"{count} not sent: {found_as}; `penstock pipeline dead-letter reopen` opens it")
         state = state_of(pipeline.name, state_dir)
         sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline, state, note))
     if as_json:

@@ -56,7 +56,7 @@ from penstock.pipelines.sinks.partitions import partition_values, split_file
 from penstock.pipelines.spec.sinks import PartitionField
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir.layout import create_text, listed, sync_directory, sync_file, sync_parents
-from penstock.spark.files.delta_log import CHANGE_FEED, DeltaLog, lines
+from penstock.spark.files.delta_log import CHANGE_FEED, DeltaLog, lines, version_path
 from penstock.spark.files.object_storage import (
     ObjectPath,
     StoragePath,
@@ -307,11 +307,11 @@ class DeltaWriter:
                     else:
                         if written is None:
                             written = self._place(files)
-                        if attempt < _CREATIONS and self._appends(before + 1):
-                            if self._append(table, batch, written):
+                        if attempt < _CREATIONS and self._can_create(before + 1):
+                            if self._create_version(table, batch, written):
                                 return
                             continue
-                        self._append_checked(table, batch, written)
+                        self._append(table, batch, written)
                 except CommitFailedError:
                     # Another writer has changed the schema or the rows to replace, or has committed this batch. The
                     # files stay even then: this error does not prove that no version names them.
@@ -347,7 +347,7 @@ class DeltaWriter:
         if not self._is_known():
             # deltalake reads versions again that it has loaded, and these may have been removed.
             return self._load()
-        if not self._appends(self._version + 1):
+        if not self._can_create(self._version + 1):
             table.update_incremental()
         return table
 
@@ -363,9 +363,9 @@ class DeltaWriter:
         One that was removed with other old versions could be created again, and no reader would see it. Only older ones
         are removed with it, and only after an hour.
         """
-        return time.monotonic() < self._known_until and _entry(self.path, self._version).exists()
+        return time.monotonic() < self._known_until and version_path(self.path, self._version).exists()
 
-    def _appends(self, version: int) -> bool:
+    def _can_create(self, version: int) -> bool:
         """Return True if ``version`` can be created without ``deltalake``."""
         assert self._table is not None
         protocol = self._table.protocol()
@@ -444,7 +444,7 @@ class DeltaWriter:
         placed.upload(file)
         return placed
 
-    def _append(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> bool:
+    def _create_version(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> bool:
         """Create the next version with ``files``; return False if another client has created it, or may have."""
         now = time.time_ns() // 1_000_000
         parameters = {
@@ -468,7 +468,7 @@ class DeltaWriter:
         version = self._version + 1
         if time.monotonic() >= self._known_until:
             return False
-        if not create_text(_entry(self.path, version), text, exclusively=True):
+        if not create_text(version_path(self.path, version), text, exclusively=True):
             if not self._read_on():
                 self._known_until = 0.0
             return False
@@ -481,7 +481,7 @@ class DeltaWriter:
 
     def _read_on(self) -> bool:
         """Read what other clients have committed since; return False if the table must be loaded."""
-        while (entry := _entry(self.path, version := self._version + 1)).exists():
+        while (entry := version_path(self.path, version := self._version + 1)).exists():
             try:
                 actions = [json.loads(line) for line in lines(entry)]
             except (FileNotFoundError, ValueError):
@@ -509,7 +509,7 @@ class DeltaWriter:
         name = _relative(file, self.path)
         return add_action(self.path, name, partition_values(str(Path(name).parent)) if self._partitions else {})
 
-    def _append_checked(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> None:
+    def _append(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> None:
         actions: list[AddAction | RemoveAction] = [self._add_action(file) for file in files]
         table.create_write_transaction(
             actions,
@@ -542,7 +542,7 @@ class DeltaWriter:
         ).execute()
         if not self._is_committed(table, batch):
             # Only rows that do not exist were deleted: deltalake commits nothing, but the batch has to be known.
-            self._append_checked(table, batch, [])
+            self._append(table, batch, [])
 
     def _after_commit(self) -> PostCommitHookProperties:
         """Return what ``deltalake`` does after a commit: it removes old versions after a checkpoint only, because that
@@ -565,8 +565,7 @@ class DeltaWriter:
         if isinstance(self.path, ObjectPath):
             return
         for version in range(self._version, -1, -1):
-            entry = _entry(self.path, version)
-            assert isinstance(entry, Path)
+            entry = version_path(self.path, version)
             if not entry.exists():
                 # Maintenance has removed it, long after it was written.
                 return
@@ -574,10 +573,6 @@ class DeltaWriter:
             if any((txn.get("appId"), txn.get("version")) == (self._id, batch) for txn in made):
                 self._sync(version - 1)
                 return
-
-
-def _entry(table: StoragePath, version: int) -> StoragePath:
-    return table / "_delta_log" / f"{version:020}.json"
 
 
 def discard(attempt: StoragePath) -> None:
@@ -604,8 +599,7 @@ def sync_versions(path: StoragePath, version: int, *, files: bool = False) -> No
         return
     log = path / "_delta_log"
     for number in itertools.count(version + 1):
-        entry = _entry(path, number)
-        assert isinstance(entry, Path)
+        entry = version_path(path, number)
         if not entry.exists():
             break
         if files:

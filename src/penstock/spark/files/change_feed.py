@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError, PenstockError
-from penstock.spark.files.delta_log import CHANGE_FEED, DeltaFile, DeltaLog, DeltaVersion
+from penstock.spark.files.delta_log import CHANGE_FEED, DeltaFile, DeltaLog, DeltaVersion, version_path
 from penstock.spark.files.feed_options import CHANGE_TYPE, FeedOptions
 from penstock.spark.files.object_storage import (
     ObjectPath,
@@ -232,7 +232,7 @@ class ChangeFeed:
 
     def _read_on(self, wanted: int = -1) -> None:
         """Read the versions after the last known one; ``wanted`` must be among them."""
-        next_version = self._table / "_delta_log" / f"{self._last + 1:020}.json"
+        next_version = version_path(self._table, self._last + 1)
         is_listed = wanted > self._last or time.monotonic() >= self._listed_at + _LIST_S
         if not is_listed and not next_version.exists():
             return

@@ -16,13 +16,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError, DataLossError, StorageError
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors, open_input
 
-__all__ = ["CHANGE_FEED", "DeltaFile", "DeltaLog", "DeltaVersion", "lines"]
+__all__ = ["CHANGE_FEED", "DeltaFile", "DeltaLog", "DeltaVersion", "lines", "version_path"]
+
+Location = TypeVar("Location", Path, ObjectPath, StoragePath)
 
 _VERSION = re.compile(r"(?P<version>\d{20})\.json")
 _CHECKPOINT = re.compile(r"(?P<version>\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10}))?\.parquet")
@@ -67,6 +69,11 @@ class DeltaVersion:
     """Files of the change data feed. If there are any, they have all changes of the version."""
     committed_ms: int = 0
     """Time of the transaction in ms since 1970; 0 if the log does not have it."""
+
+
+def version_path(table: Location, version: int) -> Location:
+    """Return the path of the file with the actions of ``version`` of ``table``."""
+    return table / "_delta_log" / f"{version:020}.json"
 
 
 class DeltaLog:
@@ -252,14 +259,14 @@ class DeltaLog:
 
     def _following(self, after: int) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
         for number in itertools.count(after + 1):
-            path = self.path / "_delta_log" / f"{number:020}.json"
+            path = version_path(self.path, number)
             with object_storage_errors(path):
                 if not path.exists():
                     return
             yield number, self._actions(number)
 
     def _actions(self, version: int) -> Iterator[dict[str, Any]]:
-        path = self.path / "_delta_log" / f"{version:020}.json"
+        path = version_path(self.path, version)
         with object_storage_errors(path), self._removed_meanwhile(version):
             found = lines(path)
         for line in found:

@@ -274,7 +274,7 @@ class KafkaLog:
         found = set()
         for topic, partition, offset in places:
             try:
-                # A client waits for as many records as are wanted.
+                # One: the client would wait until it has as many as are requested.
                 (message,) = next(self.read(KafkaRange(topic, partition, offset, offset + 1), 1), [None])
             except DataLossError:
                 message = None

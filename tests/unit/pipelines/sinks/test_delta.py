@@ -95,7 +95,7 @@ def test_a_batch_without_rows_is_no_version(tmp_path: Path) -> None:
     assert not is_delta_table(tmp_path / "t")
 
 
-STEPS = ("_open", "_place", "_append")
+STEPS = ("_open", "_place", "_create_version")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -606,13 +606,13 @@ def test_a_new_column_is_synced_before_the_rows_that_have_it(tmp_path: Path, mon
     writer = DeltaWriter(path, "rows", "q")
     commit(writer, 0)
     synced = synced_by(monkeypatch)
-    append = DeltaWriter._append
+    append = DeltaWriter._create_version
 
     def checked(self: DeltaWriter, *arguments: Any) -> bool:
         assert unsynced(path, path, 2, synced) == set()
         return append(self, *arguments)
 
-    monkeypatch.setattr(DeltaWriter, "_append", checked)
+    monkeypatch.setattr(DeltaWriter, "_create_version", checked)
     commit(writer, 1, pa.table({"n": [1], "more": ["x"]}))
     assert (numbers(path), DeltaTable(path).version()) == ([0, 1], 3)
 

@@ -164,15 +164,15 @@ def test_a_run_that_lost_its_lease_during_a_commit_changes_nothing(
     path = table_in(object_storage)
     paused, later = DeltaWriter(path, "rows", "q"), DeltaWriter(path, "rows", "q")
     commit(paused, 0)
-    append = DeltaWriter._append
+    append = DeltaWriter._create_version
 
     def pause(self: DeltaWriter, *arguments: Any) -> None:
         # The later run commits between the check and the commit of the paused one.
-        monkeypatch.setattr(DeltaWriter, "_append", append)
+        monkeypatch.setattr(DeltaWriter, "_create_version", append)
         commit(later, 1)
         append(self, *arguments)
 
-    monkeypatch.setattr(DeltaWriter, "_append", pause)
+    monkeypatch.setattr(DeltaWriter, "_create_version", pause)
     commit(paused, 1)
     commit(later, 2)
     commit(paused, 2)

@@ -150,7 +150,7 @@ def test_a_crash_before_the_commit_leaves_files_that_maintenance_removes(
 ) -> None:
     names = [field.name for field in FIELDS]
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaWriter, "_append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(DeltaWriter, "_create_version", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             commit(DeltaWriter(tmp_path, "rows", "q", partitions=FIELDS), 0, made(), names)
     commit(DeltaWriter(tmp_path, "rows", "q", partitions=FIELDS), 0, made(), names)
