@@ -324,6 +324,12 @@ class EtcdLog(CommitLog):
         """Time since which a commit has been waiting for etcd; None if no commit waits."""
         self._logs = logs
         self._client = logs.client
+        self._leads = logs.leads()
+        self._if_refused = [
+            pb.RequestOp(request_range=pb.RangeRequest(key=self.keys.head)),
+            pb.RequestOp(request_range=pb.RangeRequest(key=leader_key(logs.prefix), keys_only=True)),
+        ]
+        """The reads of a transaction of which a comparison fails."""
         self._most_bytes = most_bytes
         self._backlog_bytes = backlog_bytes
         self._position = LogPosition(b"", 0, 0)
@@ -452,12 +458,9 @@ class EtcdLog(CommitLog):
             parts = self._put_parts(sequence, body) if len(body) > PART_BYTES else 0
             frame = encode_frame(head, self._logs.clock(), body, parts)
             request = pb.TxnRequest(
-                compare=[self._logs.leads(), _unchanged(self.keys.head, commits.head.revision)],
+                compare=[self._leads, _unchanged(self.keys.head, commits.head.revision)],
                 success=[_put(self.keys.frame(sequence), frame), _put(self.keys.head, head.encode())],
-                failure=[
-                    pb.RequestOp(request_range=pb.RangeRequest(key=self.keys.head)),
-                    pb.RequestOp(request_range=pb.RangeRequest(key=leader_key(self._logs.prefix), keys_only=True)),
-                ],
+                failure=self._if_refused,
             )
             verdict = self._commit(commits, request)
         except RefusedError as error:

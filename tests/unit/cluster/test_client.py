@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -92,3 +93,27 @@ def test_endpoints_are_tried_in_turn_until_the_client_is_closed() -> None:
     client.close()
     with pytest.raises(UnavailableError, match="is closed"):
         client.once("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse)
+
+
+def test_a_call_is_created_once_per_endpoint_and_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[str] = []
+
+    class Channel:
+        def __init__(self, endpoint: str, **_: object) -> None:
+            self._endpoint = endpoint
+
+        def unary_unary(self, path: str, **_: object) -> Callable[..., pb.TxnResponse]:
+            created.append(f"{self._endpoint}{path}")
+            return lambda *_, **__: pb.TxnResponse(succeeded=True)
+
+        def close(self) -> None:
+            created.append("closed")
+
+    monkeypatch.setattr(grpc, "insecure_channel", Channel)
+    client = EtcdClient(["127.0.0.1:1"])
+    for _ in range(3):
+        assert client.once("KV/Txn", pb.TxnRequest(), pb.TxnResponse).succeeded
+    client.close()
+    with pytest.raises(UnavailableError, match="is closed"):
+        client.once("KV/Txn", pb.TxnRequest(), pb.TxnResponse)
+    assert created == ["127.0.0.1:1/etcdserverpb.KV/Txn", "closed"]
