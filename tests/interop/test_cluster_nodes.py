@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.error import HTTPError
 
 import pytest
@@ -39,6 +39,8 @@ from tests.faults.mqtt_peers import Peer, Reader, Writer
 from tests.histories.mqtt import MqttRecorder, check
 from tests.interop.cluster_nodes import DEADLINE_S, LASTING_S, NodeProcess, command, until_pair
 from tests.interop.etcd import EtcdCluster
+
+T = TypeVar("T")
 
 _names = itertools.count(1)
 CLUSTER = {"name": "edge", "node": "n1", "etcd": ["127.0.0.1:2379"]}
@@ -331,6 +333,40 @@ async def test_a_node_without_the_data_of_the_cluster_does_not_stand(
         entry = await store.get("key")
         assert entry is not None
         assert entry.value == b"1"
+
+
+async def test_a_node_with_the_id_of_another_one_is_blocked(two: list[NodeProcess]) -> None:
+    first, second = two
+    first.write_config()
+    second.write_config(node=first.name)
+
+    def membership(node: NodeProcess) -> ClusterMembership:
+        return ClusterMembership(load_config(node.config, {}, {}), lambda _: None)
+
+    async def answered(call: Callable[[], T]) -> T:
+        """Call again while etcd is slow."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                with suppress(UnavailableError):
+                    return await asyncio.to_thread(call)
+
+    original, earlier, namesake = membership(first), membership(first), membership(second)
+    await answered(earlier._report)
+    await answered(original._report)  # finds the report of an earlier process of its node
+    await answered(original._report)
+    namesake.active = ActiveNode(first.name, "", {}, 1)
+    assert namesake.other_active() is None, "what this node was before it was restarted"
+    assert not await answered(namesake._look)
+    assert f"another node with the id '{first.name}' ({socket.gethostname()}:{first.data_dir})" in str(namesake.problem)
+    namesake.active = ActiveNode(first.name, "", {}, 1)
+    assert namesake.other_active() is not None
+    await original.close()
+    await earlier.close()
+    async with asyncio.timeout(DEADLINE_S):
+        while not await answered(namesake._look):
+            pass
+    assert namesake.problem is None
+    await namesake.close()
 
 
 async def test_after_etcd_lost_its_data_a_log_begins_on_request_only(

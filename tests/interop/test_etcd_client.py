@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +117,20 @@ def test_a_request_that_is_too_large_has_a_remedy(client: EtcdClient) -> None:
     assert "--max-request-bytes" in (caught.value.do or "")
 
 
+STRANGER = """
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.errors import UnavailableError
+from penstock.runtime.io.tls import Login, TlsOptions
+
+client = EtcdClient(["{endpoint}"], Login(tls=TlsOptions("{authority}")))
+try:
+    client.once("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse)
+except UnavailableError:
+    print("refused")
+"""
+
+
 def test_client_certificates(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server = authority.issue("server", "127.0.0.1")
@@ -136,6 +152,9 @@ def test_client_certificates(tmp_path: Path) -> None:
 
         wait_until(refused)  # without an answer in time, the reason is another one
         stranger.close()
+        program = STRANGER.format(endpoint=cluster.endpoints[0], authority=str(authority.file))
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("refused\n", ""), "gRPC prints nothing"
     finally:
         cluster.close()
 

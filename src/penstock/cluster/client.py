@@ -311,7 +311,12 @@ class EtcdClient:
                 self._current = (self._current + 1) % len(self.endpoints)
 
 
-_CHECK_MEMBERS: Final = "check that most etcd members run and are reachable; then calls continue automatically"
+_CHECK_MEMBERS: Final = (
+    "check that most etcd members run and are reachable at the addresses of `cluster.etcd`; then calls continue"
+    " automatically"
+)
+_TLS_FAILURES: Final = ("TSI_", "andshake", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")
+"""Texts of gRPC about TLS."""
 
 
 def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableError | RefusedError:
@@ -319,12 +324,14 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
     code, text = error.code(), error.details() or ""
     if code in _UNANSWERED:
         why, do = text or code.name, _CHECK_MEMBERS
-        if "TSI_DATA_CORRUPTED" in text or "Ssl handshake failed" in text or "CERTIFICATE_VERIFY_FAILED" in text:
+        if any(failure in text for failure in _TLS_FAILURES):
             why = f"the TLS handshake failed: {text}"
             do = (
-                "check ca_file, and that the member accepts the client certificate (cert_file, key_file): with "
-                "--client-cert-auth etcd needs one of its --trusted-ca-file"
+                "check that the member uses TLS, `cluster.tls.ca` and `server_name`, and that it accepts the client "
+                "certificate (`certificate`, `key`): with --client-cert-auth etcd needs one of its --trusted-ca-file"
             )
+        elif text.endswith("Socket closed"):
+            do = f"set `cluster.tls` if the member uses TLS; otherwise {do}"
         return EtcdUnavailableError(f"etcd {endpoint}: no answer to {method}", why=why, do=do)
     if "database space exceeded" in text:
         do = (
@@ -333,6 +340,8 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
         )
     elif code is grpc.StatusCode.PERMISSION_DENIED:
         do = "grant the user a role with readwrite permission for the prefix of the cluster"
+    elif "authentication is not enabled" in text:
+        do = "remove `cluster.user` and `password_file`, or enable authentication: etcdctl auth enable"
     elif code is grpc.StatusCode.UNAUTHENTICATED or "authentication failed" in text or "user name is empty" in text:
         do = "check user and password_file, or the name (CN) of the client certificate: etcdctl user list"
     elif "too large" in text or "larger than max" in text:

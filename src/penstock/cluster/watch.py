@@ -72,7 +72,7 @@ class KeyWatch:
                 moves = error.code() is grpc.StatusCode.CANCELLED  # by follow_endpoint()
                 why = "it moves to the member that the client uses" if moves else error.details()
             except PenstockError as failure:
-                why = failure
+                why = failure.what
             ended.set()
             pause_s = pauses.failed()
             if pauses.failures == 1 and not self._closed.is_set():  # later ones would fill the log

@@ -117,6 +117,7 @@ _SAVE_S: Final = 5.0
 for its entry of the audit trail."""
 _REPORT_LEASE_S: Final = 5
 """Seconds after which a member that does not report itself is not listed any more."""
+_HANDED_OVER: Final = "its leadership was handed over"
 
 
 class ActiveNode(NamedTuple):
@@ -158,8 +159,8 @@ class _Redirection:
 
     def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
         """Refuse the client [Access]."""
-        active = self._member.active
-        if active is None or active.node == self._member.node:
+        active = self._member.other_active()
+        if active is None:
             answer(Refused(ReasonCode.SERVER_UNAVAILABLE, "no node of the cluster is active at present"), now)
             return
         text = f"this node is a standby; the active node is {active.node}"
@@ -258,6 +259,12 @@ class ClusterMembership:
         """Time of the cluster's clock up to which this node has all commits."""
         self._lease: int | None = None
         self._reported = 0.0
+        self._report_revision = 0
+        """Revision of the last report of this node in etcd; 0: there is none."""
+        self._place = f"{socket.gethostname()}:{self._data_dir}"
+        """Host and data directory, which differ also between nodes with the same id."""
+        self._namesake: str | None = None
+        """Place of another node with this id, which reports itself."""
         self._thread: threading.Thread | None = None
         self._elected = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -415,7 +422,7 @@ class ClusterMembership:
 
     async def _to_active_master(self, request: Request) -> Response:
         """Redirect an administration request to the active node."""
-        active = self._other_active()
+        active = self.other_active()
         if active is None:
             text = "no node of the cluster is active at present"
             return JSONResponse({"result": False, "errCode": 503, "errMsg": text}, status_code=503)
@@ -423,10 +430,10 @@ class ClusterMembership:
         # Apache's master sends 302, with which clients repeat a POST as a GET without its parameters.
         return RedirectResponse(url, status_code=302 if request.method == "GET" else 307)
 
-    def _other_active(self) -> ActiveNode | None:
-        """Return the active node, if it is not this one."""
+    def other_active(self) -> ActiveNode | None:
+        """Return the active node, if it is not this one, whose leadership a restarted process may still find."""
         active = self.active  # read once: another thread sets it
-        return None if active is None or active.node == self.node else active
+        return None if active is None or (active.node == self.node and self._namesake is None) else active
 
     def _url_of(self, active: ActiveNode) -> str:
         """URL of the active node, which has listeners of the same kind as this one."""
@@ -434,7 +441,7 @@ class ClusterMembership:
 
     async def _to_active_console(self, _: Request) -> Response:
         """Redirect a browser to the console of the active node; it keeps the part of the URL after #."""
-        active = self._other_active()
+        active = self.other_active()
         if active is None:
             text = "\n".join([*self.problems(), "see the log of this node, and: penstock cluster status"])
             return PlainTextResponse(f"{text}\n", status_code=503)
@@ -442,7 +449,7 @@ class ClusterMembership:
 
     async def _refuse_console(self, _: Request) -> Response:
         """Refuse a request to the console API: a standby has nothing to show, and changes nothing."""
-        active = self._other_active()
+        active = self.other_active()
         hint = f"use the active node: {self._url_of(active)}" if active else "see: penstock cluster status"
         error = {"code": "standby", "what": "this node is a standby", "why": "; ".join(self.problems()), "hint": hint}
         return JSONResponse({"error": error}, status_code=503, headers={"Cache-Control": "no-store"})
@@ -460,7 +467,7 @@ class ClusterMembership:
 
     def problems(self) -> list[str]:
         """Reasons why a standby is not ready, beginning with its role."""
-        active = self._other_active()
+        active = self.other_active()
         if active is None:
             found = ["standby: no node of the cluster is active at present"]
         else:
@@ -514,6 +521,13 @@ class ClusterMembership:
             else:
                 self._lag_commits = self._lag_s = math.nan
             self._report()
+        if self._namesake is not None:
+            self._tell(
+                f"the cluster has another node with the id {self.node!r} ({self._namesake}): give each node an id of"
+                " its own, `cluster.node`"
+            )
+            self._pause()
+            return False
         standby = self._standby
         if standby is not None and standby.failure is not None:
             self._tell(f"{_line(standby.failure)}")
@@ -930,7 +944,7 @@ class ClusterMembership:
         # While clients are served: after the resignation they wait for the end of this process.
         self._save_in_time()
         self._leadership.resign()
-        self._fence("its leadership was handed over")
+        self._fence(_HANDED_OVER)
 
     def _fence(self, reason: str) -> None:
         if self._closing.is_set():
@@ -961,7 +975,7 @@ class ClusterMembership:
     # Both
 
     def _report(self) -> None:
-        """Write this node into the list of members."""
+        """Write this node into the list of members, as a standby only if no other node has this id."""
         self._reported = time.monotonic()
         if self._lease is None or self._client.keep_alive(self._lease, deadline_s=1.0) <= 0:
             grant = pb.LeaseGrantRequest(TTL=_REPORT_LEASE_S)
@@ -978,17 +992,40 @@ class ClusterMembership:
             "applied": applied,
             "seen_ms": self._seen_ms,
             "problem": self.problem,
+            "place": self._place,
         }
-        put = pb.PutRequest(key=_node_key(self.prefix, self.node), value=json.dumps(report).encode(), lease=self._lease)
+        key = _node_key(self.prefix, self.node)
+        put = pb.PutRequest(key=key, value=json.dumps(report).encode(), lease=self._lease)
+        unchanged = pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=self._report_revision)
+        request = pb.TxnRequest(
+            compare=[] if self.role == "active" else [unchanged],
+            success=[pb.RequestOp(request_put=put)],
+            failure=[pb.RequestOp(request_range=pb.RangeRequest(key=key))],
+        )
         try:
-            self._client.call(
-                "KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse, within_s=1.0
-            )
+            answer = self._client.call("KV/Txn", request, pb.TxnResponse, within_s=1.0)
         except RefusedError as error:
             if not is_full(error):
                 raise  # otherwise the earlier report remains, and the active node reports the reason
+        else:
+            self._reported_at(answer)
         status = self._client.once("Maintenance/Status", pb.StatusRequest(), pb.StatusResponse)
         self._database_bytes = status.dbSizeInUse or status.dbSize
+
+    def _reported_at(self, answer: pb.TxnResponse) -> None:
+        """Handle the answer to a report. An earlier process of this node may have left one, and another node may have
+        this id by mistake."""
+        self._namesake = None
+        if answer.succeeded:
+            self._report_revision = answer.header.revision
+            return
+        found = answer.responses[0].response_range.kvs
+        place = _decoded(found[0].value).get("place", self._place) if found else self._place
+        if place == self._place:
+            self._report_revision = found[0].mod_revision if found else 0
+            self._reported = 0.0  # again with the next look
+        else:
+            self._namesake = str(place)
 
     async def close(self) -> None:
         """Give up the leadership, so that a standby takes over immediately, and close the broker; after the node was
@@ -1024,7 +1061,8 @@ class ClusterMembership:
 
 def restart_process(reason: str) -> None:
     """Replace this process by a new one with the same arguments, in any thread; no other code of it runs any more."""
-    _log.error("this node is not active any more and restarts as a standby: %s", reason)
+    level = logging.INFO if reason == _HANDED_OVER else logging.ERROR
+    _log.log(level, "this node is not active any more and restarts as a standby: %s", reason)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     try:

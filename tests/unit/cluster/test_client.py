@@ -55,6 +55,7 @@ def test_a_call_without_an_answer_may_have_been_executed(code: grpc.StatusCode, 
         (grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied", "readwrite permission"),
         (grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token", "password_file"),
         (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID", "password_file"),
+        (grpc.StatusCode.FAILED_PRECONDITION, "etcdserver: authentication is not enabled", "remove `cluster.user`"),
         (grpc.StatusCode.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", "log of this etcd"),
     ],
 )
@@ -63,6 +64,21 @@ def test_a_rejected_call_has_a_remedy(code: grpc.StatusCode, text: str, remedy: 
     assert isinstance(failure, RefusedError)
     assert failure.text == text
     assert remedy in (failure.do or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("Connection refused", "the addresses of `cluster.etcd`"),
+        ("last error: UNAVAILABLE: ipv4:127.0.0.1:2379: Handshake read failed (Socket closed)", "`cluster.tls.ca`"),
+        ("Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED", "`cluster.tls.ca`"),
+        ("Unwrap failed (TSI_DATA_CORRUPTED)", "--client-cert-auth"),
+        ("Custom verification check failed: Hostname Verification Check failed.", "`server_name`"),
+        ("last error: UNAVAILABLE: ipv4:127.0.0.1:2379: Socket closed", "set `cluster.tls` if the member uses TLS"),
+    ],
+)
+def test_the_remedy_for_a_call_without_an_answer(text: str, remedy: str) -> None:
+    assert remedy in (failure_of(_Error(grpc.StatusCode.UNAVAILABLE, text), "etcd-1:2379", "KV/Txn").do or "")
 
 
 @pytest.mark.parametrize("endpoints", [[], ["no-port"], ["127.0.0.1:2379", "::1:2379"]])
