@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,14 +17,17 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.reconcile import QueryReconciliation, reconcile, source_count
+from penstock.pipelines.rows import rows_of
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.sources.readers import _without_copied
 from penstock.pipelines.spec.steps import Step
-from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
+from penstock.pipelines.state_dir.replay import RecordPart, RedrivenCopy, existing_replay, plan_replay
 from penstock.pipelines.steps.nested import REPLACED
+from penstock.spark.tube.offsets import TopicPartition
 from penstock.tube.record import Record
 from tests.spark.pipelines import Setup
-from tests.spark.test_pipeline_steps import apply, no_lookup, rows, steps
+from tests.spark.test_pipeline_steps import SOURCE, apply, no_lookup, rows, steps
 
 PARSE = {
     "name": "parsed",
@@ -151,7 +155,7 @@ def test_a_redriven_part_makes_no_row_of_another_explode(spark: SparkSession, de
     steps_of = sf.when(sf.col("_id") == "i0", "sink:ones,first").otherwise("parsed,first")
     marks = {"number": sf.lit("1"), "step": steps_of, "parts": sf.lit("first.1")}
 
-    def rows_of(made: list[Step]) -> list[list[tuple[str | None, str | None]]]:
+    def made_of(made: list[Step]) -> list[list[tuple[str | None, str | None]]]:
         """Rows of each record and of its redriven copy, as far as they are live, then the filtered ones."""
         original = rows(spark, value, value).withColumn("_redrive", sf.lit(None).cast(redrive))
         copy = original.withColumn("_redrive", sf.struct(*(mark.alias(name) for name, mark in marks.items())))
@@ -164,8 +168,39 @@ def test_a_redriven_part_makes_no_row_of_another_explode(spark: SparkSession, de
     first_twice = [("first.0", None), ("first.1", None), ("first.1", None)]
     # A dedupe drops the copy in the query of the second one; without it the step counts the copy as filtered.
     second_once = [("second.0", None), ("second.1", None), *([] if deduped else [(None, "second")])]
-    assert rows_of(first) == [first_twice] * 2
-    assert rows_of(second) == [sorted(second_once, key=str)] * 2
+    assert made_of(first) == [first_twice] * 2
+    assert made_of(second) == [sorted(second_once, key=str)] * 2
+
+
+def test_a_replay_leaves_out_what_was_redriven_and_no_record_of_a_topic_that_was_created_again(
+    spark: SparkSession,
+) -> None:
+    ends = {TopicPartition("t", 1, 0): 600}
+    noon_us = 1_647_777_600_000_000
+    # The offset of the record, its time in the note, the part and the offset of the copy.
+    noted: list[tuple[int, int | None, str | None, int]] = [
+        (0, noon_us, None, 500),
+        (28, noon_us - 1, None, 500),
+        (56, None, None, 500),
+        (84, noon_us, None, 600),
+        (112, noon_us, "each.1", 500),
+        (112, None, "each.2", 500),
+        (140, noon_us - 1, "each.1", 500),
+        (168, None, "each.3", 500),
+    ]
+    copies = {
+        RecordPart(("t", 1, 0, offset), part, "source", at_us): RedrivenCopy(("t", 1, 0, copy), "s")
+        for offset, at_us, part, copy in noted
+    }
+    noon = datetime.fromtimestamp(noon_us / 1_000_000, UTC)
+    records = [("t", 1, 0, 28 * n, noon, None, b"", None) for n in range(8)] + [("t", 1, 0, 0, None, None, b"", None)]
+    left = _without_copied(rows_of(spark.createDataFrame(records, SOURCE)), copies, ends)
+    found = left.selectExpr("_source.offset", "_filtered", "_replaced.part", "_source.timestamp is null").collect()
+    offsets = {(row[0], row[3]): (row[1], row[2]) for row in found}
+    assert {place[0] for place, (filtered, _) in offsets.items() if filtered} == {0, 56}
+    assert offsets[0, True] == (None, None)
+    replaced = {place[0]: sorted(parts) for place, (_, parts) in offsets.items() if parts is not None}
+    assert replaced == {112: ["each.1", "each.2"], 168: ["each.3"]}
 
 
 def test_columns_of_other_types_are_refused_when_the_query_is_built(spark: SparkSession) -> None:

@@ -13,7 +13,8 @@ which is stored before, with the ends of the partitions: after a crash, the next
 ends, lists the copies that it finds, and sends the others. So a letter is redriven once, if no other redrive of the
 table is active. If records behind these ends were deleted, it stops: the user decides.
 
-    <table>/_redriven/<time>.json     coordinates of redriven records, with their parts and sources, and of their copies
+    <table>/_redriven/<time>.json     coordinates of redriven records, with their times, parts and sources, and of their
+                                      copies, with the ids of the copies' topics of Kafka
     <table>/_states/<time>.json       other changes of state: corrected, resolved, discarded, reopened
     <table>/_sending/<source>.json    records that are being appended to Kafka; removed when they are listed
 """
@@ -143,7 +144,10 @@ class DeadLetter(NamedTuple):
     @property
     def place(self) -> RecordPart:
         """The record and the part of it, which have one state."""
-        return RecordPart(self.coordinates, self.part, self.source)
+        at = self.timestamp
+        # Rows of a table have times without a zone.
+        at_us = None if at is None else (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
+        return RecordPart(self.coordinates, self.part, self.source, at_us)
 
 
 def letters(path: StoragePath) -> Iterator[DeadLetter]:
@@ -174,26 +178,28 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
 def letter_states(path: StoragePath) -> dict[RecordPart, LetterStatus]:
     """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected.
 
-    Use :func:`status_of` to find that of a letter: states that older versions stored are those of any source.
+    Use :func:`status_of` to find that of a letter: states that older versions stored are those of any source, and of
+    any record with the offset.
     """
     found: dict[RecordPart, LetterStatus] = {}
-    named: dict[RecordPart, set[RecordPart]] = {}
+    named: dict[RecordPart, dict[RecordPart, None]] = {}
     # The last change is valid.
     for note in _notes(path):
         state = _state_of(note)
         value = None if note.get("value") is None else base64.b64decode(note["value"])
         for noted in _places(note):
-            named.setdefault(_of_any(noted), set()).add(noted)
-            for place in (noted,) if noted.source else named[noted]:
+            for known in noted.less_specific():
+                named.setdefault(known, {})[noted] = None
+            for place in named[noted]:
                 before = _known(found, place)
                 # A corrected letter that was redriven is redriven again with the same payload.
                 kept = before.value if before is not None and state is LetterState.REDRIVEN else None
                 found[place] = LetterStatus(state, kept if value is None else value)
-    # A letter that was opened again stays open if an older version has closed it without its source.
+    # A letter that was opened again stays open if an older version has closed it without its source or its time.
     return {
         place: status
         for place, status in found.items()
-        if status.state is not LetterState.OPEN or (place.source and _of_any(place) in found)
+        if status.state is not LetterState.OPEN or any(known in found for known in place.less_specific()[1:])
     }
 
 
@@ -217,13 +223,9 @@ def status_of(states: Mapping[RecordPart, LetterStatus], letter: DeadLetter) -> 
     return _known(states, letter.place) or LetterStatus(LetterState.OPEN)
 
 
-def _of_any(place: RecordPart) -> RecordPart:
-    return place._replace(source="")
-
-
 def _known(found: Mapping[RecordPart, Known], place: RecordPart) -> Known | None:
-    """Return what is known of ``place``, or of the record with its coordinates in any source."""
-    return found.get(place, found.get(_of_any(place)))
+    """Return what is known of ``place``, or of any record with its coordinates."""
+    return next((found[known] for known in place.less_specific() if known in found), None)
 
 
 def set_state(path: StoragePath, chosen: Sequence[DeadLetter], state: LetterState, value: bytes | None = None) -> None:
@@ -255,17 +257,23 @@ def _redrives(path: StoragePath) -> Iterator[tuple[RecordPart, int, RedrivenCopy
         since_ms = int(note.get("since_ms", int(name.removesuffix(".json")) // 1_000_000))
         # They also lack the copies, like redrives of files.
         copies = note.get("copies") or [None] * len(note["places"])
-        # Notes of older versions lack the steps, which only parts of records need.
+        # Notes of older versions lack the steps, which only parts of records need, and the ids of topics.
         steps = note.get("steps") or [""] * len(note["places"])
-        for place, copy, step in zip(_places(note), copies, steps, strict=True):
-            yield place, since_ms, None if copy is None else RedrivenCopy(_place(copy).record, step)
+        topic_ids = note.get("topic_ids") or [""] * len(note["places"])
+        for place, copy, step, topic_id in zip(_places(note), copies, steps, topic_ids, strict=True):
+            yield place, since_ms, None if copy is None else RedrivenCopy(_place(copy).record, step, topic_id)
 
 
 def _places(note: Mapping[str, Any]) -> list[RecordPart]:
-    """Return the places in ``note``, which :func:`_as_json` has written. Those of older versions lack the sources."""
+    """Return the places in ``note``, which :func:`_as_json` has written. Those of older versions lack the times, or
+    also the sources."""
     places = note["places"]
     sources = note.get("sources") or [""] * len(places)
-    return [_place(place)._replace(source=source) for place, source in zip(places, sources, strict=True)]
+    times = note.get("times_us") or [None] * len(places)
+    return [
+        _place(place)._replace(source=source, at_us=at_us)
+        for place, source, at_us in zip(places, sources, times, strict=True)
+    ]
 
 
 def _place(place: Sequence[Any]) -> RecordPart:
@@ -277,6 +285,7 @@ def _as_json(places: Sequence[RecordPart]) -> dict[str, Any]:
     return {
         "places": [[*place.record, *([] if place.part is None else [place.part])] for place in places],
         "sources": [place.source for place in places],
+        "times_us": [place.at_us for place in places],
     }
 
 
@@ -382,11 +391,11 @@ async def redrive(
     since_ms = time.time_ns() // 1_000_000
     states = letter_states(path)
     after = steps_after(pipeline)
-    copies: dict[RecordPart, Coordinates] = {}
+    copies: dict[RecordPart, RedrivenCopy] = {}
     sent: list[DeadLetter] = []
     for name, found in by_source.items():
         source = inputs[name]
-        open_ = [letter for letter in found if letter.place not in before]
+        open_ = [letter for letter in found if before.isdisjoint(letter.place.less_specific())]
         mine = _records([_corrected(letter, states) for letter in open_], after)
         if isinstance(source, TubeOptions):
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
@@ -397,7 +406,8 @@ async def redrive(
             _into_inbox(layout.inbox(layout.local_directory(state, name), name), mine)
         sent += open_
     if sent:
-        _list_redriven(path, [(letter.place, letter.step, copies.get(letter.place)) for letter in sent], since_ms)
+        listed_ = [(letter.place, letter.step, copies.get(letter.place)) for letter in sent]
+        _list_redriven(path, listed_, since_ms)
     for name in by_source:
         if isinstance(inputs[name], KafkaSource):
             _forget_sending(path, name)
@@ -406,15 +416,17 @@ async def redrive(
 
 def _list_redriven(
     path: StoragePath,
-    letters: Sequence[tuple[RecordPart, str, Coordinates | None]],
+    letters: Sequence[tuple[RecordPart, str, RedrivenCopy | None]],
     since_ms: int,
     at_ns: int | None = None,
 ) -> None:
-    """Store that ``letters`` (place, step, coordinates of the copy) were redriven after ``since_ms``; ``at_ns``: time
-    of the change (default: now)."""
+    """Store that ``letters`` (place, step, copy) were redriven after ``since_ms``; ``at_ns``: time of the change
+    (default: now)."""
+    copies = [copy for _, _, copy in letters]
     note = {
         **_as_json([place for place, _, _ in letters]),
-        "copies": [copy for _, _, copy in letters],
+        "copies": [None if copy is None else copy.record for copy in copies],
+        "topic_ids": ["" if copy is None else copy.topic_id for copy in copies],
         "steps": [step for _, step, _ in letters],
         "since_ms": since_ms,
     }
@@ -488,7 +500,7 @@ def _records(letters: Sequence[DeadLetter], after: Mapping[str, Collection[str]]
     found: dict[object, tuple[tuple[str, ...], list[DeadLetter]]] = {}
     for same in by_place.values():
         letter, steps = same[0], _steps_of(same, after)
-        key = (letter.coordinates, letter.part is None, letter.value, frozenset(steps))
+        key = (letter.place._replace(part=None), letter.part is None, letter.value, frozenset(steps))
         found.setdefault(key, (steps, []))[1].append(letter)
     return [_RedrivenRecord(mine[0], tuple(each.place for each in mine), steps) for steps, mine in found.values()]
 
@@ -588,10 +600,10 @@ def _check_topics(name: str, source: KafkaSource, topics: Collection[str], tell:
             )
 
 
-async def _into_topics(source: TubeOptions, records: Sequence[_RedrivenRecord]) -> dict[RecordPart, Coordinates]:
-    """Send ``records`` to their topics; return the coordinates of the copies that the brokers reported."""
+async def _into_topics(source: TubeOptions, records: Sequence[_RedrivenRecord]) -> dict[RecordPart, RedrivenCopy]:
+    """Send ``records`` to their topics; return the copies whose coordinates the brokers reported."""
     login = SourceOptions.parse(source.all_options()).login
-    copies: dict[RecordPart, Coordinates] = {}
+    copies: dict[RecordPart, RedrivenCopy] = {}
     async with Producer(source.master, **login.client()) as producer:
         by_topic: dict[str, list[_RedrivenRecord]] = {}
         for record in records:
@@ -601,7 +613,7 @@ async def _into_topics(source: TubeOptions, records: Sequence[_RedrivenRecord]) 
             for record, result in zip(mine, results, strict=True):
                 if result.append_offset >= 0:
                     copy = (topic, result.broker_id, result.partition, result.append_offset)
-                    copies |= dict.fromkeys(record.places, copy)
+                    copies |= dict.fromkeys(record.places, RedrivenCopy(copy))
     return copies
 
 
@@ -611,8 +623,8 @@ def _into_partitions(
     source: KafkaSource,
     letters: Sequence[DeadLetter],
     records: Sequence[_RedrivenRecord],
-) -> dict[RecordPart, Coordinates]:
-    """Append ``records`` of ``letters`` to the partitions of their topics; return the coordinates of the copies.
+) -> dict[RecordPart, RedrivenCopy]:
+    """Append ``records`` of ``letters`` to the partitions of their topics; return the copies with known coordinates.
 
     A copy has the partition of its record, where its order among those of its key is decided, and its time.
     """
@@ -650,14 +662,15 @@ def _into_partitions(
         **_as_json([letter.place for letter in letters]),
     }
     write_json(path / _SENDING / f"{name}.json", intent)
-    copies: dict[RecordPart, Coordinates] = {}
+    copies: dict[RecordPart, RedrivenCopy] = {}
     for topic in dict.fromkeys(record.letter.topic for record in records):
         mine = [(mark, record) for mark, record in marked if record.letter.topic == topic]
         appended = [_appended(record, mark, no_value) for mark, record in mine]
         offsets = append_records(source.target(topic), appended)
         for (_, record), offset in zip(mine, offsets, strict=True):
             if offset >= 0:
-                copies |= dict.fromkeys(record.places, (topic, 0, record.letter.partition, offset))
+                copy = (topic, 0, record.letter.partition, offset)
+                copies |= dict.fromkeys(record.places, RedrivenCopy(copy, topic_id=topic_ids[topic]))
     return copies
 
 
@@ -697,15 +710,15 @@ def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[R
     created_again = {topic for topic, known in intent["topic_ids"].items() if topic_ids.get(topic) != known}
     begun = int(intent["begun_ns"])
     later = _states_since(path, begun)
-    sent: list[tuple[RecordPart, str, Coordinates | None]] = []
-    opened: list[tuple[RecordPart, str, Coordinates | None]] = []
+    sent: list[tuple[RecordPart, str, RedrivenCopy | None]] = []
+    opened: list[tuple[RecordPart, str, RedrivenCopy | None]] = []
     listed_before: set[RecordPart] = set()
     unknown: dict[str, None] = {}
     for mark, step, id_, place in zip(intent["marks"], intent["steps"], intent["ids"], _places(intent), strict=True):
         topic, _, partition, _ = place.record
         state = _known(later, place)
         if (copy := found.get(str(mark).encode())) is not None:
-            letter = (place, step, (copy[0], 0, *copy[1:]))
+            letter = (place, step, RedrivenCopy((copy[0], 0, *copy[1:]), topic_id=intent["topic_ids"][topic]))
             # Opening a letter again does not recall its copy.
             (opened if state is LetterState.OPEN else sent).append(letter)
         elif state is LetterState.REDRIVEN:

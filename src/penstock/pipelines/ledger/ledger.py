@@ -22,7 +22,7 @@ from typing import Any, Self
 from penstock.errors import StorageError
 from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.spec.steps import JOIN_OUTCOMES, JOIN_SIDES
-from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.state_dir.layout import listed, read_each, read_json, update_json
 from penstock.spark.files.object_storage import StoragePath
 from penstock.statestore import hlc
@@ -178,6 +178,35 @@ class Ledger:
     def counts(self, sink: str) -> QueryCounts:
         """Return the counts of ``sink`` over all its batches."""
         return QueryCounts.of(self.entries(sink))
+
+    def check_end(self, sink: str, checkpoint: Checkpoint) -> None:
+        """Check that the last finished batch in the ``checkpoint`` of ``sink`` ends where its entry says.
+
+        Files of a checkpoint have no checksum: with an offset that a disk has changed, the next batch would begin
+        elsewhere. A batch that is not committed is not compared: it may be another one than that of the entry, if the
+        checkpoint was restored.
+
+        Raises:
+            StorageError: it ends elsewhere, or the plan or the entry cannot be read.
+        """
+        batch = checkpoint.last_committed()
+        if batch is None:
+            return
+        path = self._path(sink, batch)
+        try:
+            entry = _entry(path)
+        except FileNotFoundError:
+            return
+        planned = checkpoint.planned(batch)
+        if (planned.end, planned.watermark_ms) != (entry.end, entry.watermark_ms):
+            raise StorageError(
+                f"the checkpoint and the ledger of sink {sink!r} differ in batch {batch}",
+                path=str(checkpoint.path / "offsets" / str(batch)),
+                why=f"it ends at {planned.end} (watermark {planned.watermark_ms} ms); {path} has {entry.end}"
+                f" ({entry.watermark_ms} ms); one of these files is damaged, or they are not of the same backup",
+                do="find out which one is right (penstock pipeline reconcile compares the ledger with the source and"
+                " the tables), and correct the other one, or restore the whole state directory",
+            )
 
     def _batches(self, sink: str) -> list[int]:
         return [int(match["batch"]) for match in listed(self.path / sink, _BATCH)]

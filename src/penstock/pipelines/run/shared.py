@@ -400,6 +400,9 @@ class QueryBuilder:
 
     A sink that can share a query, but is at other offsets than the others, has a shared query of its own: its next
     batch is then begun only when it runs, so that it can be stopped at any offset to join the others.
+
+    Raises:
+        StorageError: the checkpoint of a sink does not end where its ledger does.
     """
 
     def __init__(self, pipeline: Pipeline, spark: SparkSession, state: StoragePath, context: RunContext) -> None:
@@ -413,6 +416,8 @@ class QueryBuilder:
             name: Checkpoint(layout.checkpoint(state, name), labels(found.inputs))
             for name, found in self._plans.items()
         }
+        for name, checkpoint in self._checkpoints.items():
+            context.ledger.check_end(name, checkpoint)
         self._made: dict[str, StoragePath] = {}
         """Checkpoints of the shared queries, by their first sink."""
         # What an earlier run left.

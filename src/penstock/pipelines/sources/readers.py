@@ -11,8 +11,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -319,51 +320,75 @@ def _stored_end(starts: StoragePath, name: str, resolve: Callable[[], Offsets]) 
         return first_json(path, resolve())
 
 
+class _Place(NamedTuple):
+    """A record of a partition; ``at_us``: see :class:`RecordPart`."""
+
+    offset: int
+    at_us: int | None
+
+
+_RepeatedParts = dict[_Place, list[tuple[str, str | None]]]
+"""Step and part of redriven letters, by record."""
+
+
 def _without_copied(rows: DataFrame, redriven: Copies, ends: Mapping[TopicPartition, int]) -> DataFrame:
     """Mark ``rows`` whose redriven copies are before ``ends``, the end of the span.
 
     Copies are appended after their records, so they are in the span if the records are, except after its end.
     """
-    found: dict[TopicPartition, dict[int, list[tuple[str, str | None]]]] = {}
-    for ((topic, broker, partition, offset), part, _), (copy, step) in redriven.items():
+    found: dict[TopicPartition, _RepeatedParts] = {}
+    for ((topic, broker, partition, offset), part, _, at_us), (copy, step, _) in redriven.items():
         if copy[3] < ends.get(TopicPartition(copy[0], copy[1], copy[2]), 0):
-            by_offset = found.setdefault(TopicPartition(topic, broker, partition), {})
-            by_offset.setdefault(offset, []).append((step, part))
+            repeated = found.setdefault(TopicPartition(topic, broker, partition), {})
+            repeated.setdefault(_Place(offset, at_us), []).append((step, part))
     for place, repeated in found.items():
         rows = _without_replaced(rows, place, repeated)
     return rows
 
 
-def _without_replaced(
-    rows: DataFrame, partition: TopicPartition, repeated: Mapping[int, list[tuple[str, str | None]]]
-) -> DataFrame:
-    """Mark ``rows`` of ``partition`` that redriven copies replace: as filtered, or in the column ``_replaced``.
+_AT_US = "unix_micros(_source.timestamp)"
 
-    ``repeated`` has the steps and parts of the copies, by the offset of the record.
-    """
+
+def _without_replaced(rows: DataFrame, partition: TopicPartition, repeated: _RepeatedParts) -> DataFrame:
+    """Mark ``rows`` of ``partition`` that redriven copies replace: as filtered, or in the column ``_replaced``."""
     is_here = (
         (sf.col("_source.topic") == partition.topic)
         & (sf.col("_source.broker") == partition.broker_id)
         & (sf.col("_source.partition") == partition.partition)
     )
-    whole = {offset for offset, copies in repeated.items() if any(part is None for _, part in copies)}
+    whole = {place for place, copies in repeated.items() if any(part is None for _, part in copies)}
     if whole:
-        is_repeated = is_here & sf.col("_source.offset").isin(*sorted(whole))
+        is_repeated = is_here & sf.expr(_is_one_of(whole))
         # With another id, because a dedupe would mistake the copy for a duplicate of the record.
         replaced = sf.when(is_repeated, sf.concat("_id", sf.lit("/replaced"))).otherwise(sf.col("_id"))
         is_filtered = sf.coalesce("_filtered", sf.when(is_repeated, sf.col("_source.source")))
         rows = rows.withColumns({"_id": replaced, "_filtered": is_filtered})
-    parts = [
-        part
-        for offset, copies in repeated.items()
-        if offset not in whole
-        for part in (sf.lit(offset), sf.array(*(_step_and_part(step, part or "") for step, part in copies)))
-    ]
+    parts = []
+    for place, copies in repeated.items():
+        of_any = place._replace(at_us=None)
+        if whole.isdisjoint((place, of_any)):
+            # Notes of older versions lack the time.
+            every = copies if place == of_any else [*copies, *repeated.get(of_any, ())]
+            name = str(place.offset) if place.at_us is None else f"{place.offset}@{place.at_us}"
+            parts += [sf.lit(name), sf.array(*(_step_and_part(step, part or "") for step, part in every))]
     if parts:
         before = sf.col("_replaced") if "_replaced" in rows.columns else sf.lit(None)
-        replaced = sf.when(is_here, sf.try_element_at(sf.create_map(*parts), sf.col("_source.offset")))
-        rows = rows.withColumn("_replaced", sf.coalesce(replaced, before))
+        by_place, names = sf.create_map(*parts), ("_source.offset", f"concat_ws('@', _source.offset, {_AT_US})")
+        at_time, at_any = (sf.try_element_at(by_place, sf.expr(f"cast({name} AS STRING)")) for name in reversed(names))
+        rows = rows.withColumn("_replaced", sf.coalesce(sf.when(is_here, sf.coalesce(at_time, at_any)), before))
     return rows
+
+
+def _is_one_of(places: Collection[_Place]) -> str:
+    """Return the condition in SQL that a row is the record of one of ``places``."""
+    of_any = sorted(place.offset for place in places if place.at_us is None)
+    at_time = sorted(place for place in places if place.at_us is not None)
+    # As text: an object for each number would take longer than everything else.
+    conditions = [f"_source.offset IN ({', '.join(map(str, of_any))})"] if of_any else []
+    if at_time:
+        pairs = ", ".join(f"({offset}L, {at_us}L)" for offset, at_us in at_time)
+        conditions.append(f"coalesce((_source.offset, {_AT_US}) IN ({pairs}), false)")
+    return f"({' OR '.join(conditions)})"
 
 
 def _step_and_part(step: str, part: str) -> Column:
@@ -643,7 +668,20 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
             return super()._rows(records)
         # Their dead letters have the broker 0.
         ends = {TopicPartition(topic, 0, int(n)): at for topic, places in end.items() for n, at in places.items()}
-        return _without_copied(super()._rows(records), self._redriven, ends)
+        return _without_copied(super()._rows(records), self._copies, ends)
+
+    @cached_property
+    def _copies(self) -> Copies:
+        """The redriven letters and their copies, without those of topics that were created again since."""
+        if not any(copy.topic_id for copy in self._redriven.values()):
+            return self._redriven
+        with KafkaLog(self._options) as log:
+            topic_ids = log.topic_ids()
+        return {
+            place: copy
+            for place, copy in self._redriven.items()
+            if not copy.topic_id or copy.topic_id == topic_ids.get(copy.record[0])
+        }
 
 
 def _resolved(log: KafkaLog, wanted: OffsetSpec, lows: Offsets, ends: Offsets) -> Offsets:

@@ -85,6 +85,7 @@ def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> PlannedBatch:
 
 KEPT_BATCHES = 100
 """Batches whose entries are kept, as in Spark (``spark.sql.streaming.minBatchesToRetain``)."""
+_LOGS = ("offsets", "commits")
 _NUMBER = re.compile("[0-9]+")
 _KNOWN = re.compile(r"([0-9]+)\.json")
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -165,6 +166,11 @@ class Checkpoint:
         """Return True if ``batch`` is committed."""
         return (self.path / "commits" / str(batch)).exists()
 
+    def last_committed(self) -> int | None:
+        """Return the last batch that is committed and has a plan; None if there is none."""
+        offsets, commits = ({int(found[0]) for found in listed(self.path / log, _NUMBER)} for log in _LOGS)
+        return max(offsets & commits, default=None)
+
     def entry(self, batch: int) -> str:
         """Return the entry of ``batch`` in the offset log.
 
@@ -241,7 +247,7 @@ class Checkpoint:
         """
         if isinstance(self.path, ObjectPath):
             return
-        for directory in (self.path.parent, self.path, self.path / "offsets", self.path / "commits"):
+        for directory in (self.path.parent, self.path, *(self.path / log for log in _LOGS)):
             sync_names(directory)
 
     def begin(self, batch: int, entry: str) -> None:
@@ -263,7 +269,7 @@ class Checkpoint:
     def commit(self, batch: int) -> None:
         """Store durably that ``batch`` is finished, and remove the entries of an old batch, as Spark does."""
         write_text(self.path / "commits" / str(batch), _COMMIT)
-        for log in ("offsets", "commits"):
+        for log in _LOGS:
             for name in (str(batch - KEPT_BATCHES), f".{batch - KEPT_BATCHES}.crc"):
                 (self.path / log / name).unlink(missing_ok=True)
 

@@ -50,19 +50,34 @@ class RecordPart(NamedTuple):
     """A record, or the part of it that an explode step made; None: the whole record.
 
     ``source`` is the name of its source, because topics of two clusters may have the same name. It is empty if unknown:
-    older versions did not store it.
+    older versions did not store it. ``at_us`` is the time at which the source received the record, in µs since 1970,
+    because a topic that is deleted and created again has other records with the same offsets. It is None if the record
+    has no time, or if unknown.
     """
 
     record: Coordinates
     part: str | None = None
     source: str = ""
+    at_us: int | None = None
+
+    def less_specific(self) -> tuple[RecordPart, ...]:
+        """Return this place as older versions knew it, with the most specific one first, which is this place."""
+        return tuple(
+            dict.fromkeys(
+                self._replace(source=source, at_us=at_us)
+                for source in (self.source, "")
+                for at_us in (self.at_us, None)
+            )
+        )
 
 
 class RedrivenCopy(NamedTuple):
-    """Coordinates of the newest copy of a redriven dead letter, and the letter's step (empty if unknown)."""
+    """Coordinates of the newest copy of a redriven dead letter, the letter's step, and the id of the copy's topic of
+    Kafka; these two are empty if unknown."""
 
     record: Coordinates
     step: str = ""
+    topic_id: str = ""
 
 
 Copies = Mapping[RecordPart, RedrivenCopy]

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +30,7 @@ from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.spec.pipeline import steps_after
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_ID, REDRIVE_PARTS, REDRIVE_STEP
-from penstock.pipelines.state_dir.layout import write_json
+from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.pipelines.state_dir.replay import RecordPart, RedrivenCopy, ReplayRange, parse_point
 from penstock.runtime.kafka.client import KafkaTopic
 from penstock.spark.files.object_storage import storage_path
@@ -160,7 +160,7 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
         "dead", 2, [letter(7, headers=again) | {"part": part, "step": step, "key": b"k"} for part, step in parts]
     )
     *_, first, second, third = letters(dead)
-    assert first.place == RecordPart(("t", 1, 0, 7 * 28), "each.1", "source")
+    assert first.place == RecordPart(("t", 1, 0, 7 * 28), "each.1", "source", 1_714_521_600_000_000)
     sent = _records([first, second, third], {})
     # One record for both parts of one step: a dedupe would drop the second of two with one id.
     assert [dict(each.headers) for each in sent] == [
@@ -176,6 +176,7 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
     note = {
         "places": places,
         "sources": ["source"] * 2,
+        "times_us": [1_714_521_600_000_000] * 2,
         "copies": [["t", 1, 0, 560]] * 2,
         "steps": ["judged"] * 2,
     }
@@ -342,6 +343,9 @@ class Topic:
     def without_value(self, places: Iterable[tuple[str, int, int]]) -> set[tuple[str, int, int]]:
         return {place for place in places if place[2] % 2}
 
+    def crash(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
     def append(self, target: KafkaTopic, records: Sequence[AppendedRecord]) -> list[int]:
         assert target.topic == "t"
         first = len(self.records)
@@ -373,15 +377,12 @@ def test_a_letter_of_kafka_is_sent_once_whenever_a_redrive_crashes(
     def run() -> int:
         return asyncio.run(redrive(path, chosen, parse(text), tmp_path))
 
-    def crashing(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     if crash is not None:
         topic.room = {"before": 0, "between": 1}.get(crash, 100)
         with monkeypatch.context() as patches:
             if crash in ("unlisted", "listed"):
                 step = "_list_redriven" if crash == "unlisted" else "_forget_sending"
-                patches.setattr(dead_letters, step, crashing)
+                patches.setattr(dead_letters, step, topic.crash)
             with pytest.raises(KeyboardInterrupt):
                 run()
         assert "was interrupted" in str(warning_of_copies(path, parse(text).inputs, span))
@@ -400,7 +401,7 @@ def test_a_letter_of_kafka_is_sent_once_whenever_a_redrive_crashes(
         letter.place: LetterState.REDRIVEN for letter in chosen
     }
     assert redriven_copies(path) == {
-        letter.place: RedrivenCopy(("t", 0, 0, 100 + n), "parsed") for n, letter in enumerate(chosen)
+        letter.place: RedrivenCopy(("t", 0, 0, 100 + n), "parsed", "first") for n, letter in enumerate(chosen)
     }
     assert warning_of_copies(path, parse(text).inputs, span) is None
     # With --repeat: nothing is taken for a copy of before.
@@ -559,3 +560,46 @@ def test_sources_with_topics_of_the_same_name_have_letters_of_their_own(tmp_path
     assert states() == [LetterState.DISCARDED, LetterState.OPEN, LetterState.DISCARDED]
     assert purge(path, [b]) == 1
     assert [each.source for each in letters(path)] == ["source", "source", "a", ""]
+
+
+def test_a_record_of_a_topic_that_was_created_again_has_a_letter_of_its_own(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(0, timestamp=datetime(2024, 5, 2, tzinfo=UTC))])
+    path = tmp_path / "dead"
+    before, _, after = letters(path)
+    assert before.coordinates == after.coordinates
+
+    def states() -> list[LetterState]:
+        found = letter_states(path)
+        return [status_of(found, each).state for each in (before, after)]
+
+    assert len(_records([before, after], {})) == 2
+    set_state(path, [before], LetterState.RESOLVED)
+    assert states() == [LetterState.RESOLVED, LetterState.OPEN]
+    # An older version stores no time.
+    note = {"state": "discarded", "places": [list(before.coordinates)], "sources": ["source"]}
+    write_json(path / "_states" / f"{10**20}.json", note)
+    assert states() == [LetterState.DISCARDED] * 2
+    note = {"state": "open", **dead_letters._as_json([after.place])}
+    write_json(path / "_states" / f"{10**20 + 1}.json", note)
+    assert states() == [LetterState.DISCARDED, LetterState.OPEN]
+    assert purge(path, [before]) == 1
+    assert [each.place for each in letters(path)][-1] == after.place
+
+
+def test_letters_that_an_older_version_was_sending_are_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did not store the times of their records."""
+    RecordedRun(tmp_path)
+    topic, path = kafka_topic(monkeypatch), tmp_path / "dead"
+    chosen = list(letters(path))
+    with monkeypatch.context() as patches:
+        patches.setattr(dead_letters, "_list_redriven", topic.crash)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(redrive(path, chosen, parse(KAFKA), tmp_path))
+    intent = path / "_sending" / "source.json"
+    write_json(intent, {name: value for name, value in read_json(intent).items() if name != "times_us"})
+    assert asyncio.run(redrive(path, chosen, parse(KAFKA), tmp_path)) == 2
+    assert len(topic.records) == 2
+    assert {status_of(letter_states(path), each).state for each in chosen} == {LetterState.REDRIVEN}

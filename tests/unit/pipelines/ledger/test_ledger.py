@@ -8,6 +8,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, QueryCounts
 from penstock.pipelines.spec.expectations import ExpectationCounts
+from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.state_dir.layout import read_json, write_json
 
 
@@ -103,3 +104,45 @@ def test_an_incomplete_entry_is_an_error(tmp_path: Path) -> None:
     write_json(tmp_path / "rows" / "0.json", {"sink": "rows"})
     with pytest.raises(StorageError, match="lacks"):
         Ledger(tmp_path).entries("rows")
+
+
+def planned(batch: int, watermark_ms: int = 0) -> str:
+    """The entry of an offset log for the batch of :func:`entry`."""
+    return f'v1\n{{"batchWatermarkMs":{watermark_ms}}}\n{{"t":{{"1:0":{28 * batch + 28}}}}}'
+
+
+def test_a_changed_bit_in_the_last_plan_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    ledger, checkpoint = Ledger(tmp_path / "ledger"), Checkpoint(tmp_path / "rows")
+    ledger.check_end("rows", checkpoint)
+    for batch in range(3):
+        checkpoint.begin(batch, planned(batch))
+        ledger.check_end("rows", checkpoint)
+        ledger.write(entry(batch))
+        checkpoint.commit(batch)
+        ledger.check_end("rows", checkpoint)
+    last = tmp_path / "rows" / "offsets" / "2"
+    found = last.read_bytes()
+    for changed in (found.replace(b"84", b"85"), found.replace(b"84", b"80"), planned(2, watermark_ms=8).encode()):
+        last.write_bytes(changed)
+        with pytest.raises(StorageError, match="differ in batch 2") as told:
+            ledger.check_end("rows", checkpoint)
+        assert told.value.path == str(last)
+    # A batch that was begun after it starts at these offsets.
+    checkpoint.begin(3, planned(3))
+    with pytest.raises(StorageError, match="differ in batch 2"):
+        ledger.check_end("rows", checkpoint)
+
+
+def test_a_checkpoint_that_was_restored_is_not_refused(tmp_path: Path) -> None:
+    ledger, checkpoint = Ledger(tmp_path / "ledger"), Checkpoint(tmp_path / "rows")
+    for batch in range(2):
+        checkpoint.begin(batch, planned(batch))
+        ledger.write(entry(batch))
+    checkpoint.commit(0)
+    # Batch 1 was planned again after the restoration, and ends elsewhere than the one that the ledger has.
+    (tmp_path / "rows" / "offsets" / "1").write_text(planned(5))
+    ledger.check_end("rows", checkpoint)
+    # A ledger that was removed, or is older.
+    checkpoint.commit(1)
+    (tmp_path / "ledger" / "rows" / "1.json").unlink()
+    ledger.check_end("rows", checkpoint)

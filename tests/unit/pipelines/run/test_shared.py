@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from penstock.pipelines.run.shared import grouped, is_before
-from penstock.pipelines.state_dir.checkpoint import Position
+from penstock.errors import StorageError
+from penstock.pipelines.run.shared import QueryBuilder, grouped, is_before
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import Checkpoint, Position
+from tests.unit.pipelines.recorded_run import RecordedRun
 
 START = {"t": {"1:0": 0}}
 
@@ -69,3 +75,14 @@ def test_no_sink_can_be_behind_in_one_partition_and_ahead_in_another() -> None:
     assert not is_before({"t": {"1:0": 5, "1:1": 0}}, {"t": {"1:0": 5}})
     # Marks of Apache's brokers are no offsets.
     assert is_before({"t": {"1:0": 5, "1:0@data": 900}}, {"t": {"1:0": 5, "1:0@data": 800}})
+
+
+def test_a_run_refuses_a_checkpoint_that_its_ledger_contradicts(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    checkpoint = Checkpoint(layout.checkpoint(run.state, "rows"))
+    for batch, end in ((0, 280), (1, 560 ^ 1)):
+        checkpoint.begin(batch, entry(end))
+        checkpoint.commit(batch)
+    context: Any = SimpleNamespace(ledger=run.ledger)
+    with pytest.raises(StorageError, match="the checkpoint and the ledger of sink 'rows' differ in batch 1"):
+        QueryBuilder(run.pipeline, cast("Any", None), run.state, context)
