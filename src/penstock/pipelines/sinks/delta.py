@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
 import time
@@ -88,6 +89,10 @@ __all__ = [
     "sync_versions",
     "without_bounds_of_floats",
 ]
+
+# deltalake has an allocator of its own, jemalloc, which reads this when deltalake is imported. By default it keeps
+# freed pages of each of its arenas for ten seconds: in 3,000 commits the memory of the process grew by 30 MB.
+os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 DELETES = "_delete"
 """Column of the rows of a merge: True for a row that deletes the row with its keys."""

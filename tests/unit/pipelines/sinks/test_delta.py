@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -753,3 +755,21 @@ def test_other_engines_read_the_same_rows(tmp_path: Path) -> None:
     assert found.fetchall() == [(1, "ä"), (2, None)]
     assert sorted(files(tmp_path)) == sorted(delta_files(tmp_path))
     assert sum(pq.read_metadata(file).num_rows for file in files(tmp_path)) == 2
+
+
+def test_the_allocator_of_deltalake_returns_freed_pages() -> None:
+    """In a process of its own: it reads its options once, and prints them at its end."""
+    code = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "import penstock.pipelines.sinks.delta as delta\n"
+        "os.environ['_RJEM_MALLOC_CONF'] += ',stats_print:true'\n"
+        "try:\n"
+        "    delta.load(Path('/nonexistent'))\n"
+        "except delta.StorageError:\n"
+        "    pass\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "_RJEM_MALLOC_CONF"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert "opt.dirty_decay_ms: 0 " in ended.stderr
+    assert "opt.muzzy_decay_ms: 0 " in ended.stderr
