@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.errors import PenstockError
@@ -118,13 +117,13 @@ class FileMeter(NoMeter):
     """Counts the records of files that were found and not read; ``seconds`` is the age of the oldest of these files."""
 
     def __init__(self, log_of: Callable[[str], FileLog], clock: Callable[[], int]) -> None:
-        self._log_of = cache(log_of)
+        self._log_of = log_of
         self._clock = clock
         self._found: dict[str, Lag] = {}
 
     def request(self, ends: Mapping[str, Offsets]) -> None:
         for name, end in ends.items():
-            waiting = self._log_of(query_of(name)).entries()[end.get(files.STREAM, {}).get("0", 0) :]
+            waiting = self._log_of(query_of(name)).entries(end.get(files.STREAM, {}).get("0", 0))
             oldest_ms = min((entry.mtime_ns // 1_000_000 for entry in waiting), default=self._clock())
             records = sum(entry.records for entry in waiting)
             self._found[name] = Lag(records, max(self._clock() - oldest_ms, 0) / 1000)

@@ -406,6 +406,7 @@ class FilesSourceReader:
         self._state = state
         self._inbox = layout.inbox(state, name)
         self._path = str(Path(source.path).absolute())
+        self._logs: dict[str, FileLog] = {}
 
     def check(self) -> None:
         """Check that the directory is readable.
@@ -474,7 +475,7 @@ class FilesSourceReader:
         Raises:
             DataLossError: a file has changed.
         """
-        entries = FileLog(_log_of(input_)).entries()[slice(*_range(files.STREAM, start, end))]
+        entries = self._log(input_.query).entries(*_range(files.STREAM, start, end))
         for entry in entries:
             check_unchanged(entry)
         return sum(
@@ -484,7 +485,13 @@ class FilesSourceReader:
 
     def meter(self, clock: Callable[[], int]) -> FileMeter:
         """Return a meter of files that were found and not read yet."""
-        return FileMeter(lambda query: FileLog(_log_of(QueryInput(query, self._name, self._state))), clock)
+        return FileMeter(self._log, clock)
+
+    def _log(self, query: str) -> FileLog:
+        """Return the list of files of ``query``, which is kept: it is long, and read for each batch."""
+        if query not in self._logs:
+            self._logs[query] = FileLog(_log_of(QueryInput(query, self._name, self._state)))
+        return self._logs[query]
 
     def publish(self, input_: QueryInput, end: Offsets) -> None:
         """Do nothing: files have no groups."""

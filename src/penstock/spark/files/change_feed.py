@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError, PenstockError
-from penstock.spark.files.delta_log import CHANGE_FEED, DeltaFile, DeltaLog, DeltaVersion, version_path
+from penstock.spark.files.delta_log import CHANGE_FEED, LIST_S, DeltaFile, DeltaLog, DeltaVersion, version_path
 from penstock.spark.files.feed_options import CHANGE_TYPE, FeedOptions
 from penstock.spark.files.object_storage import (
     ObjectPath,
@@ -67,8 +67,6 @@ _ROWS = 10_000
 """Maximum number of rows in a record batch."""
 _NO_ID: Final = "delta"
 """Name of the stream of a table without an id."""
-_LIST_S: Final = 60.0
-"""Time after which the log is listed: older versions may have been removed, also the next one."""
 
 
 class ChangeFile(NamedTuple):
@@ -233,7 +231,7 @@ class ChangeFeed:
     def _read_on(self, wanted: int = -1) -> None:
         """Read the versions after the last known one; ``wanted`` must be among them."""
         next_version = version_path(self._table, self._last + 1)
-        is_listed = wanted > self._last or time.monotonic() >= self._listed_at + _LIST_S
+        is_listed = wanted > self._last or time.monotonic() >= self._listed_at + LIST_S
         if not is_listed and not next_version.exists():
             return
         if is_listed:

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError, DataLossError, StorageError
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors, open_input
 
-__all__ = ["CHANGE_FEED", "DeltaFile", "DeltaLog", "DeltaVersion", "lines", "version_path"]
+__all__ = ["CHANGE_FEED", "LIST_S", "DeltaFile", "DeltaLog", "DeltaVersion", "lines", "version_path"]
 
 Location = TypeVar("Location", Path, ObjectPath, StoragePath)
 
@@ -30,6 +30,8 @@ _VERSION = re.compile(r"(?P<version>\d{20})\.json")
 _CHECKPOINT = re.compile(r"(?P<version>\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10}))?\.parquet")
 _FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 """Supported reader features. Features that change how rows are read are checked separately."""
+LIST_S: Final = 60.0
+"""Time after which a stream lists the log: older versions may have been removed, also the next one."""
 CHANGE_FEED = "delta.enableChangeDataFeed"
 """Property of a table whose versions have a change data feed."""
 _NUMBERS = {"byte": int, "short": int, "integer": int, "long": int, "float": float, "double": float}

@@ -15,8 +15,11 @@ import bz2
 import fnmatch
 import gzip
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -24,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from penstock.errors import DataLossError, PenstockError, StorageError
-from penstock.spark.files.delta_log import DeltaFile, DeltaLog
+from penstock.spark.files.delta_log import LIST_S, DeltaFile, DeltaLog
 from penstock.spark.local_sources import LocalSource
 from penstock.spark.plain_errors import plain_errors
 from penstock.spark.tube.options import WITH_HEADERS
@@ -82,36 +85,64 @@ class FileEntry(NamedTuple):
 
 
 class FileLog:
-    """The log of the query's files at ``path``. It has one writer, the query's planner process."""
+    """The log of the query's files at ``path``. It has one writer, the query's planner process.
+
+    Threads may share an object to read it. A call takes a time that depends on what was appended since the last one,
+    not on the length of the log.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._reading = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
         # Cache of the parsed entries and their size in bytes: the log only grows and is read twice a second.
         self._known: list[FileEntry] = []
         self._size = 0
+        self._paths: set[str] = set()
+        self._version: int | None = None
 
     def __reduce__(self) -> tuple[type[FileLog], tuple[Path]]:
         """Pickle the path only: a copy in a task reads the log again."""
         return FileLog, (self.path,)
 
-    def entries(self) -> list[FileEntry]:
-        """Return all files, in order. An incomplete last line or Delta version, left by a crash, is ignored.
+    def entries(self, start: int = 0, end: int | None = None) -> list[FileEntry]:
+        """Return the files ``[start, end)``, in order. An incomplete last line or Delta version, left by a crash, is
+        ignored.
 
         Raises:
             StorageError: another line is damaged.
         """
-        self._read_on()
-        return [*self._known]
+        with self._reading:
+            self._read_on()
+            return self._known[start:end]
+
+    def __len__(self) -> int:
+        """Return the number of files. Raises as :meth:`entries`."""
+        with self._reading:
+            self._read_on()
+            return len(self._known)
+
+    @property
+    def paths(self) -> Set[str]:
+        """The paths of the files that were read so far."""
+        return self._paths
+
+    @property
+    def version(self) -> int | None:
+        """The newest version of a Delta table among the files that were read so far; None if there is none."""
+        return self._version
 
     def _read_on(self) -> None:
         try:
             with self.path.open("rb") as log:
                 if os.fstat(log.fileno()).st_size < self._size:
-                    self._known, self._size = [], 0
+                    self._forget()
                 log.seek(self._size)
                 lines = log.read().split(b"\n")
         except FileNotFoundError:
-            self._known, self._size = [], 0
+            self._forget()
             return
         # The text after the last line break is an incomplete entry, which no batch uses.
         try:
@@ -120,15 +151,20 @@ class FileLog:
             raise StorageError(f"{self.path} is not a file log: {error}", path=str(self.path)) from error
         while found and found[-1][0].more:
             found.pop()
-        self._known += [entry for entry, _ in found]
-        self._size += sum(size for _, size in found)
+        for entry, size in found:
+            self._known.append(entry)
+            self._paths.add(entry.path)
+            self._size += size
+            if entry.version is not None:
+                self._version = max(entry.version, self._version or 0)
 
     def append(self, entries: list[FileEntry]) -> None:
         """Append ``entries`` and sync. Call it before an offset refers to them."""
         if not entries:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._read_on()
+        with self._reading:
+            self._read_on()
         with self.path.open("r+b" if self.path.exists() else "w+b") as log:
             log.truncate(self._size)
             log.seek(self._size)
@@ -147,7 +183,7 @@ def _stored(entry: FileEntry) -> tuple[Any, ...]:
     return tuple(entry) if entry.version is not None else entry[:6]
 
 
-def list_new_files(path: str, content: Content, skip: int, known: set[str]) -> Iterator[FileEntry]:
+def list_new_files(path: str, content: Content, skip: int, known: Set[str]) -> Iterator[FileEntry]:
     """Yield the files at ``path`` (a directory or a pattern) that are not ``known``, in the order of arrival.
 
     Names that start with ``.`` or ``_`` are skipped: by convention, these files are still being written.
@@ -172,26 +208,33 @@ def list_new_files(path: str, content: Content, skip: int, known: set[str]) -> I
         yield FileEntry(name, size, mtime_ns, content, skip, count_records(name, content, skip))
 
 
-def list_new_versions(table: DeltaLog, known: list[FileEntry], *, skip_changes: bool) -> Iterator[FileEntry]:
-    """Yield the files that newer versions than the ``known`` ones added to the Delta ``table``; initially all files.
+def list_new_versions(
+    table: DeltaLog, last: int | None, *, skip_changes: bool, is_listed: bool = True
+) -> tuple[list[FileEntry], int]:
+    """Return the files that versions after ``last`` added to the Delta ``table``, initially (None) all files, and the
+    newest version.
+
+    ``is_listed``: see :meth:`DeltaLog.versions`.
 
     Raises:
         DataLossError: a version is no longer in the table's log, or a file no longer exists.
         PenstockError: a version deleted or replaced rows, and ``skip_changes`` is false.
     """
-    last = max((entry.version for entry in known if entry.version is not None), default=None)
     if last is None:
-        yield from _files_of_version(*table.snapshot())
-        return
-    for version in table.versions(last):
+        last, files = table.snapshot()
+        return [*_files_of_version(last, files)], last
+    found: list[FileEntry] = []
+    for version in table.versions(last, is_listed=is_listed):
+        last = version.number
         if not version.removes_rows:
-            yield from _files_of_version(version.number, version.added)
+            found += _files_of_version(last, version.added)
         elif not skip_changes:
             raise PenstockError(
-                f"version {version.number} of the Delta table {str(table.path)!r} deleted or replaced rows",
+                f"version {last} of the Delta table {str(table.path)!r} deleted or replaced rows",
                 why="records that were already read cannot be removed from the results",
                 do="skip such versions with changes: skip, or start with a new state directory",
             )
+    return found, last
 
 
 def _files_of_version(number: int, files: list[DeltaFile]) -> Iterator[FileEntry]:
@@ -283,7 +326,7 @@ class FilesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the tasks of the files in the range."""
-        return _planned(self._log.entries()[slice(*self._range)])
+        return _planned(self._log.entries(*self._range))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of the pieces of one task, in order."""
@@ -308,6 +351,9 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._offset = 0
         self._target: int | None = None
         self._is_synced = False
+        self._version: int | None = None
+        """The newest version of a Delta table that was read."""
+        self._listed_at = -math.inf
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         """Return the offset 0: offsets are line numbers of the log."""
@@ -320,11 +366,10 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, dict[str, int]]:
         """Return the end of the next batch: at most ``maxFiles`` files after ``start``."""
         begin = self._offset if start is None else start[STREAM]["0"]
-        known = self._entries()
-        if self._target is None and len(known) <= begin:
-            self._log.append(found := self._new(known))
-            known += found
-        reachable = len(known) if self._target is None else self._target
+        self._sync()
+        if self._target is None and len(self._log) <= begin:
+            self._look()
+        reachable = len(self._log) if self._target is None else self._target
         return {STREAM: {"0": max(begin, min(begin + self._most, reachable))}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -335,16 +380,16 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Set the end of the run: the currently existing files."""
-        known = self._entries()
-        self._log.append(found := self._new(known))
-        self._target = len(known) + len(found)
+        self._sync()
+        self._look()
+        self._target = len(self._log)
 
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> list[InputPartition]:
         """Return the tasks of the files ``[start, end)``; the result depends on the arguments only."""
         self._offset = end[STREAM]["0"]
-        return _planned(self._log.entries()[start[STREAM]["0"] : self._offset])
+        return _planned(self._log.entries(start[STREAM]["0"], self._offset))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of the pieces of one task, in order."""
@@ -354,20 +399,31 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
         """Do nothing: the query's checkpoint stores the offsets."""
 
-    def _entries(self) -> list[FileEntry]:
-        """Return the files in the log, which are on disk before an offset refers to them."""
-        found = self._log.entries()
+    def _sync(self) -> None:
+        """Sync the log before an offset refers to its files."""
         if not self._is_synced:
             self._log.sync()
             self._is_synced = True
-        return found
 
-    def _new(self, known: list[FileEntry]) -> list[FileEntry]:
-        paths = {entry.path for entry in known}
-        found = [*list_new_files(self._inbox, "letters", 0, paths)]
-        if self._content == "delta":
-            return [*found, *list_new_versions(self._table, known, skip_changes=self._skip_changes)]
-        return [*found, *list_new_files(self._path, self._content, self._skip, paths)]
+    def _look(self) -> None:
+        """Append the files to the log that are not in it."""
+        # Reads what it has.
+        len(self._log)
+        found = [*list_new_files(self._inbox, "letters", 0, self._log.paths)]
+        if self._content != "delta":
+            found += list_new_files(self._path, self._content, self._skip, self._log.paths)
+            self._log.append(found)
+            return
+        now = time.monotonic()
+        is_listed = now >= self._listed_at + LIST_S
+        # Versions without new rows are not in the log.
+        known = [version for version in (self._log.version, self._version) if version is not None]
+        last, skip = max(known, default=None), self._skip_changes
+        added, newest = list_new_versions(self._table, last, skip_changes=skip, is_listed=is_listed)
+        self._log.append([*found, *added])
+        self._version = newest
+        if is_listed:
+            self._listed_at = now
 
 
 @plain_errors

@@ -6,15 +6,19 @@ import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import UnavailableError
 from penstock.pipelines.sources.lag import Lag, PollingMeter, measure
-from penstock.pipelines.sources.readers import DeltaSourceReader
-from penstock.pipelines.spec.sources import DeltaSource
+from penstock.pipelines.sources.readers import DeltaSourceReader, FilesSourceReader, QueryInput
+from penstock.pipelines.spec.sources import DeltaSource, FilesSource
+from penstock.pipelines.state_dir import layout
+from penstock.spark.files import source as files
 from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
 from penstock.spark.tube.tube_client import TubeClient
 from penstock.tube.reader import MessageBatch
@@ -147,3 +151,25 @@ def test_the_lag_of_a_change_feed(tmp_path: Path) -> None:
     assert measured()["update"] == Lag(4, None), "the time of the changes is not known"
     log.unlink()
     assert measured() == dict.fromkeys(ends)
+
+
+def test_files_of_a_batch_are_counted_without_reading_their_whole_list_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, state = tmp_path / "a", tmp_path / "state"
+    file.write_text("x")
+    (entry,) = files.list_new_files(str(tmp_path), "lines", 0, set())
+    log = files.FileLog(layout.file_log(state, "rows", "source"))
+    log.append([entry] * 50)
+    reader = FilesSourceReader("source", FilesSource(format="files", path=str(tmp_path)), state)
+    parsed: list[object] = []
+
+    def counted(line: bytes) -> Any:
+        parsed.append(line)
+        return json.loads(line)
+
+    monkeypatch.setattr(files, "json", SimpleNamespace(loads=counted, dumps=json.dumps))
+    begin, end = ({"files": {"0": at}} for at in (48, 50))
+    for _ in range(10):
+        assert reader.count(QueryInput("rows", "source", state), begin, end) == 2
+    assert len(parsed) == 50

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, StorageError
-from penstock.spark.files.delta_log import DeltaLog, DeltaVersion
-from penstock.spark.files.source import FileEntry, FileLog, list_new_versions
+from penstock.spark.files.delta_log import LIST_S, DeltaLog, DeltaVersion
+from penstock.spark.files.source import FileEntry, FileLog, FilesStreamReader, list_new_versions
 
 COLUMNS = [
     {"name": "machine", "type": "string", "nullable": True, "metadata": {}},
@@ -164,7 +167,8 @@ def test_no_table_and_no_log(table: Table, tmp_path: Path) -> None:
 
 
 def found(table: Table, known: list[FileEntry], *, skip: bool = False) -> list[FileEntry]:
-    return list(list_new_versions(DeltaLog(table.path), known, skip_changes=skip))
+    last = max((entry.version for entry in known if entry.version is not None), default=None)
+    return list_new_versions(DeltaLog(table.path), last, skip_changes=skip)[0]
 
 
 def test_files_are_found_version_by_version(table: Table, tmp_path: Path) -> None:
@@ -206,3 +210,48 @@ def test_a_vacuumed_file_is_a_data_loss(table: Table) -> None:
     (table.path / "a").unlink()
     with pytest.raises(DataLossError, match="VACUUM"):
         found(table, [])
+
+
+def test_a_stream_lists_the_log_once_a_minute_and_reads_each_version_once(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+    for name in ("_listed", "_actions"):
+        monkeypatch.setattr(DeltaLog, name, _counted(calls, name, getattr(DeltaLog, name)))
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    table.commit(meta(), add("a"))
+    given = {"path": str(table.path), "content": "delta", "skiplines": "0", "maxfiles": "9"}
+    reader = FilesStreamReader(given | {"inbox": str(tmp_path / "inbox"), "log": str(tmp_path / "q.jsonl")})
+
+    def found(start: int) -> int:
+        return int(reader.latestOffset({"files": {"0": start}})["files"]["0"])
+
+    assert found(0) == 1
+    calls.clear()
+    for each in range(1, 10):
+        assert found(each) == each
+        table.commit(add(f"new{each}"))
+        assert found(each) == each + 1
+        # A version without rows is not in the log.
+        table.commit(remove(f"new{each}", changes=False), add(f"again{each}", changes=False))
+    assert found(10) == 10
+    assert calls == {"_actions": 18}
+    assert len(list(table.log(0).parent.iterdir())) == 19
+    # Another process has removed the next version: that is not noticed without the list.
+    table.commit(add("lost"))
+    table.commit(add("last"))
+    table.log(table.version - 1).unlink()
+    assert found(10) == 10
+    now[0] += LIST_S
+    with pytest.raises(DataLossError, match="is no longer in its log"):
+        found(10)
+    assert calls["_listed"] > 0
+
+
+def _counted(calls: Counter[str], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any) -> Any:
+        calls[name] += 1
+        return method(*given)
+
+    return call

@@ -7,6 +7,7 @@ import os
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -138,3 +139,22 @@ def test_available_now_ends_at_the_existing_files(tmp_path: Path) -> None:
     (tmp_path / "in" / "d").write_text("d")
     ends = [reader.latestOffset({"files": {"0": start}})["files"]["0"] for start in (0, 2, 3)]
     assert ends == [2, 3, 3]
+
+
+def test_a_trigger_reads_only_what_is_new_in_the_list_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = FilesStreamReader(options(tmp_path, maxfiles="1000"))
+    for n in range(300):
+        (tmp_path / "in" / f"{n:03}").write_text("x")
+    assert reader.latestOffset({"files": {"0": 0}}) == {"files": {"0": 300}}
+    parsed: list[object] = []
+
+    def counted(line: bytes) -> Any:
+        parsed.append(line)
+        return json.loads(line)
+
+    monkeypatch.setattr(files, "json", SimpleNamespace(loads=counted, dumps=json.dumps))
+    for n in range(300, 310):
+        assert reader.latestOffset({"files": {"0": n}}) == {"files": {"0": n}}
+        (tmp_path / "in" / str(n)).write_text("x")
+        assert reader.latestOffset({"files": {"0": n}}) == {"files": {"0": n + 1}}
+    assert len(parsed) == 10
