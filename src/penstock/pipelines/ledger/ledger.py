@@ -1,7 +1,15 @@
 """The ledger: counts of every batch of each query, in one small file per batch, written after the batch's rows are in
 the sink.
 
-    <state>/ledger/<sink>/<batch>.json
+    <state>/ledger/<sink>/<batch>.json             a batch
+    <state>/ledger/<sink>/closed/<number>.json     the batches from number * 500 on, 500 together: a segment
+    <state>/ledger/<sink>/closed/sums.json         sums of the first segments
+
+The newest 500 to 1,000 batches have files of their own, which are listed when a run starts. After each 500th batch, the
+files of older ones are replaced by a segment, so that the number of files does not grow with that of the batches, and
+the sums need only the newest entries. Nothing is lost: a segment has all entries. A batch with a file of its own is not
+read from its segment: it was repeated after a restoration, or a crash left the file. A reader lists these files first,
+and begins again if one of them has been replaced.
 
 A repeated batch replaces its file, so sums over the files count each batch once. For a query of single rows,
 ``read + exploded = out + dead + filtered + duplicates``; a query of windows counts the rows that were added to windows.
@@ -11,25 +19,33 @@ A query with a join counts the rows of both streams that it added to the join, a
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
+from itertools import groupby
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
-from penstock.errors import StorageError
+from penstock.errors import StorageError, UnavailableError
 from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.spec.steps import JOIN_OUTCOMES, JOIN_SIDES
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.state_dir.layout import listed, read_each, read_json, update_json
+from penstock.pipelines.state_dir.layout import listed, read_each, read_json, update_json, write_text
 from penstock.spark.files.object_storage import StoragePath
 from penstock.statestore import hlc
 
-__all__ = ["NO_JOIN", "Counts", "Ledger", "LedgerEntry", "QueryCounts"]
+__all__ = ["NO_JOIN", "SEGMENT", "Counts", "Ledger", "LedgerEntry", "QueryCounts"]
 
 
+SEGMENT = 500
+"""Number of batches of a segment."""
+_READS = 10
+"""Maximum number of attempts to read the entries of a sink while a run replaces their files."""
+_SUMS = "sums.json"
 _NONE = ExpectationCounts()
 NO_JOIN: Mapping[str, int] = MappingProxyType({})
 
@@ -139,6 +155,13 @@ class QueryCounts(Counts):
         return replace(Counts.plus(self, entry), letters=letters, letters_by_step=by_step)
 
 
+class _Sums(NamedTuple):
+    """Sums of the segments up to the number ``through``; -1: of none."""
+
+    through: int = -1
+    counts: QueryCounts = QueryCounts()
+
+
 class Ledger:
     """The ledger under a pipeline's state directory."""
 
@@ -154,30 +177,50 @@ class Ledger:
         path = self._path(entry.sink, entry.batch)
 
         def changed(before: dict[str, Any] | None) -> dict[str, Any]:
-            if before is not None and _is_newer(before.get("fencing_token"), entry.fencing_token):
+            token = self._closed_token(entry) if before is None else before.get("fencing_token")
+            if _is_newer(token, entry.fencing_token):
                 raise StorageError(
                     f"batch {entry.batch} of {entry.sink!r} is in the ledger already",
                     path=str(path),
-                    why=f"a later run has written it, with the fencing token {before['fencing_token']}: this run "
+                    why=f"a later run has written it, with the fencing token {token}: this run "
                     f"({entry.fencing_token}) has lost its lease",
                     do="check which run holds the lease (penstock pipeline status)",
                 )
             return asdict(entry)
 
         update_json(path, changed)
+        if (entry.batch + 1) % SEGMENT == 0:
+            # The files stay until the next time, and no batch fails because of them.
+            with suppress(StorageError, UnavailableError, FileNotFoundError):
+                self._close(entry.sink, entry.batch + 1 - SEGMENT)
 
     def entries(self, sink: str) -> list[LedgerEntry]:
         """Return the entries of ``sink`` in order; empty if it has not run."""
-        return read_each(_entry, [self._path(sink, batch) for batch in sorted(self._batches(sink))])
+        return _retried(lambda: self._entries(sink, self._batches(sink)))
 
     def last(self, sink: str) -> LedgerEntry | None:
         """Return the newest entry of ``sink``; None if it has not run."""
-        newest = max(self._batches(sink), default=None)
-        return None if newest is None else _entry(self._path(sink, newest))
+
+        def read() -> LedgerEntry | None:
+            newest = max(self._batches(sink), default=None)
+            if newest is not None:
+                return _entry(self._path(sink, newest))
+            numbers = self._segments(sink)
+            return self._segment(sink, max(numbers))[-1] if numbers else None
+
+        return _retried(read)
 
     def counts(self, sink: str) -> QueryCounts:
         """Return the counts of ``sink`` over all its batches."""
-        return QueryCounts.of(self.entries(sink))
+
+        def read() -> QueryCounts:
+            batches = self._batches(sink)
+            sums = self._sums(sink)
+            if any(batch // SEGMENT <= sums.through for batch in batches):
+                return QueryCounts.of(self._entries(sink, batches))
+            return reduce(QueryCounts.plus, self._entries(sink, batches, sums.through), sums.counts)
+
+        return _retried(read)
 
     def check_end(self, sink: str, checkpoint: Checkpoint) -> None:
         """Check that the last finished batch in the ``checkpoint`` of ``sink`` ends where its entry says.
@@ -208,11 +251,83 @@ class Ledger:
                 " the tables), and correct the other one, or restore the whole state directory",
             )
 
+    def _entries(self, sink: str, batches: Iterable[int], after: int = -1) -> list[LedgerEntry]:
+        """Return the entries of the segments after the number ``after``, and of ``batches``, in order."""
+        own = {entry.batch: entry for entry in read_each(_entry, [self._path(sink, batch) for batch in batches])}
+        # Listed after the files of single batches were read: one that was replaced meanwhile is in its segment.
+        numbers = [number for number in self._segments(sink) if number > after]
+        closed = {entry.batch: entry for number in numbers for entry in self._segment(sink, number)}
+        found = closed | own
+        return [found[batch] for batch in sorted(found)]
+
+    def _close(self, sink: str, end: int) -> None:
+        """Replace the files of the batches before ``end`` by segments."""
+        old = sorted(batch for batch in self._batches(sink) if batch < end)
+        for number, batches in groupby(old, key=lambda batch: batch // SEGMENT):
+            paths = [self._path(sink, batch) for batch in batches]
+            found = {entry.batch: entry for entry in self._segment(sink, number)}
+            found |= {entry.batch: entry for entry in read_each(_entry, paths)}
+            entries = [found[batch] for batch in sorted(found)]
+            text = json.dumps({"entries": list(map(asdict, entries))}, separators=(",", ":"))
+            write_text(self._closed(sink) / f"{number}.json", text)
+            sums = self._sums(sink)
+            if number > sums.through:
+                counts = reduce(QueryCounts.plus, entries, sums.counts)
+            else:
+                counts = QueryCounts.of(self._entries(sink, ()))
+            through = max(number, sums.through)
+            write_text(self._closed(sink) / _SUMS, json.dumps({"through": through, "counts": asdict(counts)}))
+            read_each(_remove, paths)
+
+    def _closed_token(self, entry: LedgerEntry) -> str | None:
+        """Return the fencing token of the batch of ``entry`` in its segment; None if it has none."""
+        found = self._segment(entry.sink, entry.batch // SEGMENT)
+        return next((each.fencing_token for each in found if each.batch == entry.batch), None)
+
+    def _segment(self, sink: str, number: int) -> list[LedgerEntry]:
+        """Return the entries of a segment, in order; empty if there is none."""
+        path = self._closed(sink) / f"{number}.json"
+        try:
+            found = read_json(path)
+        except FileNotFoundError:
+            return []
+        return [_entry_of(path, value) for value in found.get("entries", ())]
+
+    def _sums(self, sink: str) -> _Sums:
+        path = self._closed(sink) / _SUMS
+        try:
+            found = read_json(path)
+        except FileNotFoundError:
+            return _Sums()
+        try:
+            counts = {**found["counts"], "expectations": _checks_of(found["counts"])}
+            return _Sums(int(found["through"]), QueryCounts(**counts))
+        except (KeyError, TypeError) as error:
+            raise StorageError(f"{path} has no sums of a ledger: {error}", path=str(path)) from error
+
+    def _segments(self, sink: str) -> list[int]:
+        return sorted(int(match["batch"]) for match in listed(self._closed(sink), _BATCH))
+
     def _batches(self, sink: str) -> list[int]:
+        """Return the batches with files of their own."""
         return [int(match["batch"]) for match in listed(self.path / sink, _BATCH)]
+
+    def _closed(self, sink: str) -> StoragePath:
+        return self.path / sink / "closed"
 
     def _path(self, sink: str, batch: int) -> StoragePath:
         return self.path / sink / f"{batch}.json"
+
+
+_Result = TypeVar("_Result")
+
+
+def _retried(read: Callable[[], _Result]) -> _Result:
+    """Return the result of ``read``, which is repeated if a file was replaced by a segment after it was listed."""
+    for _ in range(_READS - 1):
+        with suppress(FileNotFoundError):
+            return read()
+    return read()
 
 
 def _is_newer(token: object, other: str) -> bool:
@@ -228,11 +343,21 @@ _NEWER = frozenset(
 )
 
 
+def _remove(path: StoragePath) -> None:
+    path.unlink(missing_ok=True)
+
+
 def _entry(path: StoragePath) -> LedgerEntry:
-    value: dict[str, Any] = read_json(path)
+    return _entry_of(path, read_json(path))
+
+
+def _entry_of(path: StoragePath, value: dict[str, Any]) -> LedgerEntry:
+    value["expectations"] = _checks_of(value)
     try:
-        checked = {name: ExpectationCounts(**found) for name, found in value.get("expectations", {}).items()}
-        value["expectations"] = checked
         return LedgerEntry(**{name: value[name] for name in _NAMES if name in value or name not in _NEWER})
     except KeyError as error:
         raise StorageError(f"{path} lacks {error} of a ledger entry", path=str(path)) from error
+
+
+def _checks_of(value: Mapping[str, Any]) -> dict[str, ExpectationCounts]:
+    return {name: ExpectationCounts(**found) for name, found in value.get("expectations", {}).items()}

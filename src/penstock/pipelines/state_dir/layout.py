@@ -9,6 +9,7 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 <state>/shared/<sink>-<id>.transient/   Spark's checkpoint of a query of several sinks, another one at each start
 <state>/shared/<sink>.rows/             rows of a batch on their way to a sink without files of its own
 <state>/ledger/<sink>/<batch>.json      counts of the records of each batch
+<state>/ledger/<sink>/closed/           those of older batches, many together (``ledger``)
 <state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
 <state>/files/<sink>-<source>.jsonl     files that a query has found, in order
 <state>/clocks/<sink>-<source>.json     start of a source that generates records

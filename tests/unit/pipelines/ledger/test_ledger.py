@@ -1,13 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.errors import StorageError
+from penstock.pipelines.ledger import ledger as ledger_module
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, QueryCounts
 from penstock.pipelines.spec.expectations import ExpectationCounts
+from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.state_dir.layout import read_json, write_json
 
@@ -146,3 +150,137 @@ def test_a_checkpoint_that_was_restored_is_not_refused(tmp_path: Path) -> None:
     checkpoint.commit(1)
     (tmp_path / "ledger" / "rows" / "1.json").unlink()
     ledger.check_end("rows", checkpoint)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of five batches."""
+    monkeypatch.setattr(ledger_module, "SEGMENT", 5)
+
+
+def written(path: Path, batches: int) -> tuple[Ledger, list[LedgerEntry]]:
+    ledger = Ledger(path)
+    entries = [entry(batch, read=10 + batch, dead=2 if batch % 3 else 0) for batch in range(batches)]
+    for each in entries:
+        ledger.write(each)
+    return ledger, entries
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("batches", [4, 5, 9, 10, 11, 14, 15, 52])
+def test_old_batches_are_in_segments_and_nothing_of_them_is_lost(tmp_path: Path, batches: int) -> None:
+    ledger, entries = written(tmp_path, batches)
+    assert ledger.entries("rows") == entries
+    assert ledger.last("rows") == entries[-1]
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    own = [path for path in (tmp_path / "rows").iterdir() if path.name != "closed"]
+    assert len(own) < 10
+
+
+@pytest.mark.usefixtures("small")
+def test_a_start_and_the_sums_read_a_number_of_files_that_does_not_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return read_json(path)
+
+    ledger, entries = written(tmp_path, 14)
+    monkeypatch.setattr(ledger_module, "read_json", counted)
+    found = []
+    for batch in range(14, 60):
+        entries.append(entry(batch))
+        ledger.write(entries[-1])
+        read.clear()
+        assert ledger.last("rows") == entries[-1]
+        assert len(read) == 1
+        assert ledger.counts("rows") == QueryCounts.of(entries)
+        found.append(len(read) - 1)
+    # Those of five to nine batches, and the sums.
+    assert set(found) == set(range(6, 11))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("step", range(4))
+def test_a_crash_while_old_batches_are_put_together_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Before the segment, before the sums, before the first file is removed, and before the second one."""
+    ledger, entries = written(tmp_path, 14)
+    steps = iter(range(100))
+
+    def crashing(write: Callable[..., None]) -> Callable[..., None]:
+        def call(*given: Any) -> None:
+            if next(steps) == step:
+                raise KeyboardInterrupt
+            write(*given)
+
+        return call
+
+    with monkeypatch.context() as patches:
+        for name in ("write_text", "_remove"):
+            patches.setattr(ledger_module, name, crashing(getattr(ledger_module, name)))
+        entries.append(entry(14))
+        with pytest.raises(KeyboardInterrupt):
+            ledger.write(entries[-1])
+    for batch in range(15, 21):
+        assert Ledger(tmp_path).entries("rows") == entries
+        assert Ledger(tmp_path).counts("rows") == QueryCounts.of(entries)
+        entries.append(entry(batch))
+        ledger.write(entries[-1])
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    assert len(list((tmp_path / "rows").glob("*.json"))) < 10
+
+
+@pytest.mark.usefixtures("small")
+def test_a_batch_in_a_segment_is_replaced_by_a_later_run_only(tmp_path: Path) -> None:
+    ledger, entries = written(tmp_path, 15)
+    entries[2] = replace(entries[2], read=99, fencing_token="2:0:n")
+    # The checkpoint was restored.
+    ledger.write(entries[2])
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    for batch in range(15, 20):
+        entries.append(entry(batch))
+        ledger.write(entries[-1])
+    assert len(list((tmp_path / "rows").glob("*.json"))) < 10
+    assert ledger.entries("rows") == entries
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    with pytest.raises(StorageError, match=r"has written it, with the fencing token 2:0:n"):
+        ledger.write(entry(2))
+    assert ledger.entries("rows") == entries
+
+
+@pytest.mark.usefixtures("small")
+def test_entries_that_are_put_together_while_they_are_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, entries = written(tmp_path, 14)
+    entries.append(entry(14))
+
+    def slow(*given: Any) -> Any:
+        found = layout.listed(*given)
+        if ledger.path.exists() and not (tmp_path / "rows" / "14.json").exists():
+            monkeypatch.setattr(ledger_module, "listed", layout.listed)
+            ledger.write(entries[-1])
+        return found
+
+    monkeypatch.setattr(ledger_module, "listed", slow)
+    assert Ledger(tmp_path).counts("rows") == QueryCounts.of(entries)
+    assert Ledger(tmp_path).entries("rows") == entries
+
+
+@pytest.mark.usefixtures("small")
+def test_a_ledger_of_an_older_version_is_put_together_too(tmp_path: Path) -> None:
+    entries = [entry(batch) for batch in range(23)]
+    for each in entries:
+        write_json(tmp_path / "rows" / f"{each.batch}.json", asdict(each))
+    ledger = Ledger(tmp_path)
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    for batch in (23, 24):
+        entries.append(entry(batch))
+        ledger.write(entries[-1])
+    assert len(list((tmp_path / "rows").glob("*.json"))) == 5
+    assert ledger.entries("rows") == entries
+    assert ledger.counts("rows") == QueryCounts.of(entries)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, StorageError, UnavailableError
+from penstock.pipelines.ledger import ledger as ledger_module
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.births import Birth, BirthLog, birth_directory
@@ -285,3 +286,15 @@ def test_births_of_sparkplug_are_objects(object_storage: ObjectStorage) -> None:
     names = directory.names()
     assert len([name for name in names if name.endswith(".snapshot.json")]) == 1
     assert len(names) < 10
+
+
+def test_old_batches_of_the_ledger_are_put_together(state: StoragePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "SEGMENT", 3)
+    ledger = Ledger(layout.ledger(state))
+    for batch in range(9):
+        ledger.write(entry(batch, NEW, read=batch))
+    assert len(layout.listed(layout.ledger(state) / "rows", re.compile(r"[0-9]+\.json"))) == 3
+    assert [each.read for each in ledger.entries("rows")] == list(range(9))
+    assert ledger.counts("rows").read == 36
+    with pytest.raises(StorageError, match="batch 1 of 'rows' is in the ledger already"):
+        ledger.write(entry(1, OLD))
