@@ -437,29 +437,12 @@ def dead_redrive(
     unless `dead-letter correct` has stored another one. A letter that fails again becomes a new letter. Letters of a
     replay are not sent: correct the file and replay into a new directory.
     """
-    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, redrive, status_of
+    from penstock.pipelines.ledger.dead_letters import redrive
     from penstock.pipelines.ledger.redrive_lock import redriving
 
     path, pipeline = _dead_letters(file)
     with nullcontext() if dry_run else redriving(path):
-        states = letter_states(path)
-        found = _chosen(list(letters(path)), pipeline, step, only)
-        made = _made_in_steps(pipeline)
-        wanted = [letter for letter in found if letter.source not in made]
-        for kind, reason in _NOT_SENT.items():
-            kept = sum(made.get(letter.source) == kind for letter in found)
-            if kept:
-                note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
-        sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
-        chosen = [letter for letter in wanted if status_of(states, letter).state in sendable]
-        if only and len(chosen) < len(wanted):
-            left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
-            count = _letters(len(wanted) - len(chosen))
-            if left_out == {LetterState.REDRIVEN}:
-                note(f"{count} sent again before: --repeat sends it once more")
-            else:
-                found_as = ", ".join(sorted(left_out))
-                note(f"{count} not sent: {found_as}; `penstock pipeline dead-letter reopen` opens it")
+        chosen = _to_redrive(path, pipeline, step, only, resend=resend)
         state = state_of(pipeline.name, state_dir)
         sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline, state, note))
     if as_json:
@@ -468,6 +451,33 @@ def dead_redrive(
         sys.stdout.write(f"{_letters(len(chosen))} would be sent again\n")
     else:
         sys.stdout.write(f"{_letters(sent)} sent again\n")
+
+
+def _to_redrive(
+    path: StoragePath, pipeline: Pipeline, step: str | None, only: list[str] | None, *, resend: bool
+) -> list[DeadLetter]:
+    """Return the letters to send again; note which of the selected ones are not."""
+    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, status_of
+
+    states = letter_states(path)
+    found = _chosen(list(letters(path)), pipeline, step, only)
+    made = _made_in_steps(pipeline)
+    wanted = [letter for letter in found if letter.source not in made]
+    for kind, reason in _NOT_SENT.items():
+        kept = sum(made.get(letter.source) == kind for letter in found)
+        if kept:
+            note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
+    sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
+    chosen = [letter for letter in wanted if status_of(states, letter).state in sendable]
+    if only and len(chosen) < len(wanted):
+        left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
+        count = _letters(len(wanted) - len(chosen))
+        if left_out == {LetterState.REDRIVEN}:
+            note(f"{count} sent again before: --repeat sends it once more")
+        else:
+            found_as = ", ".join(sorted(left_out))
+            note(f"{count} not sent: {found_as}; `penstock pipeline dead-letter reopen` opens it")
+    return chosen
 
 
 @app.add("penstock pipeline dead-letter correct pipeline.yaml --id 5f2c --value '{\"celsius\": 21.5}'", name="correct")

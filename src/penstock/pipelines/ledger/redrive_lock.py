@@ -8,7 +8,6 @@ leaves the object, which the user removes.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -16,10 +15,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 from penstock.errors import PenstockError
-from penstock.pipelines.state_dir.layout import create_text, make_directory, read_bytes
+from penstock.pipelines.state_dir.layout import create_text, locked, make_directory, read_bytes
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 __all__ = ["redriving"]
@@ -49,24 +47,15 @@ def redriving(table: StoragePath) -> Iterator[None]:
     elif not table.exists():
         yield
     else:
-        with _locked(table / "_sending", holder):
+        make_directory(table / "_sending")
+        with locked(table / "_sending" / "lock", _held_by_process) as file:
+            os.ftruncate(file, 0)
+            os.pwrite(file, holder.encode(), 0)
             yield
 
 
-@contextmanager
-def _locked(directory: Path, holder: str) -> Iterator[None]:
-    make_directory(directory)
-    file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _held(os.pread(file, 1_000, 0), "wait until it has ended") from error
-        os.ftruncate(file, 0)
-        os.pwrite(file, holder.encode(), 0)
-        yield
-    finally:
-        os.close(file)
+def _held_by_process(file: int) -> PenstockError:
+    return _held(os.pread(file, 1_000, 0), "wait until it has ended")
 
 
 def _contents(lock: StoragePath) -> bytes:

@@ -13,14 +13,12 @@ version, so only its compaction can be committed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +30,7 @@ from penstock.pipelines.sinks.delta import (
     sync_versions,
     without_bounds_of_floats,
 )
+from penstock.pipelines.state_dir.layout import locked
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 if TYPE_CHECKING:
@@ -102,22 +101,17 @@ _LOCK = "_maintenance"
 _PROPERTY = "penstock.maintenance"
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the table at ``path``; the system releases it if the process ends."""
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PenstockError(
-                f"table {str(path)!r} is being maintained by another process",
-                why=f"it holds the lock of {str(path / _LOCK)!r}",
-                do="wait until it has finished",
-            ) from error
-        yield
-    finally:
-        os.close(lock)
+def _locked(path: Path) -> AbstractContextManager[int]:
+    """Return the lock of the table at ``path``."""
+    lock = path / _LOCK
+    return locked(
+        lock,
+        lambda _: PenstockError(
+            f"table {str(path)!r} is being maintained by another process",
+            why=f"it holds the lock of {str(lock)!r}",
+            do="wait until it has finished",
+        ),
+    )
 
 
 def _maintain(

@@ -28,19 +28,20 @@ replaced as a whole, and created or replaced under a condition that the storage 
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from penstock.errors import ConfigError, StorageError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "ledger",
     "listed",
     "local_directory",
+    "locked",
     "make_directory",
     "owner",
     "plan",
@@ -464,6 +466,26 @@ def _failed(path: StoragePath, what: str, error: OSError) -> StorageError:
         path=str(path),
         do=_REMEDIES.get(error.errno or 0, "check the path and the disk"),
     )
+
+
+@contextmanager
+def locked(path: Path, held: Callable[[int], PenstockError]) -> Iterator[int]:
+    """Hold the lock of the file ``path``, which is created if it does not exist; yield its descriptor.
+
+    The kernel releases the lock when the process ends, and not while it is paused.
+
+    Raises:
+        PenstockError: another process holds it; this is what ``held`` returns for the descriptor.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise held(file) from error
+        yield file
+    finally:
+        os.close(file)
 
 
 def sync_file(path: Path) -> None:
