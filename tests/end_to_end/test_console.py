@@ -489,7 +489,7 @@ async def test_the_cluster_is_a_page_only_of_a_node_in_one(node: Node, tmp_path:
         blocked = page.get_by_role("note").first
         await expect(blocked).to_contain_text("Warning, cluster: three cannot become active")
         await expect(blocked).to_contain_text("Why: mqtt: etcd has another log")
-        await expect(page.get_by_role("alert")).to_contain_text("What to do: run etcdctl compact")
+        await expect(page.get_by_role("alert")).to_contain_text("What to do: run etcdctl defrag")
         facts = page.locator("dl.facts")
         await expect(facts).to_contain_text("Standbys that can take over1")
         await expect(facts).to_contain_text("Commits wait for etcd50 ms")

@@ -335,8 +335,8 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
         return EtcdUnavailableError(f"etcd {endpoint}: no answer to {method}", why=why, do=do)
     if "database space exceeded" in text:
         do = (
-            "free space in etcd: etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm; or start it "
-            "with a larger --quota-backend-bytes"
+            "free space in etcd: etcdctl defrag --cluster, then etcdctl alarm disarm (without an active node first "
+            "etcdctl compact REVISION); or start it with a larger --quota-backend-bytes"
         )
     elif code is grpc.StatusCode.PERMISSION_DENIED:
         do = "grant the user a role with readwrite permission for the prefix of the cluster"

@@ -105,7 +105,7 @@ def _of_etcd(state: ClusterSnapshot) -> Iterator[Reason]:
         yield _reason(
             Severity.PROBLEM if full else Severity.WARNING, "etcd_alarm", f"etcd reports {alarm.strip()!r}",
             "a database has reached its quota: what needs a commit is refused" if full else None,
-            "run etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm" if full
+            "run etcdctl defrag --cluster, etcdctl alarm disarm (without an active node first etcdctl compact)" if full
             else "see the logs of the members of etcd",
         )  # fmt: skip
 
