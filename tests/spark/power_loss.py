@@ -1,4 +1,5 @@
-"""What a power loss leaves of files that a program has written: strace records which of them it synced.
+"""What a power loss leaves of files that a program has written: strace records which of them it synced, or for code in
+the process of the test, functions in place of those of ``os``.
 
 Files of state directories get their names by a link or a rename, when their contents are complete. A name is on the
 disk after an fsync of its directory, contents after an fsync of the file; everything else is lost.
@@ -35,12 +36,14 @@ class Unsynced:
     ``synced``: paths of files and directories that were synced, with the number of syncs.
     """
 
-    def __init__(self, root: Path, log: Path) -> None:
+    def __init__(self, root: Path, log: Path | None = None) -> None:
         self._root = str(root)
         self.names: set[str] = set()
         self.contents: set[str] = set()
         self.synced: Counter[str] = Counter()
         begun: dict[str, str] = {}
+        if log is None:
+            return
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             if (found := _BEGUN.fullmatch(line)) is not None:
                 begun[found[1]] = f"{found[1]} {found[2]}"
@@ -52,16 +55,23 @@ class Unsynced:
 
     def _apply(self, call: str, arguments: str) -> None:
         if call in {"fsync", "fdatasync"}:
-            path = arguments.partition("<")[2].removesuffix(">")
-            self.synced[path] += 1
-            self.contents.discard(path)
-            self.names -= {name for name in self.names if os.path.dirname(name) == path}  # noqa: PTH120 - quicker
+            self.sync(arguments.partition("<")[2].removesuffix(">"))
             return
         source, *_, path = _PATHS.findall(arguments) * 2
+        self.name(path, None if call.startswith("mkdir") else source)
+
+    def sync(self, path: str) -> None:
+        """The file or directory ``path`` was synced."""
+        self.synced[path] += 1
+        self.contents.discard(path)
+        self.names -= {name for name in self.names if os.path.dirname(name) == path}  # noqa: PTH120 - quicker
+
+    def name(self, path: str, source: str | None) -> None:
+        """The name ``path`` was created: that of the file ``source``, or of a directory (None)."""
         if not path.startswith(self._root):
             return
         self.names.add(path)
-        if not call.startswith("mkdir") and (source not in self.synced or source in self.contents):
+        if source is not None and (source not in self.synced or source in self.contents):
             self.contents.add(path)
 
     def lose(self) -> None:
