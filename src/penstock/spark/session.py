@@ -7,6 +7,7 @@ Problems of a session from ``SparkSession.builder.getOrCreate()`` without this c
 * every Python process of a local session compiles pyspark again, which takes a second;
 * a local session listens on two ports of an external interface;
 * each file created on a local disk starts the program ``chmod``, about ten times per micro-batch;
+* a task in Python may wait 40 ms for an acknowledgement of TCP;
 * of two drivers with the same checkpoint on a local disk, both may write the file of the same batch;
 * with 200 shuffle partitions, a micro-batch of a stateful query takes minutes on two cores;
 * timestamps are in the time zone of the machine.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REDACTED",
     "SUBMITTED",
+    "WORKER_DAEMON",
     "check_master",
     "configuration",
     "is_local",
@@ -56,6 +58,8 @@ _WITH_STACKS = frozenset(("INFO", "DEBUG", "TRACE", "ALL"))
 _JAR = Path(__file__).with_name("jvm") / "penstock.jar"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+WORKER_DAEMON = {"spark.python.daemon.module": "penstock.spark.environment.worker_daemon"}
+"""Option with which Python workers do not delay the tasks that they get; the workers need penstock."""
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|credential|//[^/@\s]*:[^/@\s]*@"
 """Spark redacts options with a matching name or value in its web pages and event logs: Spark's default pattern, and
 URLs with a password."""
@@ -179,6 +183,8 @@ def configuration(
             _JAVA_OPTIONS: f"{_COMPILE_ALL} {settings[_JAVA_OPTIONS]}",
         }
         settings |= _local_files(conf)
+        if hasattr(socket, "TCP_QUICKACK"):  # Linux
+            settings |= WORKER_DAEMON
     return settings | conf
 
 

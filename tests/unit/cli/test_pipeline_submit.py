@@ -40,6 +40,7 @@ def test_a_standalone_cluster() -> None:
         "spark.executorEnv.WATER_LAKE=/lake of water",
         "spark.sql.session.timeZone=UTC",
         f"spark.redaction.regex={REDACTED}",
+        "spark.python.daemon.module=penstock.spark.environment.worker_daemon",
     ]
     assert found.argv[-3:] == ["/opt/penstock/submitted.py", "flows/p.yaml", "--once"]
     assert found.shell().splitlines()[0] == "WATER_LAKE='/lake of water' spark-submit \\"

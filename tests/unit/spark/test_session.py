@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -50,6 +51,14 @@ def test_local_files_need_no_process_for_their_mode() -> None:
     assert settings["spark.hadoop.fs.file.impl"] == "penstock.spark.LocalFiles"
     own = configuration("app", "local", {"spark.hadoop.fs.file.impl": "mine.Files"})
     assert own["spark.hadoop.fs.file.impl"] == "mine.Files"
+
+
+def test_local_workers_do_not_delay_their_tasks() -> None:
+    option = "spark.python.daemon.module"
+    module = configuration("app", "local")[option]
+    assert importlib.util.find_spec(module) is not None
+    assert configuration("app", "local", {option: "mine"})[option] == "mine"
+    assert option not in configuration("app", "spark://host:7077")  # its machines may have another version
 
 
 @pytest.mark.parametrize(("master", "cores"), [("local", 1), ("local[*]", None), ("local[4,2]", 4)])

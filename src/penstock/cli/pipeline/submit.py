@@ -111,7 +111,7 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
         ConfigError: the options cannot be combined.
     """
     from penstock.spark.environment.jars import delta_settings, s3a_settings
-    from penstock.spark.session import REDACTED
+    from penstock.spark.session import REDACTED, WORKER_DAEMON
 
     kind = kind_of(request.master)
     is_cluster = request.deploy_mode == "cluster"
@@ -144,6 +144,8 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
     # Otherwise penstock.spark.session sets these options; here spark-submit starts the JVM of the driver.
     conf["spark.sql.session.timeZone"] = "UTC"
     conf["spark.redaction.regex"] = REDACTED
+    if request.wheel is None:  # --py-files are found by workers, and not by the daemon that starts them
+        conf |= WORKER_DAEMON
     if not is_cluster:
         if request.driver_python is not None:
             conf["spark.pyspark.driver.python"] = request.driver_python
