@@ -77,7 +77,7 @@ _PATTERNS: Final = (
 
 _INTERPRETED: Final = (
     "mqtt/engine/model/limits.py",  # the reference pages and the help take the texts of options from its source
-    "mqtt/engine/client/events.py",  # mypyc does not find the type of a dataclass field that is an object
+    "mqtt/engine/client/events.py",  # named tuples are not native
 )
 
 MANIFEST: Final = "manifest.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import os
@@ -207,6 +208,13 @@ class CommandWithExamples(PlainParameters, TyperCommand):
         standard = next(each.default for each in self.params if each.name == "tube_master")
         master = params["tube_master"] if given["tube_master"] else found.get("tube_master", standard)
         return {} if master == standard else {"http": ""}
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command; garbage collection, which its process starts without, leaves out all objects until then."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
+        return super().invoke(ctx)
 
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
         """Write the examples as a section, without wrapping."""
@@ -539,10 +547,10 @@ class BrokerOptions:
 
     def _tls(self) -> TlsOptions | None:
         """Return the TLS options; None: only the URL scheme determines whether TLS is used."""
-        from penstock.mqtt.client import TlsOptions
-
         if self.ca_file is None and self.cert_file is None and self.key_file is None:
             return None
+        from penstock.mqtt.client import TlsOptions
+
         return TlsOptions(self.ca_file, self.cert_file, self.key_file)
 
     def _password(self) -> str | None:

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from penstock.runtime.io.network import Address, bind_error, parse_address
+from penstock.runtime.io.network import Address, bind_error, is_host, parse_address
 
 GOOD = [
     ("127.0.0.1:1883", Address("127.0.0.1", 1883)),
@@ -33,6 +33,17 @@ def test_addresses_parse_and_print(text: str, address: Address) -> None:
 def test_invalid_addresses_are_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "host", ["", ".", "a", "a.", ".a", "a..b", "a b", "xn--a", "-", "a" * 63, "a" * 64, f"b.{'a' * 63}.", f"{'a' * 64}.b"]
+)
+def test_a_host_name_is_valid_if_the_resolver_can_encode_it(host: str) -> None:
+    try:
+        encoded = bool(host.encode("idna"))
+    except UnicodeError:
+        encoded = False
+    assert is_host(host) is encoded
 
 
 def test_wildcards_are_known() -> None:

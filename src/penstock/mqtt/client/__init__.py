@@ -7,13 +7,18 @@
                 ...
 
 :mod:`~penstock.mqtt.client.client` has the interface, :mod:`~penstock.mqtt.client.driver` connects and reconnects,
-:mod:`~penstock.mqtt.client.inbox` dispatches received messages.
+:mod:`~penstock.mqtt.client.inbox` dispatches received messages. :class:`TlsOptions` is imported on first use, since most
+commands connect without TLS.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from penstock.mqtt.client.client import MqttClient, ScramAuthentication, TokenAuthentication
 from penstock.mqtt.client.inbox import MessageStream
 from penstock.mqtt.engine.client.client import EnhancedAuthentication
-from penstock.runtime.io.tls import TlsOptions
+
+if TYPE_CHECKING:
+    from penstock.runtime.io.tls import TlsOptions
 
 __all__ = [
     "EnhancedAuthentication",
@@ -23,3 +28,11 @@ __all__ = [
     "TlsOptions",
     "TokenAuthentication",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "TlsOptions":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from penstock.runtime.io.tls import TlsOptions
+
+    return TlsOptions

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import errors
@@ -32,7 +32,9 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.client.client import ClientEngine, EnhancedAuthentication
 from penstock.mqtt.url import BrokerUrl, broker_url
-from penstock.runtime.io.tls import TlsOptions
+
+if TYPE_CHECKING:
+    from penstock.runtime.io.tls import TlsOptions
 
 __all__ = [
     "SCRAM_METHODS",
@@ -282,7 +284,10 @@ class MqttClient:
         self._engine = ClientEngine(
             connect, automatic=False, topic_aliases=topic_aliases, authentication=authentication
         )
-        tls = tls or (TlsOptions() if url.tls else None)
+        if tls is None and url.tls:
+            from penstock.runtime.io.tls import TlsOptions
+
+            tls = TlsOptions()
         settings = DriverSettings(
             url,
             None if tls is None else tls.context(),

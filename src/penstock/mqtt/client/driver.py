@@ -24,7 +24,6 @@ from penstock.mqtt.engine.client.events import Closed, Connected, ConnectRefused
 from penstock.mqtt.url import BrokerUrl
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import after_reading
-from penstock.runtime.io.tls import certificate_file
 
 __all__ = ["ConnectedHook", "Driver", "DriverSettings"]
 
@@ -278,6 +277,14 @@ class Driver:
         finally:
             self._finish()
 
+    def _certificate(self) -> str | None:
+        """File of the client certificate, for errors."""
+        if self._settings.tls is None:
+            return None
+        from penstock.runtime.io.tls import certificate_file
+
+        return certificate_file(self._settings.tls)
+
     async def _connection(self) -> PenstockError:
         """Run one connection until it is closed; return why it was closed."""
         self._close_reason = None
@@ -286,7 +293,7 @@ class Driver:
             async with asyncio.timeout(timeout_s):
                 link = self._link = await self._open()
         except (OSError, TimeoutError) as e:
-            return errors.not_connected(self.url, e, certificate_file(self._settings.tls))
+            return errors.not_connected(self.url, e, self._certificate())
         try:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -304,7 +311,7 @@ class Driver:
         finally:
             self._link = None
             link.abort()
-        rejected = errors.rejected(self.url, link.error, certificate_file(self._settings.tls))
+        rejected = errors.rejected(self.url, link.error, self._certificate())
         if rejected is not None:
             return rejected
         if link.failure is not None:

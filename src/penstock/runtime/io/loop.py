@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -113,6 +112,8 @@ def tune_process() -> None:
     The limit of file descriptors is raised to the hard limit, since each client needs one.
     """
     if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        import ctypes
+
         # musl has no mallopt.
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None)

@@ -98,6 +98,8 @@ def parse_address(text: str) -> Address:
 def is_host(host: str) -> bool:
     """True if ``host`` has the form of a host name; for other text the resolver raises an error that is not an
     ``OSError``."""
+    if host.isascii():  # as the codec decides, whose import takes longer
+        return all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
     try:
         return bool(host.encode("idna"))
     except UnicodeError:

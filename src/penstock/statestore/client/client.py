@@ -10,10 +10,10 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
-from penstock.mqtt.client import EnhancedAuthentication, MqttClient, TlsOptions
+from penstock.mqtt.client import EnhancedAuthentication, MqttClient
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import blocking
 from penstock.statestore.binding import INVOKE, client_response_topic, notify_filter
@@ -30,6 +30,9 @@ from penstock.statestore.codec.resp3 import (
 )
 from penstock.statestore.errors import as_text
 from penstock.statestore.hlc import Hlc, parse
+
+if TYPE_CHECKING:
+    from penstock.mqtt.client import TlsOptions
 
 __all__ = [
     "BlockingCommands",

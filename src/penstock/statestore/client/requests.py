@@ -25,13 +25,11 @@ from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_reply
 from penstock.statestore.errors import as_text, refusal, status_refusal
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, parse
-from penstock.statestore.options import EXTENSIONS
 
 __all__ = ["RequestClock", "RequestSender"]
 
 _log = logging.getLogger("penstock.statestore")
 
-_EXTENSION_NAMES: Final = {extension: name for name, extension in EXTENSIONS.items()}
 _TIMED_OUT: Final = "408"
 """Status of a request that may have been executed."""
 _WITH_VALUE: Final = frozenset(("SET", "VDEL"))
@@ -217,7 +215,10 @@ class RequestSender:
             skew_ms, why = self.clock.skew()
         self.clock.receive(properties.user_property("__ts"))
         if extension is None and command in COMMANDS:
-            extension = _EXTENSION_NAMES.get(COMMANDS[Verb(command)].extension)
+            from penstock.statestore.options import EXTENSIONS
+
+            wanted = COMMANDS[Verb(command)].extension
+            extension = next((name for name, each in EXTENSIONS.items() if each == wanted), None)
         raise refusal(command, key, text, token=token, why=why, skew_ms=skew_ms, extension=extension)
 
     def receive_response(self, message: Publish) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.mqtt.codec.packets import ConnAck, Publish
@@ -11,22 +11,19 @@ from penstock.mqtt.codec.packets import ConnAck, Publish
 __all__ = ["Closed", "ConnectRefused", "Connected", "Event", "OperationDone", "Unsubscribed"]
 
 
-@dataclass(slots=True)
-class Connected:
+class Connected(NamedTuple):
     """The server accepted CONNECT."""
 
     packet: ConnAck
 
 
-@dataclass(slots=True)
-class ConnectRefused:
+class ConnectRefused(NamedTuple):
     """The server refused CONNECT; close the network connection."""
 
     packet: ConnAck
 
 
-@dataclass(slots=True)
-class OperationDone:
+class OperationDone(NamedTuple):
     """An operation is done: reason codes (one for a publish, otherwise one per filter) and the server's Reason String.
 
     ``error`` is set if the client gave up: the protocol or the server's capabilities forbid it, or the message expired.
@@ -38,8 +35,7 @@ class OperationDone:
     error: PenstockError | None = None
 
 
-@dataclass(slots=True)
-class Closed:
+class Closed(NamedTuple):
     """Close the network connection: after DISCONNECT of the server, a protocol error or a timeout.
 
     ``error`` is set if the client's authentication method ended the connection.
@@ -52,8 +48,7 @@ class Closed:
     error: PenstockError | None = None
 
 
-@dataclass(slots=True)
-class Unsubscribed:
+class Unsubscribed(NamedTuple):
     """A subscription is lost: the server lost the session and refused to create it again."""
 
     topic_filter: str
