@@ -1,5 +1,5 @@
-"""The process of a command: ``penstock``, or ``python -m penstock.cli`` for processes that start commands with their own
-interpreter.
+"""The process of a command: ``penstock``, or ``python -m penstock.cli`` for processes that start commands with their
+own interpreter.
 
 Until the command is called, there is no garbage collection: modules and the parser stay until the end.
 """

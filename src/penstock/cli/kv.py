@@ -338,10 +338,13 @@ def _report_outages(store: StateStoreClient, name: bytes, observation: Observati
     store.on_restored(restored)
 
 
-@app.add("penstock kv scan 'line-3/*'", "penstock kv scan --null | xargs -0 -n 1 penstock kv get", name="scan")
+@app.add(
+    "penstock kv scan 'line-3/*' --limit 20", "penstock kv scan --null | xargs -0 -n 1 penstock kv get", name="scan"
+)
 @connects_to_store
 def scan_command(
     pattern: Annotated[str, typer.Argument(help="Glob: * ? [ab] [0-9] [!ab] [*].", metavar="PATTERN")] = "*",
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Show at most N keys.", min=1, metavar="N")] = None,
     null: Annotated[bool, typer.Option("--null", "-0", help="End each key with NUL, for `xargs -0`.")] = False,
     as_json: Json = False,
     *,
@@ -357,10 +360,13 @@ def scan_command(
     async def scan(store: StateStoreClient) -> bool:
         from penstock.statestore.client.client import as_bytes
 
-        found = False
+        found = 0
         name = as_bytes(pattern)
         async for key in store.scan(name):
-            found = True
+            if found == limit:
+                note(f"penstock: more keys match '{shown(name)}' than the {limit} shown: raise --limit or omit it")
+                break
+            found += 1
             if as_json:
                 print_json(bytes_fields("key", key))
             elif null:
@@ -371,7 +377,7 @@ def scan_command(
         if not found:
             unclosed = "\n  why: '[' without ']' is a literal character" if "[" in pattern.rpartition("]")[2] else ""
             note(f"penstock: no key matches '{shown(name)}'{unclosed}")
-        return found
+        return found > 0
 
     _finish(options, scan)
 

@@ -94,6 +94,18 @@ def test_scan(kv: Command, store: Client) -> None:
     assert kv("scan", "--null", "--json").status == 2
 
 
+def test_a_limited_scan_says_that_more_keys_match(kv: Command, store: Client) -> None:
+    for key in (b"a/1", b"a/2", b"a/3"):
+        store.set(key, "v")
+    done = kv("scan", "a/*", "--limit", "2")
+    assert (done.status, len(done.out.splitlines())) == (0, 2)
+    assert done.err == "penstock: more keys match 'a/*' than the 2 shown: raise --limit or omit it\n"
+    done = kv("scan", "a/*", "--limit", "3")
+    assert (done.status, len(done.out.splitlines()), done.err) == (0, 3, "")
+    assert kv("scan", "none", "--limit", "1").status == 1
+    assert kv("scan", "--limit", "0").status == 2
+
+
 def test_an_extension_that_the_store_does_not_offer_is_named(kv: Command) -> None:
     done = kv("watch", "--prefix", "plant/")
     assert done.status == 1

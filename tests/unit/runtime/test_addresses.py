@@ -36,7 +36,8 @@ def test_invalid_addresses_are_refused_with_the_expected_form(text: str) -> None
 
 
 @pytest.mark.parametrize(
-    "host", ["", ".", "a", "a.", ".a", "a..b", "a b", "xn--a", "-", "a" * 63, "a" * 64, f"b.{'a' * 63}.", f"{'a' * 64}.b"]
+    "host",
+    ["", ".", "a", "a.", ".a", "a..b", "a b", "xn--a", "-", "a" * 63, "a" * 64, f"b.{'a' * 63}.", f"{'a' * 64}.b"],
 )
 def test_a_host_name_is_valid_if_the_resolver_can_encode_it(host: str) -> None:
     try:

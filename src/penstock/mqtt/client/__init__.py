@@ -7,8 +7,8 @@
                 ...
 
 :mod:`~penstock.mqtt.client.client` has the interface, :mod:`~penstock.mqtt.client.driver` connects and reconnects,
-:mod:`~penstock.mqtt.client.inbox` dispatches received messages. :class:`TlsOptions` is imported on first use, since most
-commands connect without TLS.
+:mod:`~penstock.mqtt.client.inbox` dispatches received messages. :class:`TlsOptions` is imported on first use, since
+most commands connect without TLS.
 """
 
 from typing import TYPE_CHECKING, Any
