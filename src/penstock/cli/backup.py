@@ -117,10 +117,10 @@ def backup(
 
 def _is_stopped(node: NodeOptions) -> bool:
     """Whether to read the data directory, because no node is named and none uses it."""
-    from penstock.node.data_dir import running_broker, running_node
+    from penstock.node.data_dir import is_in_use
 
     data_dir = node.data_dir
-    if node.http is not None or running_node(data_dir) is not None or running_broker(data_dir) is not None:
+    if node.http is not None or is_in_use(data_dir):
         return False
     return (data_dir / "format.json").is_file() or (data_dir / "tube").is_dir()
 

@@ -21,6 +21,7 @@ from penstock.cli.context_file import ADDRESSES
 from penstock.cli.node_api import NodeApi, NodeOptions, connects_to_node
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import escape, fold, note, print_json, use_colour
+from penstock.cli.parameters import source_of
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def doctor(
         raise ConfigError(
             "doctor: there is no configuration file 'bundle'", do="for a support bundle: penstock doctor --bundle FILE"
         )
-    flags = {"data-dir": str(node.data_dir) if _source(ctx, "data_dir") == "COMMANDLINE" else None}
+    flags = {"data-dir": str(node.data_dir) if source_of(ctx, "data_dir") == "COMMANDLINE" else None}
     environment: Mapping[str, str] = os.environ
     other = _other_node(ctx, file, node)
     api = other or _node(file, flags, node)
@@ -138,12 +139,6 @@ def _of_spark() -> Sequence[CheckResult]:
     ]
 
 
-def _source(ctx: typer.Context, name: str) -> str:
-    """Return the source of the value of an option, such as ``COMMANDLINE`` or ``DEFAULT``."""
-    source = ctx.get_parameter_source(name)
-    return "DEFAULT" if source is None else source.name
-
-
 def _other_node(ctx: typer.Context, file: Path | None, node: NodeOptions) -> NodeApi | None:
     """The API of the node that --http names; also the variable or a context, if it responds and nothing else names a
     node: the node's own environment has its listener in that variable."""
@@ -151,9 +146,9 @@ def _other_node(ctx: typer.Context, file: Path | None, node: NodeOptions) -> Nod
 
     if node.http is None:
         return None
-    if _source(ctx, "http") == "COMMANDLINE":
+    if source_of(ctx, "http") == "COMMANDLINE":
         return node.connect()
-    if file or DEFAULT_FILE.exists() or _source(ctx, "data_dir") != "DEFAULT" or node.data_dir.exists():
+    if file or DEFAULT_FILE.exists() or source_of(ctx, "data_dir") != "DEFAULT" or node.data_dir.exists():
         return None
     api = node.connect()
     try:

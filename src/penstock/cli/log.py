@@ -11,6 +11,7 @@ import typer
 from penstock.cli.node_api import NodeOptions, connects_to_node
 from penstock.cli.options import COMPLETION_S, Commands, Json
 from penstock.cli.output import print_table
+from penstock.cli.parameters import source_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.observability.logs import LogLevel
 
@@ -22,8 +23,7 @@ app = Commands("Show and change the log levels of a running node.")
 def complete_part(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shell completion: the parts of the node's log whose names begin with ``incomplete``."""
     given = {field.name: ctx.params[field.name] for field in fields(NodeOptions) if ctx.params.get(field.name)}
-    data_dir = ctx.get_parameter_source("data_dir")
-    if "http" not in given and (data_dir is None or data_dir.name != "COMMANDLINE"):  # a given directory names a node
+    if "http" not in given and source_of(ctx, "data_dir") != "COMMANDLINE":  # a given directory names a node
         # Completion parses the line without environment variables and defaults.
         given["http"] = os.environ.get("PENSTOCK_HTTP") or ctx.lookup_default("http")
     try:

@@ -26,6 +26,7 @@ from penstock.cli.options import (
     local_token,
     shared_options,
 )
+from penstock.cli.parameters import source_of
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ T = TypeVar("T")
 def _unless_a_directory_is_given(ctx: typer.Context, value: str | None) -> str | None:
     """Ignore PENSTOCK_HTTP if the command line has a data directory, which names a node, too; likewise a context."""
     order = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
-    sources = [ctx.get_parameter_source(name) for name in ("http", "data_dir")]
-    http, data_dir = (0 if source is None else order.index(source.name) for source in sources)
+    http, data_dir = (order.index(source_of(ctx, name)) for name in ("http", "data_dir"))
     return None if data_dir > http else value
 
 
@@ -61,8 +61,7 @@ def data_dir_option(text: str) -> Any:
 
 
 def _given_or_local(ctx: typer.Context, value: Path) -> Path:
-    source = ctx.get_parameter_source("data_dir")
-    return local_data_dir() if source is None or source.name == "DEFAULT" else value
+    return local_data_dir() if source_of(ctx, "data_dir") == "DEFAULT" else value
 
 
 @dataclass(frozen=True, slots=True)

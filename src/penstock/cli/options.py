@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli.context_file import ADDRESSES, defaults, read_contexts
 from penstock.cli.output import print_error, unless_standard
-from penstock.cli.parameters import PlainParameters
+from penstock.cli.parameters import PlainParameters, source_of
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.config.values import duration_ms, size_bytes
 
@@ -191,8 +191,7 @@ class CommandWithExamples(PlainParameters, TyperCommand):
             context = read_contexts().selected(parent.find_root().obj)
             # Parsed first without them, because the credentials of a context are for its own addresses only.
             parsed = super().make_context(info_name, list(args), parent, **{**extra, "resilient_parsing": True})
-            sources = {name: parsed.get_parameter_source(name) for name in variables}
-            given = {name: source is not None and source.name in _GIVEN for name, source in sources.items()}
+            given = {name: source_of(parsed, name) in _GIVEN for name in variables}
             found: Mapping[str, Any] = defaults(context, variables, given) if context else {}
             if not context and "data_dir" not in variables:  # commands with --data-dir find the node by themselves
                 found = _local_addresses(parsed.params, given)

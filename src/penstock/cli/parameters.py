@@ -15,13 +15,20 @@ from typing import Any, Final
 
 import typer
 
-__all__ = ["PlainParameters", "UsageError"]
+__all__ = ["PlainParameters", "UsageError", "source_of"]
 
 UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
 """Error of the parser for wrong usage."""
 
 _PATH_CHECKS: Final = ("exists", "writable", "resolve_path", "allow_dash", "path_type")
 """Settings of an option for a path that only typer checks."""
+
+
+def source_of(ctx: Any, name: str) -> str:
+    """Return the source of the value of a parameter: ``COMMANDLINE``, ``ENVIRONMENT``, ``DEFAULT_MAP`` (a context) or
+    ``DEFAULT``, also if the line was not parsed up to it."""
+    source = ctx.get_parameter_source(name)
+    return "DEFAULT" if source is None else str(source.name)
 
 
 class PlainParameters:

@@ -13,6 +13,7 @@ import typer
 from penstock import compiled
 from penstock.cli.options import DATA_DIR, Commands
 from penstock.cli.output import escape, print_json, use_colour
+from penstock.cli.parameters import source_of
 
 if TYPE_CHECKING:
     from penstock.node.config.node import NodeConfig
@@ -114,8 +115,7 @@ def up(
     for option in OPTIONS:
         name = option.flag.replace("-", "_")
         # Values from the environment are read by load_config, so that errors name the variable.
-        source = ctx.get_parameter_source(name)
-        flags[option.flag] = given[name] if source is not None and source.name == "COMMANDLINE" else None
+        flags[option.flag] = given[name] if source_of(ctx, name) == "COMMANDLINE" else None
 
     def read() -> NodeConfig:
         return load_config(config, flags, os.environ)

@@ -23,6 +23,7 @@ __all__ = [
     "FORMAT",
     "DataDirectory",
     "announced_broker",
+    "is_in_use",
     "running_broker",
     "running_node",
     "withdraw",
@@ -195,6 +196,11 @@ def running_broker(path: Path) -> str | None:
     None."""
     found = _running(path)
     return None if found is None or _BROKER not in found else str(found[_BROKER])
+
+
+def is_in_use(path: Path) -> bool:
+    """True if a node, or a broker in its own process, runs with the data directory ``path`` and has started."""
+    return _running(path) is not None
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from penstock.cli.parameters import source_of
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -143,9 +144,8 @@ def _reported(ctx: typer.Context, incomplete: str) -> list[str]:
     from penstock.cli.options import StateStoreOptions, stored_keys
     from penstock.pipelines.spec.values import run_key
 
-    source = ctx.get_parameter_source("broker")
     broker = ctx.params["broker"]
-    if source is None or source.name != "COMMANDLINE":  # completion parses the line without environment variables
+    if source_of(ctx, "broker") != "COMMANDLINE":  # completion parses the line without environment variables
         broker = os.environ.get("PENSTOCK_BROKER") or broker
     before, after = run_key("\0").split("\0")
     found = stored_keys(StateStoreOptions(broker=broker), run_key(f"{incomplete}*"))
