@@ -23,7 +23,7 @@ from benchmarks.mqtt import mqtt
 from benchmarks.observed import observed
 from benchmarks.processes import processes
 from benchmarks.scale import memory, scale
-from benchmarks.spark import spark_source
+from benchmarks.spark import spark_source, spark_stream
 from benchmarks.spark_batches import spark_batches
 from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.spark_pipeline import spark_pipeline, spark_start
@@ -109,6 +109,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "tube-floor": tube_floor,
     "delta-commits": delta_commits,
     "spark": spark_source,
+    "spark-stream": spark_stream,
     "spark-ceiling": spark_ceiling,
     "spark-pipeline": spark_pipeline,
     "spark-batches": spark_batches,

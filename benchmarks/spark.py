@@ -24,7 +24,7 @@ from benchmarks.figures import Figure, Run, Settings, alternate
 from benchmarks.kafka_peer.broker import KafkaPeer, kafka, prepare
 from benchmarks.machine import cpu_of_tree
 from benchmarks.spark_store import stores
-from benchmarks.spark_stream import LEAST_S, START_S, WARM_S, from_kafka, from_tube, rate, streams
+from benchmarks.spark_stream import LEAST_S, START_S, WARM_S, from_clock, from_kafka, from_tube, rate, streams
 from benchmarks.tube_loads import MESSAGES, fill
 from penstock.errors import PenstockError
 from tests.interop.tube_java import jars as tube_jars
@@ -33,7 +33,7 @@ from tests.interop.tube_java.server import JavaTube
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-__all__ = ["CEILING", "ROUNDS", "SIZES", "Source", "batch", "filled", "register", "spark_source"]
+__all__ = ["CEILING", "ROUNDS", "SIZES", "Source", "batch", "filled", "register", "spark_source", "spark_stream"]
 
 SIZES = (100, 1024)
 ROUNDS = {100: 20, 1024: 8}
@@ -57,24 +57,41 @@ class Source(NamedTuple):
     limit: str | None = "maxOffsetsPerTrigger"
 
 
-def spark_source(settings: Settings) -> list[Figure]:
-    """Measure rows per second of a batch read and of a drain, latency of streams, and the state store."""
+class _Setting(NamedTuple):
+    """A session of Spark with the servers that it reads."""
+
+    spark: SparkSession
+    master: str
+    apache: JavaTube | None
+    jars: KafkaPeer | None
+    broker: str | None
+    folder: Path
+
+
+@contextmanager
+def _setting(topics: list[str]) -> Iterator[_Setting]:
     from penstock.spark import session
 
-    topics = [*(f"s{size}" for size in SIZES), STEADY]
-    figures: list[Figure] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ready = stack.enter_context(servers.penstock("memory", topics=topics))
         apache = stack.enter_context(_apache(topics, folder))
-        peer = _kafka_jars()
-        broker = None if peer is None else stack.enter_context(kafka(peer))
-        spark = session("benchmarks", conf={} if peer is None else {"spark.jars": peer.spark_jars})
+        jars = _kafka_jars()
+        broker = None if jars is None else stack.enter_context(kafka(jars))
+        spark = session("benchmarks", conf={} if jars is None else {"spark.jars": jars.spark_jars})
         stack.callback(spark.stop)
         register(spark)
-        for size, topic in zip(SIZES, topics, strict=False):
+        yield _Setting(spark, ready["tube_master"], apache, jars, broker, folder)
+
+
+def spark_source(settings: Settings) -> list[Figure]:
+    """Measure rows per second of a batch read and of a drain, and the state store."""
+    topics = [f"s{size}" for size in SIZES]
+    figures: list[Figure] = []
+    with _setting(topics) as (spark, master, apache, _, broker, folder):
+        for size, topic in zip(SIZES, topics, strict=True):
             rows = ROUNDS[size] * MESSAGES
-            sources = filled(spark, topic, size, ready["tube_master"], apache, broker)
+            sources = filled(spark, topic, size, master, apache, broker)
             sources[PARQUET] = _stored(spark, sources["penstock"], folder / topic)
             sources[CEILING] = Source("ceiling", {"rows": str(rows), "size": str(size)}, rows, limit=None)
             batches: dict[str, Callable[[], Run]] = {
@@ -87,9 +104,24 @@ def spark_source(settings: Settings) -> list[Figure]:
                 run()  # the first run starts Python workers and compiles
             figures += alternate(settings, f"Spark batch read, {size} B", "rows/s", batches)
             figures += alternate(settings, f"drain in {TRIGGERS} batches, {size} B", "rows/s", drains)
-        figures += _streams(settings, spark, ready["tube_master"], apache, peer, broker)
         figures += stores(settings, spark)
     return figures
+
+
+def spark_stream(settings: Settings) -> list[Figure]:
+    """Measure the latency of streams, and the duration of their micro-batches."""
+    with _setting([STEADY]) as (spark, master, apache, jars, broker, _):
+        lasts = WARM_S + LEAST_S + START_S + settings.seconds
+        sources = {"penstock": from_tube(master, STEADY, lasts)}
+        if apache is not None:
+            sources[APACHE] = from_tube(apache.masters, STEADY, lasts, **{"tubemq.http": apache.web})
+        if jars is not None and broker is not None:
+            kafka_options = {"kafka.bootstrap.servers": broker, "topic": STEADY}
+            spark.sql("SELECT 'there it is' AS value").write.format("kafka").options(**kafka_options).save()
+            sources[KAFKA] = from_kafka(jars, broker, STEADY, lasts)
+        sources[CEILING] = from_clock()
+        sources["rate source"] = rate()
+        return streams(settings, spark, sources)
 
 
 def register(spark: SparkSession) -> None:
@@ -100,26 +132,6 @@ def register(spark: SparkSession) -> None:
 
     cloudpickle.register_pickle_by_value(ceiling)
     spark.dataSource.register(ceiling.Ceiling)
-
-
-def _streams(
-    settings: Settings,
-    spark: SparkSession,
-    master: str,
-    apache: JavaTube | None,
-    peer: KafkaPeer | None,
-    broker: str | None,
-) -> list[Figure]:
-    lasts = WARM_S + LEAST_S + START_S + settings.seconds
-    sources = {"penstock": from_tube(master, STEADY, lasts)}
-    if apache is not None:
-        sources[APACHE] = from_tube(apache.masters, STEADY, lasts, **{"tubemq.http": apache.web})
-    if peer is not None and broker is not None:
-        kafka_options = {"kafka.bootstrap.servers": broker, "topic": STEADY}
-        spark.sql("SELECT 'there it is' AS value").write.format("kafka").options(**kafka_options).save()
-        sources[KAFKA] = from_kafka(peer, broker, STEADY, lasts)
-    sources["rate source"] = rate()
-    return streams(settings, spark, sources)
 
 
 def filled(

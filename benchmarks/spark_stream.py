@@ -1,7 +1,8 @@
 """Streams at 1,000 messages per second: from the producer into ``foreachBatch``, and the fixed cost of a micro-batch.
 
 The latency of a message ends when the driver has its row. The send time is in the timestamp of a Kafka record, and in
-the body of penstock's records. Spark's own rate source shows Spark's share of the cost of a micro-batch.
+the body of penstock's records. Spark's own rate source shows Spark's share of the cost of a micro-batch, the ceiling
+that of a source in Python without a server.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from benchmarks.kafka_peer.broker import KafkaPeer
 
-__all__ = ["Steady", "from_kafka", "from_tube", "rate", "streams"]
+__all__ = ["Steady", "from_clock", "from_kafka", "from_tube", "rate", "streams"]
 
 RATE = 1_000
 WARM_S = 3.0
@@ -34,6 +35,8 @@ LEAST_S = 5.0
 DRAIN_S = 1.0
 """Seconds in which the last messages arrive."""
 START_S = 60.0
+_SENT = "cast(cast(value AS string) AS double)"
+"""The send time, in the body of a message."""
 MOST_REPEATS = 2
 """Each run takes ten seconds or more, and thousands of messages."""
 
@@ -52,7 +55,7 @@ def from_tube(masters: str, topic: str, seconds: float, **options: str) -> Stead
     """A TubeMQ topic, to which penstock's producer sends."""
     feed = [sys.executable, "-m", "benchmarks.steady", masters, topic, str(RATE), str(seconds)]
     given = {"tubemq.master": masters, "subscribe": topic, **options}
-    return Steady("tubemq", given, feed, "cast(cast(value AS string) AS double)")
+    return Steady("tubemq", given, feed, _SENT)
 
 
 def from_kafka(peer: KafkaPeer, address: str, topic: str, seconds: float) -> Steady:
@@ -63,6 +66,11 @@ def from_kafka(peer: KafkaPeer, address: str, topic: str, seconds: float) -> Ste
     feed += ["--throughput", str(RATE), "--producer-props", f"bootstrap.servers={address}", "linger.ms=0"]
     given = {"kafka.bootstrap.servers": address, "subscribe": topic}
     return Steady("kafka", given, feed, "cast(timestamp AS double)")
+
+
+def from_clock() -> Steady:
+    """A source in Python without a server, whose messages are made when they are read."""
+    return Steady("ceiling", {}, (), _SENT)
 
 
 def rate() -> Steady:
