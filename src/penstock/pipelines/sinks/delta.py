@@ -218,11 +218,7 @@ class DeltaWriter:
         self._id = transaction_id(writer, query)
         self._keys = tuple(keys)
         self._partitions = tuple(partitions)
-        self._table: DeltaTable | None = None
-        """The table as it was loaded last. Versions up to ``_read``, which added files only, are known as well."""
-        self._read = self._batch = self._checked = -1
-        """``_batch``: the last transaction of this object, in the loaded table if its version is ``_checked``."""
-        self._known_until = 0.0
+        self._known: _KnownTable | None = None
         if is_delta_table(path):
             committed = delta_writers(path).get(writer, {})
             if committed and query not in committed and not keys:
@@ -249,7 +245,7 @@ class DeltaWriter:
 
         A batch that is already committed does not change.
         """
-        if not count or (self._table is not None and self._is_committed(self._refresh(self._table), batch)):
+        if not count or (self._known is not None and batch <= self._refresh(self._known).last_batch()):
             return count
         attempt, names = self._written_by_spark(batch, rows)
         if self._partitions and not self._keys:
@@ -294,33 +290,33 @@ class DeltaWriter:
 
         written: list[StoragePath] | None = None
         for attempt in range(_ATTEMPTS):
-            if attempt == _CREATIONS:
-                self._known_until = 0.0
+            if attempt == _CREATIONS and self._known is not None:
+                self._known.forget()
             with storage_errors(self.path):
-                table = self._open(fields)
-                if self._is_committed(table, batch):
-                    self._sync_again(batch)
+                known = self._open(fields)
+                if batch <= known.last_batch():
+                    self._sync_again(known, batch)
                     return
-                _check_partitions(table, self.path, self.writer, self._partitions)
-                before = self._version
+                _check_partitions(known.table, self.path, self.writer, self._partitions)
+                before = known.version
                 try:
-                    if self._alter(table, fields):
+                    if self._alter(known, fields):
                         self._sync(before)
                         continue
                     if self._keys:
-                        self._merge(table, batch, files)
+                        self._merge(known, batch, files)
                     else:
                         if written is None:
                             written = self._place(files)
-                        if attempt < _CREATIONS and self._can_create(before + 1):
-                            if self._create_version(table, batch, written):
+                        if attempt < _CREATIONS and self._can_create(known, before + 1):
+                            if self._create_version(known, batch, written):
                                 return
                             continue
-                        self._append(table, batch, written)
+                        self._append(known, batch, written)
                 except CommitFailedError:
                     # Another writer has changed the schema or the rows to replace, or has committed this batch. The
                     # files stay even then: this error does not prove that no version names them.
-                    self._table = None
+                    self._known = None
                     continue
                 self._sync(before)
                 return
@@ -331,77 +327,53 @@ class DeltaWriter:
             do="stop other programs that change the schema or the rows of the table",
         )
 
-    def _open(self, fields: list[dict[str, Any]]) -> DeltaTable:
+    def _open(self, fields: list[dict[str, Any]]) -> _KnownTable:
         """Return the table as it is now; create it with ``fields`` if it does not exist."""
-        if self._table is not None:
-            return self._refresh(self._table)
+        if self._known is not None:
+            return self._refresh(self._known)
         check_fields(self.path, self.writer, fields)
         if not is_delta_table(self.path):
             _create(self.path, fields, self._partitions, change_data_feed=self._change_data_feed)
             self._sync(-1)
         return self._load()
 
-    def _load(self) -> DeltaTable:
-        self._table = load(self.path)
-        self._read = self._batch = self._checked = -1
-        self._known_until = time.monotonic() + _KNOWN_S
-        return self._table
+    def _load(self) -> _KnownTable:
+        self._known = _KnownTable(self.path, self._id, load(self.path))
+        return self._known
 
-    def _refresh(self, table: DeltaTable) -> DeltaTable:
-        """Load what was committed to ``table``, unless the next version can be created without that; return it."""
-        if not self._is_known():
+    def _refresh(self, known: _KnownTable) -> _KnownTable:
+        """Load what was committed since, unless the next version can be created without that; return the table."""
+        if not known.is_valid():
             # deltalake reads versions again that it has loaded, and these may have been removed.
             return self._load()
-        if not self._can_create(self._version + 1):
-            table.update_incremental()
-        return table
+        if not self._can_create(known, known.version + 1):
+            known.table.update_incremental()
+        return known
 
-    @property
-    def _version(self) -> int:
-        """The newest version that this object knows."""
-        assert self._table is not None
-        return max(self._table.version(), self._read)
-
-    def _is_known(self) -> bool:
-        """Return True if a version after the newest known one, if there is any, exists in the log.
-
-        One that was removed with other old versions could be created again, and no reader would see it. Only older ones
-        are removed with it, and only after an hour.
-        """
-        return time.monotonic() < self._known_until and version_path(self.path, self._version).exists()
-
-    def _can_create(self, version: int) -> bool:
+    def _can_create(self, known: _KnownTable, version: int) -> bool:
         """Return True if ``version`` can be created without ``deltalake``."""
-        assert self._table is not None
-        protocol = self._table.protocol()
+        protocol = known.table.protocol()
         is_plain = protocol.min_writer_version <= 2 or (
             protocol.min_writer_version == _FEATURES_WRITER and _PLAIN.issuperset(protocol.writer_features or ())
         )
-        return not self._keys and is_plain and not self._is_due(version)
+        return not self._keys and is_plain and not self._is_due(known, version)
 
-    def _is_due(self, version: int) -> bool:
+    @staticmethod
+    def _is_due(known: _KnownTable, version: int) -> bool:
         """Return True if ``deltalake`` writes a checkpoint after ``version``."""
-        assert self._table is not None
-        given = self._table.metadata().configuration.get("delta.checkpointInterval") or ""
+        given = known.table.metadata().configuration.get("delta.checkpointInterval") or ""
         # deltalake takes the default for a number that it does not understand, and for 0.
         every = int(given) if given.isdecimal() else 0
         return (version + 1) % (every or _CHECKPOINT_EVERY) == 0
 
-    def _is_committed(self, table: DeltaTable, batch: int) -> bool:
-        if self._checked != table.version():
-            # Only once: deltalake reads it from a checkpoint each time, which may have been removed with old versions.
-            last = table.transaction_version(self._id)
-            self._batch = max(self._batch, -1 if last is None else last)
-            self._checked = table.version()
-        return batch <= self._batch
-
-    def _alter(self, table: DeltaTable, fields: list[dict[str, Any]]) -> bool:
+    def _alter(self, known: _KnownTable, fields: list[dict[str, Any]]) -> bool:
         """Add the columns that the table lacks, which are null in its other rows, and the change data feed.
 
         Return True if the table was changed or loaded, so that the batch has to be checked again.
         """
         from deltalake import Field
 
+        table = known.table
         stored = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
         new = [field for field in fields if field["name"] not in stored]
         for field in fields:
@@ -412,7 +384,7 @@ class DeltaWriter:
         lacks_feed = self._change_data_feed and table.metadata().configuration.get(CHANGE_FEED) != "true"
         if not new and not lacks_feed:
             return False
-        if table.version() == self._version:
+        if table.version() == known.version:
             check_fields(self.path, self.writer, new)
             if lacks_feed:
                 table.alter.set_table_properties({CHANGE_FEED: "true"})
@@ -449,12 +421,12 @@ class DeltaWriter:
         placed.upload(file)
         return placed
 
-    def _create_version(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> bool:
+    def _create_version(self, known: _KnownTable, batch: int, files: list[StoragePath]) -> bool:
         """Create the next version with ``files``; return False if another client has created it, or may have."""
         now = time.time_ns() // 1_000_000
         parameters = {
             "mode": "Append",
-            "partitionBy": json.dumps(table.metadata().partition_columns, separators=(",", ":")),
+            "partitionBy": json.dumps(known.table.metadata().partition_columns, separators=(",", ":")),
         }
         made: list[dict[str, Any]] = [
             {
@@ -470,33 +442,18 @@ class DeltaWriter:
             {"txn": {"appId": self._id, "version": batch}},
         ]
         text = "".join(f"{json.dumps(action)}\n" for action in made)
-        version = self._version + 1
-        if time.monotonic() >= self._known_until:
+        version = known.version + 1
+        if known.is_expired():
             return False
         if not create_text(version_path(self.path, version), text, exclusively=True):
-            if not self._read_on():
-                self._known_until = 0.0
+            if not known.read_on():
+                known.forget()
             return False
-        if not self._is_known():
+        if not known.is_valid():
             # This process was paused between the last check and this version, which may have been removed before.
-            self._known_until = 0.0
+            known.forget()
             return False
-        self._read, self._batch = version, batch
-        return True
-
-    def _read_on(self) -> bool:
-        """Read what other clients have committed since; return False if the table must be loaded."""
-        while (entry := version_path(self.path, version := self._version + 1)).exists():
-            try:
-                actions = [json.loads(line) for line in lines(entry)]
-            except (FileNotFoundError, ValueError):
-                # It was removed, or is damaged: deltalake reports it.
-                return False
-            if not all(isinstance(action, dict) and _FILES_ONLY.issuperset(action) for action in actions):
-                return False
-            made = (action["txn"] for action in actions if "txn" in action)
-            batches = [int(txn["version"]) for txn in made if txn["appId"] == self._id]
-            self._read, self._batch = version, max(self._batch, *batches, -1)
+        known.add(version, batch)
         return True
 
     def _added(self, file: StoragePath) -> dict[str, Any]:
@@ -514,7 +471,8 @@ class DeltaWriter:
         name = _relative(file, self.path)
         return add_action(self.path, name, partition_values(str(Path(name).parent)) if self._partitions else {})
 
-    def _append(self, table: DeltaTable, batch: int, files: list[StoragePath]) -> None:
+    def _append(self, known: _KnownTable, batch: int, files: list[StoragePath]) -> None:
+        table = known.table
         actions: list[AddAction | RemoveAction] = [self._add_action(file) for file in files]
         table.create_write_transaction(
             actions,
@@ -522,12 +480,13 @@ class DeltaWriter:
             table.schema(),
             self._partition_columns,
             commit_properties=self._transaction(batch),
-            post_commithook_properties=self._after_commit(),
+            post_commithook_properties=self._after_commit(known),
         )
 
-    def _merge(self, table: DeltaTable, batch: int, files: Sequence[StoragePath]) -> None:
+    def _merge(self, known: _KnownTable, batch: int, files: Sequence[StoragePath]) -> None:
         import pyarrow.dataset as ds
 
+        table = known.table
         equal = " AND ".join(f"(old.{_quoted(key)} IS NOT DISTINCT FROM new.{_quoted(key)})" for key in self._keys)
         found = ds.dataset(list(map(str, files)), format="parquet")
         merge = table.merge(
@@ -537,7 +496,7 @@ class DeltaWriter:
             "old",
             writer_properties=without_bounds_of_floats(table),
             commit_properties=self._transaction(batch),
-            post_commithook_properties=self._after_commit(),
+            post_commithook_properties=self._after_commit(known),
         )
         is_new = None
         if DELETES in found.schema.names:
@@ -545,16 +504,16 @@ class DeltaWriter:
         merge.when_matched_update_all(except_cols=[DELETES]).when_not_matched_insert_all(
             is_new, except_cols=[DELETES]
         ).execute()
-        if not self._is_committed(table, batch):
+        if batch > known.last_batch():
             # Only rows that do not exist were deleted: deltalake commits nothing, but the batch has to be known.
-            self._append(table, batch, [])
+            self._append(known, batch, [])
 
-    def _after_commit(self) -> PostCommitHookProperties:
+    def _after_commit(self, known: _KnownTable) -> PostCommitHookProperties:
         """Return what ``deltalake`` does after a commit: it removes old versions after a checkpoint only, because that
         lists the log, and not at all if a property of the table forbids it."""
         from deltalake import PostCommitHookProperties
 
-        return PostCommitHookProperties(cleanup_expired_logs=None if self._is_due(self._version + 1) else False)
+        return PostCommitHookProperties(cleanup_expired_logs=None if self._is_due(known, known.version + 1) else False)
 
     def _transaction(self, batch: int) -> CommitProperties:
         from deltalake import CommitProperties, Transaction
@@ -565,11 +524,11 @@ class DeltaWriter:
         """Sync what versions after ``version`` added; files with rows are on disk already, but for a merge."""
         sync_versions(self.path, version, files=bool(self._keys))
 
-    def _sync_again(self, batch: int) -> None:
+    def _sync_again(self, known: _KnownTable, batch: int) -> None:
         """Sync the version of ``batch`` and those after it: the run that committed it may have been killed before."""
         if isinstance(self.path, ObjectPath):
             return
-        for version in range(self._version, -1, -1):
+        for version in range(known.version, -1, -1):
             entry = version_path(self.path, version)
             if not entry.exists():
                 # Maintenance has removed it, long after it was written.
@@ -578,6 +537,73 @@ class DeltaWriter:
             if any((txn.get("appId"), txn.get("version")) == (self._id, batch) for txn in made):
                 self._sync(version - 1)
                 return
+
+
+class _KnownTable:
+    """What a writer knows of its table: ``table`` as it was loaded last, and later versions, which added files only.
+
+    ``transaction``: the application id of the writer. What is known is valid for a time, see :meth:`is_valid`.
+    """
+
+    def __init__(self, path: StoragePath, transaction: str, table: DeltaTable) -> None:
+        self.table = table
+        self._path = path
+        self._transaction = transaction
+        self._read = -1
+        """The newest version that was read or created after that of ``table``."""
+        self._batch = -1
+        """The last batch of the writer in these versions, and in ``table`` if its version is ``_checked``."""
+        self._checked = -1
+        self._until = time.monotonic() + _KNOWN_S
+
+    @property
+    def version(self) -> int:
+        """The newest version that is known."""
+        return max(self.table.version(), self._read)
+
+    def is_expired(self) -> bool:
+        """Return True if the table must be loaded again: versions may have been removed since."""
+        return time.monotonic() >= self._until
+
+    def forget(self) -> None:
+        """Let the table be loaded again before the next commit."""
+        self._until = 0.0
+
+    def is_valid(self) -> bool:
+        """Return True if a version after the newest known one, if there is any, exists in the log.
+
+        One that was removed with other old versions could be created again, and no reader would see it. Only older ones
+        are removed with it, and only after an hour.
+        """
+        return not self.is_expired() and version_path(self._path, self.version).exists()
+
+    def last_batch(self) -> int:
+        """Return the last batch that the writer has committed, as far as it is known; -1 if there is none."""
+        if self._checked != self.table.version():
+            # Only once: deltalake reads it from a checkpoint each time, which may have been removed with old versions.
+            last = self.table.transaction_version(self._transaction)
+            self._batch = max(self._batch, -1 if last is None else last)
+            self._checked = self.table.version()
+        return self._batch
+
+    def add(self, version: int, batch: int) -> None:
+        """Add the next ``version``, which the writer has created for ``batch``."""
+        self._read, self._batch = version, batch
+
+    def read_on(self) -> bool:
+        """Read what other clients have committed since; return False if the table must be loaded."""
+        while (entry := version_path(self._path, version := self.version + 1)).exists():
+            try:
+                actions = [json.loads(line) for line in lines(entry)]
+            except (FileNotFoundError, ValueError):
+                # It was removed, or is damaged: deltalake reports it.
+                return False
+            if not all(isinstance(action, dict) and _FILES_ONLY.issuperset(action) for action in actions):
+                return False
+            made = (action["txn"] for action in actions if "txn" in action)
+            batches = [int(txn["version"]) for txn in made if txn["appId"] == self._transaction]
+            self._read, self._batch = version, max(self._batch, *batches, -1)
+        return True
 
 
 def discard(attempt: StoragePath) -> None:
