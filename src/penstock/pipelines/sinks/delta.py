@@ -540,7 +540,7 @@ class DeltaWriter:
 
 
 class _KnownTable:
-    """What a writer knows of its table: ``table`` as it was loaded last, and later versions, which added files only.
+    """Known state of a writer's table: ``table`` as it was loaded last, and later versions, which added files only.
 
     ``transaction``: the application id of the writer. What is known is valid for a time, see :meth:`is_valid`.
     """
