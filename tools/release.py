@@ -130,7 +130,8 @@ def package_index(folder: Path, root: Path) -> Iterator[str]:
 
 
 def quick_start(python: Path, folder: Path) -> None:
-    """Run a node of the installation of ``python`` in ``folder``, write and read a key and a record, and stop it."""
+    """Run a node of the installation of ``python`` in ``folder``, write and read a key and a record, restore an
+    encrypted backup, and stop it."""
     penstock = str(python.parent / "penstock")
     own = {name: text for name, text in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
     listen = [each for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
@@ -155,7 +156,7 @@ def quick_start(python: Path, folder: Path) -> None:
             "PENSTOCK_HTTP": ready["http"],
         }
 
-        def expect(wanted: str, *arguments: str) -> None:
+        def expect(wanted: str, *arguments: str) -> str:
             done = subprocess.run(
                 [penstock, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False,
                 timeout=60,
@@ -165,12 +166,17 @@ def quick_start(python: Path, folder: Path) -> None:
                     f"penstock {' '.join(arguments)}: exit status {done.returncode}, expected {wanted!r}\n"
                     f"{done.stdout}{done.stderr}"
                 )
+            return done.stdout
 
         expect("", "kv", "set", "greeting", "hello")
         expect("hello", "kv", "get", "greeting")
         expect("", "tube", "topic", "create", "events")
         expect("", "tube", "produce", "events", "hello")
         expect("hello", "tube", "consume", "events", "--from", "earliest", "--count", "1")
+        (folder / "backup.pub").write_text(expect("age1", "keygen", "backup.key"))
+        expect("age1", "backup", "backups", "--recipients-file", "backup.pub")
+        expect("", "restore", "backups", "restored", "--identity-file", "backup.key")
+        expect("intact", "fsck", "restored")
         node.terminate()
         if node.wait(60):
             raise NotReadyError(f"the node ended with status {node.returncode}")

@@ -147,6 +147,16 @@ def promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_documented_scrape_configuration_with_credentials_is_valid(tmp_path: Path) -> None:
+    page = (DEPLOY.parent / "docs" / "operations" / "monitor.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml\n(scrape_configs:\n.*?)```", page, re.DOTALL)
+    assert block is not None
+    (tmp_path / "prometheus.yml").write_text(block[1])
+    for name in ("ca.pem", "password"):
+        (tmp_path / name).touch()
+    promtool("check", "config", "--syntax-only", str(tmp_path / "prometheus.yml"))
+
+
 def test_each_alert_fires_on_its_fault_and_is_silent_otherwise(tmp_path: Path) -> None:
     found = {rule["alert"]: rule for rule in rules()}
     assert set(CASES) == set(found), "each rule has a case"
