@@ -189,7 +189,9 @@ async def redrive_after_a_crash(setup: Setup, monkeypatch: pytest.MonkeyPatch) -
     assert redriven_copies(dead) == {}
     assert await redrive(dead, chosen, pipeline, setup.state) == 1
     copies = redriven_copies(dead)
-    assert copies == {chosen[0].place: RedrivenCopy(("plant", 0, 2, 11), "parsed")}
+    (topic_id,) = {copy.topic_id for copy in copies.values()}
+    assert topic_id
+    assert copies == {chosen[0].place: RedrivenCopy(("plant", 0, 2, 11), "parsed", topic_id)}
     return copies
 
 
