@@ -716,7 +716,7 @@ def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[R
     unknown: dict[str, None] = {}
     for mark, step, id_, place in zip(intent["marks"], intent["steps"], intent["ids"], _places(intent), strict=True):
         topic, _, partition, _ = place.record
-        state = _known(later, place)
+        state = _state_since(later, place)
         if (copy := found.get(str(mark).encode())) is not None:
             letter = (place, step, RedrivenCopy((copy[0], 0, *copy[1:]), topic_id=intent["topic_ids"][topic]))
             # Opening a letter again does not recall its copy.
@@ -740,12 +740,20 @@ def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[R
         _list_redriven(path, opened, begun // 1_000_000)
     _forget_sending(path, name)
     places = listed_before.union(place for place, _, _ in (*sent, *opened))
-    return {place for place in places if _known(later, place) is not LetterState.CORRECTED}
+    return {place for place in places if _state_since(later, place) is not LetterState.CORRECTED}
 
 
 def _states_since(path: StoragePath, at_ns: int) -> dict[RecordPart, LetterState]:
     """Return the last states of the letters whose state was changed after ``at_ns``."""
     return {place: _state_of(note) for note in _notes(path, at_ns) for place in _places(note)}
+
+
+def _state_since(later: Mapping[RecordPart, LetterState], place: RecordPart) -> LetterState | None:
+    """Return the state of ``place`` in ``later``; None if it was not changed. An older version stored a place without
+    the time of its record."""
+    if (found := _known(later, place)) is not None or place.at_us is not None:
+        return found
+    return next((state for each, state in later.items() if each._replace(at_us=None) == place), None)
 
 
 def _forget_sending(path: StoragePath, name: str) -> None:

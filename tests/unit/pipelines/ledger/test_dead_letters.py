@@ -587,6 +587,12 @@ def test_a_record_of_a_topic_that_was_created_again_has_a_letter_of_its_own(tmp_
     assert [each.place for each in letters(path)][-1] == after.place
 
 
+def without_times(path: Path) -> None:
+    """Let the file of an interrupted redrive be that of an older version."""
+    intent = path / "_sending" / "source.json"
+    write_json(intent, {name: value for name, value in read_json(intent).items() if name != "times_us"})
+
+
 def test_letters_that_an_older_version_was_sending_are_not_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,8 +604,29 @@ def test_letters_that_an_older_version_was_sending_are_not_sent_again(
         patches.setattr(dead_letters, "_list_redriven", topic.crash)
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(redrive(path, chosen, parse(KAFKA), tmp_path))
-    intent = path / "_sending" / "source.json"
-    write_json(intent, {name: value for name, value in read_json(intent).items() if name != "times_us"})
+    without_times(path)
     assert asyncio.run(redrive(path, chosen, parse(KAFKA), tmp_path)) == 2
     assert len(topic.records) == 2
     assert {status_of(letter_states(path), each).state for each in chosen} == {LetterState.REDRIVEN}
+
+
+@pytest.mark.parametrize("are_deleted", [False, True])
+def test_what_was_decided_after_a_redrive_of_an_older_version_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_deleted: bool
+) -> None:
+    RecordedRun(tmp_path)
+    topic, path, pipeline = kafka_topic(monkeypatch), tmp_path / "dead", parse(KAFKA)
+    first, second = chosen = list(letters(path))
+    with monkeypatch.context() as patches:
+        patches.setattr(dead_letters, "_list_redriven", topic.crash)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(redrive(path, chosen, pipeline, tmp_path))
+    without_times(path)
+    if are_deleted:
+        topic.deleted = {("t", 0)}
+    set_state(path, [first], LetterState.RESOLVED)
+    set_state(path, [second], LetterState.CORRECTED, b"corrected")
+    assert asyncio.run(redrive(path, [second], pipeline, tmp_path)) == 1
+    assert [each.value for each in topic.records] == [first.value, second.value, b"corrected"]
+    states = letter_states(path)
+    assert [status_of(states, each).state for each in chosen] == [LetterState.RESOLVED, LetterState.REDRIVEN]
