@@ -158,19 +158,26 @@ class FileLog:
             if entry.version is not None:
                 self._version = max(entry.version, self._version or 0)
 
-    def append(self, entries: list[FileEntry]) -> None:
-        """Append ``entries`` and sync. Call it before an offset refers to them."""
+    def append(self, entries: list[FileEntry], after: int | None = None) -> bool:
+        """Append ``entries`` and sync. Call it before an offset refers to them.
+
+        Return False, and append nothing, if the log does not have ``after`` files any more: the process of another run
+        has appended some, perhaps the same. A run that was paused and has lost its lease may find files late.
+        """
         if not entries:
-            return
+            return True
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._reading:
             self._read_on()
+            if after is not None and len(self._known) != after:
+                return False
         with self.path.open("r+b" if self.path.exists() else "w+b") as log:
             log.truncate(self._size)
             log.seek(self._size)
             log.write("".join(json.dumps(_stored(entry)) + "\n" for entry in entries).encode())
             log.flush()
             os.fsync(log.fileno())
+        return True
 
     def sync(self) -> None:
         """Sync what a process has appended that was killed before it synced it."""
@@ -406,24 +413,28 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_synced = True
 
     def _look(self) -> None:
-        """Append the files to the log that are not in it."""
-        # Reads what it has.
-        len(self._log)
+        """Append the files to the log that are not in it; look again if another process has appended some meanwhile."""
+        while not self._appended():
+            pass
+
+    def _appended(self) -> bool:
+        known = len(self._log)
         found = [*list_new_files(self._inbox, "letters", 0, self._log.paths)]
         if self._content != "delta":
             found += list_new_files(self._path, self._content, self._skip, self._log.paths)
-            self._log.append(found)
-            return
+            return self._log.append(found, known)
         now = time.monotonic()
         is_listed = now >= self._listed_at + LIST_S
         # Versions without new rows are not in the log.
-        known = [version for version in (self._log.version, self._version) if version is not None]
-        last, skip = max(known, default=None), self._skip_changes
+        versions = [version for version in (self._log.version, self._version) if version is not None]
+        last, skip = max(versions, default=None), self._skip_changes
         added, newest = list_new_versions(self._table, last, skip_changes=skip, is_listed=is_listed)
-        self._log.append([*found, *added])
+        if not self._log.append([*found, *added], known):
+            return False
         self._version = newest
         if is_listed:
             self._listed_at = now
+        return True
 
 
 @plain_errors

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, StorageError
+from penstock.spark.files import source
 from penstock.spark.files.delta_log import LIST_S, DeltaLog, DeltaVersion
 from penstock.spark.files.source import FileEntry, FileLog, FilesStreamReader, list_new_versions
 
@@ -247,6 +248,27 @@ def test_a_stream_lists_the_log_once_a_minute_and_reads_each_version_once(
     with pytest.raises(DataLossError, match="is no longer in its log"):
         found(10)
     assert calls["_listed"] > 0
+
+
+def test_versions_that_another_run_reads_meanwhile_are_in_the_list_once(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.commit(meta(), add("a"))
+    given = {"path": str(table.path), "content": "delta", "skiplines": "0", "maxfiles": "9"}
+    given |= {"inbox": str(tmp_path / "inbox"), "log": str(tmp_path / "q.jsonl")}
+    late, successor = FilesStreamReader(given), FilesStreamReader(given)
+
+    def paused(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(source, "list_new_versions", list_new_versions)
+        found = list_new_versions(*args, **options)
+        table.commit(add("b"))
+        assert successor.latestOffset({"files": {"0": 0}}) == {"files": {"0": 2}}
+        table.commit(add("c"))
+        return found
+
+    monkeypatch.setattr(source, "list_new_versions", paused)
+    assert late.latestOffset({"files": {"0": 0}}) == {"files": {"0": 3}}
+    assert [Path(entry.path).name for entry in FileLog(Path(given["log"])).entries()] == ["a", "b", "c"]
 
 
 def _counted(calls: Counter[str], name: str, method: Callable[..., Any]) -> Callable[..., Any]:

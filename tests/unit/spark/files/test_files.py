@@ -131,6 +131,26 @@ def test_files_that_a_killed_process_has_listed_are_on_disk_before_an_offset_ref
     assert synced == [(tmp_path / "log").stat().st_ino]
 
 
+def test_files_that_another_run_lists_meanwhile_are_in_the_list_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, successor = (FilesStreamReader(options(tmp_path, maxfiles="9")) for _ in range(2))
+    for name in "ab":
+        (tmp_path / "in" / name).write_text(name)
+    count = files.count_records
+
+    def paused(*given: Any) -> int:
+        """Another run takes over while the first one reads a file."""
+        monkeypatch.setattr(files, "count_records", count)
+        assert successor.latestOffset({"files": {"0": 0}}) == {"files": {"0": 2}}
+        (tmp_path / "in" / "c").write_text("c")
+        return count(*given)
+
+    monkeypatch.setattr(files, "count_records", paused)
+    assert late.latestOffset({"files": {"0": 0}}) == {"files": {"0": 3}}
+    assert [Path(entry.path).name for entry in successor._log.entries()] == ["a", "b", "c"]
+
+
 def test_available_now_ends_at_the_existing_files(tmp_path: Path) -> None:
     reader = FilesStreamReader(options(tmp_path))
     for name in "abc":
