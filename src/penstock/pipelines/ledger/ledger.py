@@ -8,8 +8,8 @@ the sink.
 The newest 500 to 1,000 batches have files of their own, which are listed when a run starts. After each 500th batch, the
 files of older ones are replaced by a segment, so that the number of files does not grow with that of the batches, and
 the sums need only the newest entries. Nothing is lost: a segment has all entries. A batch with a file of its own is not
-read from its segment: it was repeated after a restoration, or a crash left the file. A reader lists these files first,
-and begins again if one of them has been replaced.
+read from its segment: it was repeated after a restoration, or a crash left the file. A reader lists these files first:
+one that does not exist any more is in a segment.
 
 A repeated batch replaces its file, so sums over the files count each batch once. For a query of single rows,
 ``read + exploded = out + dead + filtered + duplicates``; a query of windows counts the rows that were added to windows.
@@ -22,13 +22,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
-from itertools import groupby
+from itertools import groupby, islice
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.pipelines.spec.expectations import ExpectationCounts
@@ -43,8 +43,8 @@ __all__ = ["NO_JOIN", "SEGMENT", "Counts", "Ledger", "LedgerEntry", "QueryCounts
 
 SEGMENT = 500
 """Number of batches of a segment."""
-_READS = 10
-"""Maximum number of attempts to read the entries of a sink while a run replaces their files."""
+_AT_ONCE = 10
+"""Maximum number of segments that a batch writes: a ledger of an older version has files for thousands of them."""
 _SUMS = "sums.json"
 _NONE = ExpectationCounts()
 NO_JOIN: Mapping[str, int] = MappingProxyType({})
@@ -191,36 +191,30 @@ class Ledger:
         update_json(path, changed)
         if (entry.batch + 1) % SEGMENT == 0:
             # The files stay until the next time, and no batch fails because of them.
-            with suppress(StorageError, UnavailableError, FileNotFoundError):
+            with suppress(StorageError, UnavailableError, OSError):
                 self._close(entry.sink, entry.batch + 1 - SEGMENT)
 
     def entries(self, sink: str) -> list[LedgerEntry]:
         """Return the entries of ``sink`` in order; empty if it has not run."""
-        return _retried(lambda: self._entries(sink, self._batches(sink)))
+        return self._entries(sink, self._batches(sink))
 
     def last(self, sink: str) -> LedgerEntry | None:
         """Return the newest entry of ``sink``; None if it has not run."""
-
-        def read() -> LedgerEntry | None:
-            newest = max(self._batches(sink), default=None)
-            if newest is not None:
-                return _entry(self._path(sink, newest))
-            numbers = self._segments(sink)
-            return self._segment(sink, max(numbers))[-1] if numbers else None
-
-        return _retried(read)
+        newest = max(self._batches(sink), default=None)
+        if newest is not None:
+            # If it is in a segment since, there are newer ones.
+            return _found(self._path(sink, newest)) or self.last(sink)
+        numbers = self._segments(sink)
+        return self._segment(sink, max(numbers))[-1] if numbers else None
 
     def counts(self, sink: str) -> QueryCounts:
         """Return the counts of ``sink`` over all its batches."""
-
-        def read() -> QueryCounts:
-            batches = self._batches(sink)
-            sums = self._sums(sink)
-            if any(batch // SEGMENT <= sums.through for batch in batches):
-                return QueryCounts.of(self._entries(sink, batches))
-            return reduce(QueryCounts.plus, self._entries(sink, batches, sums.through), sums.counts)
-
-        return _retried(read)
+        batches = self._batches(sink)
+        # Read afterwards: the batches of segments that are in the sums, and were not when they were listed, are found.
+        sums = self._sums(sink)
+        if any(batch // SEGMENT <= sums.through for batch in batches):
+            return QueryCounts.of(self._entries(sink, batches))
+        return reduce(QueryCounts.plus, self._entries(sink, batches, sums.through), sums.counts)
 
     def check_end(self, sink: str, checkpoint: Checkpoint) -> None:
         """Check that the last finished batch in the ``checkpoint`` of ``sink`` ends where its entry says.
@@ -253,31 +247,35 @@ class Ledger:
 
     def _entries(self, sink: str, batches: Iterable[int], after: int = -1) -> list[LedgerEntry]:
         """Return the entries of the segments after the number ``after``, and of ``batches``, in order."""
-        own = {entry.batch: entry for entry in read_each(_entry, [self._path(sink, batch) for batch in batches])}
+        own = read_each(_found, [self._path(sink, batch) for batch in batches])
         # Listed after the files of single batches were read: one that was replaced meanwhile is in its segment.
         numbers = [number for number in self._segments(sink) if number > after]
-        closed = {entry.batch: entry for number in numbers for entry in self._segment(sink, number)}
-        found = closed | own
-        return [found[batch] for batch in sorted(found)]
+        closed = (entry for number in numbers for entry in self._segment(sink, number))
+        return _merged(closed, (entry for entry in own if entry is not None))
 
     def _close(self, sink: str, end: int) -> None:
-        """Replace the files of the batches before ``end`` by segments."""
+        """Replace the files of the oldest batches before ``end`` by segments."""
         old = sorted(batch for batch in self._batches(sink) if batch < end)
-        for number, batches in groupby(old, key=lambda batch: batch // SEGMENT):
+        for number, batches in islice(groupby(old, key=lambda batch: batch // SEGMENT), _AT_ONCE):
             paths = [self._path(sink, batch) for batch in batches]
-            found = {entry.batch: entry for entry in self._segment(sink, number)}
-            found |= {entry.batch: entry for entry in read_each(_entry, paths)}
-            entries = [found[batch] for batch in sorted(found)]
+            entries = _merged(self._segment(sink, number), read_each(_entry, paths))
             text = json.dumps({"entries": list(map(asdict, entries))}, separators=(",", ":"))
             write_text(self._closed(sink) / f"{number}.json", text)
-            sums = self._sums(sink)
-            if number > sums.through:
-                counts = reduce(QueryCounts.plus, entries, sums.counts)
-            else:
-                counts = QueryCounts.of(self._entries(sink, ()))
-            through = max(number, sums.through)
-            write_text(self._closed(sink) / _SUMS, json.dumps({"through": through, "counts": asdict(counts)}))
+            self._add_up(sink, number)
             read_each(_remove, paths)
+
+    def _add_up(self, sink: str, number: int) -> None:
+        """Store the sums up to the segment ``number``, which was written."""
+        found = self._sums(sink)
+        through = max(number, found.through)
+        # Nothing is known of the segment as it was before.
+        sums = found if number > found.through else _Sums()
+        counts = sums.counts
+        # More than one if a crash, or a run that has lost its lease, has left older sums.
+        for each in self._segments(sink):
+            if sums.through < each <= through:
+                counts = reduce(QueryCounts.plus, self._segment(sink, each), counts)
+        write_text(self._closed(sink) / _SUMS, json.dumps({"through": through, "counts": asdict(counts)}))
 
     def _closed_token(self, entry: LedgerEntry) -> str | None:
         """Return the fencing token of the batch of ``entry`` in its segment; None if it has none."""
@@ -319,15 +317,17 @@ class Ledger:
         return self.path / sink / f"{batch}.json"
 
 
-_Result = TypeVar("_Result")
+def _merged(closed: Iterable[LedgerEntry], own: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """Return the entries of segments and of files of single batches, in order; of one batch the latter.
 
-
-def _retried(read: Callable[[], _Result]) -> _Result:
-    """Return the result of ``read``, which is repeated if a file was replaced by a segment after it was listed."""
-    for _ in range(_READS - 1):
-        with suppress(FileNotFoundError):
-            return read()
-    return read()
+    Unless that in the segment is of a later run: a run that was paused while it wrote its file, and has lost its lease,
+    may write it after the later one has put the batch into the segment.
+    """
+    found = {entry.batch: entry for entry in closed}
+    for entry in own:
+        if entry.batch not in found or not _is_newer(found[entry.batch].fencing_token, entry.fencing_token):
+            found[entry.batch] = entry
+    return [found[batch] for batch in sorted(found)]
 
 
 def _is_newer(token: object, other: str) -> bool:
@@ -349,6 +349,13 @@ def _remove(path: StoragePath) -> None:
 
 def _entry(path: StoragePath) -> LedgerEntry:
     return _entry_of(path, read_json(path))
+
+
+def _found(path: StoragePath) -> LedgerEntry | None:
+    """Return the entry in ``path``; None if the file does not exist."""
+    with suppress(FileNotFoundError):
+        return _entry(path)
+    return None
 
 
 def _entry_of(path: StoragePath, value: dict[str, Any]) -> LedgerEntry:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -154,8 +155,9 @@ def test_a_checkpoint_that_was_restored_is_not_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of five batches."""
+    """Segments of five batches, and no syncs, which take most of the time."""
     monkeypatch.setattr(ledger_module, "SEGMENT", 5)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def written(path: Path, batches: int) -> tuple[Ledger, list[LedgerEntry]]:
@@ -253,22 +255,51 @@ def test_a_batch_in_a_segment_is_replaced_by_a_later_run_only(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("small")
-def test_entries_that_are_put_together_while_they_are_read_are_read_again(
+@pytest.mark.parametrize("batches", [1, 5, 23])
+def test_entries_that_are_put_together_while_they_are_read_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    """Also if that happens each time when they are listed."""
+    ledger, entries = written(tmp_path, 14)
+
+    def slow(directory: Path, pattern: Any) -> Any:
+        found = layout.listed(directory, pattern)
+        if directory.name == "rows":
+            with monkeypatch.context() as patches:
+                patches.setattr(ledger_module, "listed", layout.listed)
+                for batch in range(len(entries), len(entries) + batches):
+                    entries.append(entry(batch, read=batch))
+                    ledger.write(entries[-1])
+        return found
+
+    monkeypatch.setattr(ledger_module, "listed", slow)
+    for _ in range(6):
+        known = len(entries)
+        found = Ledger(tmp_path).entries("rows")
+        assert known <= len(found)
+        assert found == entries[: len(found)]
+        known = len(entries)
+        sums = Ledger(tmp_path).counts("rows")
+        assert known <= sums.batches
+        assert sums == QueryCounts.of(entries[: sums.batches])
+
+
+@pytest.mark.usefixtures("small")
+def test_the_newest_entry_is_found_while_batches_are_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, entries = written(tmp_path, 14)
-    entries.append(entry(14))
 
-    def slow(*given: Any) -> Any:
-        found = layout.listed(*given)
-        if ledger.path.exists() and not (tmp_path / "rows" / "14.json").exists():
-            monkeypatch.setattr(ledger_module, "listed", layout.listed)
+    def slow(directory: Path, pattern: Any) -> Any:
+        found = layout.listed(directory, pattern)
+        monkeypatch.setattr(ledger_module, "listed", layout.listed)
+        for batch in range(14, 40):
+            entries.append(entry(batch))
             ledger.write(entries[-1])
         return found
 
     monkeypatch.setattr(ledger_module, "listed", slow)
-    assert Ledger(tmp_path).counts("rows") == QueryCounts.of(entries)
-    assert Ledger(tmp_path).entries("rows") == entries
+    assert Ledger(tmp_path).last("rows") == entries[39]
 
 
 @pytest.mark.usefixtures("small")
@@ -283,4 +314,130 @@ def test_a_ledger_of_an_older_version_is_put_together_too(tmp_path: Path) -> Non
         ledger.write(entries[-1])
     assert len(list((tmp_path / "rows").glob("*.json"))) == 5
     assert ledger.entries("rows") == entries
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_ledger_of_an_older_version_is_put_together_in_several_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "_AT_ONCE", 2)
+    entries = [entry(batch) for batch in range(33)]
+    for each in entries:
+        write_json(tmp_path / "rows" / f"{each.batch}.json", asdict(each))
+    ledger, files = Ledger(tmp_path), []
+    for batch in range(33, 60):
+        entries.append(entry(batch))
+        ledger.write(entries[-1])
+        files.append(len(list((tmp_path / "rows").glob("*.json"))))
+        assert ledger.counts("rows") == QueryCounts.of(entries)
+    assert files[1] == 25
+    assert files[-1] == 5
+    assert ledger.entries("rows") == entries
+
+
+@pytest.mark.usefixtures("small")
+def test_sums_that_were_removed_are_computed_again(tmp_path: Path) -> None:
+    ledger, entries = written(tmp_path, 22)
+    (tmp_path / "rows" / "closed" / "sums.json").unlink()
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    for batch in range(22, 30):
+        entries.append(entry(batch))
+        ledger.write(entries[-1])
+        assert ledger.counts("rows") == QueryCounts.of(entries)
+
+
+@pytest.mark.usefixtures("small")
+def test_sums_are_right_after_a_crash_before_them_and_a_restoration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, entries = written(tmp_path, 19)
+    write_text = layout.write_text
+
+    def crashing(path: Path, text: str) -> None:
+        if path.name == "sums.json":
+            raise KeyboardInterrupt
+        write_text(path, text)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(ledger_module, "write_text", crashing)
+        entries.append(entry(19))
+        with pytest.raises(KeyboardInterrupt):
+            ledger.write(entries[-1])
+    # The checkpoint was restored: these batches are repeated, and others follow.
+    for batch in range(3, 40):
+        entries[batch : batch + 1] = [entry(batch, read=99)]
+        ledger.write(entries[batch])
+        assert ledger.counts("rows") == QueryCounts.of(entries)
+    assert ledger.entries("rows") == entries
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_that_lost_its_lease_while_it_put_batches_together_changes_no_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, entries = written(tmp_path, 9)
+    write_text = layout.write_text
+
+    def paused(path: Path, text: str) -> None:
+        if path.name == "sums.json":
+            monkeypatch.setattr(ledger_module, "write_text", write_text)
+            # Meanwhile its successor repeats the batch and runs on.
+            for batch in range(9, 32):
+                entries.append(replace(entry(batch), fencing_token="2:0:n"))
+                Ledger(tmp_path).write(entries[-1])
+        write_text(path, text)
+
+    monkeypatch.setattr(ledger_module, "write_text", paused)
+    ledger.write(entry(9))
+    assert len(entries) == 32
+    for batch in range(32, 45):
+        assert ledger.counts("rows") == QueryCounts.of(entries)
+        entries.append(replace(entry(batch), fencing_token="2:0:n"))
+        Ledger(tmp_path).write(entries[-1])
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    assert ledger.entries("rows") == entries
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_that_a_run_without_lease_writes_after_its_batch_is_in_a_segment_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, entries = written(tmp_path, 2)
+    later = Ledger(tmp_path)
+
+    def paused(_: LedgerEntry) -> None:
+        """Nothing was found, and before the file is written, the successor repeats the batch and runs on."""
+        for batch in range(2, 12):
+            entries.append(replace(entry(batch, read=99), fencing_token="2:0:n"))
+            later.write(entries[-1])
+
+    monkeypatch.setattr(ledger, "_closed_token", paused)
+    ledger.write(entry(2))
+    assert (tmp_path / "rows" / "2.json").exists()
+    for batch in range(12, 22):
+        assert later.entries("rows") == entries
+        assert later.counts("rows") == QueryCounts.of(entries)
+        entries.append(replace(entry(batch), fencing_token="2:0:n"))
+        later.write(entries[-1])
+    assert len(list((tmp_path / "rows").glob("*.json"))) < 10
+    assert later.entries("rows") == entries
+
+
+@pytest.mark.usefixtures("small")
+def test_no_batch_fails_because_files_of_old_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "unlink", refused)
+        ledger, entries = written(tmp_path, 20)
+    assert ledger.counts("rows") == QueryCounts.of(entries)
+    assert ledger.entries("rows") == entries
+    for batch in range(20, 25):
+        entries.append(entry(batch))
+        ledger.write(entries[-1])
+    assert len(list((tmp_path / "rows").glob("*.json"))) == 5
     assert ledger.counts("rows") == QueryCounts.of(entries)
