@@ -20,6 +20,7 @@ A query with a join counts the rows of both streams that it added to the join, a
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -40,6 +41,7 @@ from penstock.statestore import hlc
 
 __all__ = ["NO_JOIN", "SEGMENT", "Counts", "Ledger", "LedgerEntry", "QueryCounts"]
 
+_log = logging.getLogger(__name__)
 
 SEGMENT = 500
 """Number of batches of a segment."""
@@ -190,9 +192,11 @@ class Ledger:
 
         update_json(path, changed)
         if (entry.batch + 1) % SEGMENT == 0:
-            # The files stay until the next time, and no batch fails because of them.
-            with suppress(StorageError, UnavailableError, OSError):
+            try:
                 self._close(entry.sink, entry.batch + 1 - SEGMENT)
+            except (StorageError, UnavailableError, OSError) as error:
+                # No batch fails because of them.
+                _log.warning("old files of the ledger stay until a later batch: %s", error)
 
     def entries(self, sink: str) -> list[LedgerEntry]:
         """Return the entries of ``sink`` in order; empty if it has not run."""
