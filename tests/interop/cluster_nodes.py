@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cluster.client import EtcdClient
+from penstock.cluster.log import LogKeys, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.snapshots import ClusterMember
 from penstock.node.cluster import _read_reports, read_cluster
@@ -154,6 +155,22 @@ class NodeProcess:
         client = EtcdClient(section.etcd)
         try:
             client.call("KV/Txn", pb.TxnRequest(success=[request]), pb.TxnResponse)
+        finally:
+            client.close()
+
+    def delete_commits(self) -> None:
+        """Delete all commits of the cluster from etcd, as the active node does if there are too many."""
+        section = load_config(self.config, {}, {}).cluster
+        assert section is not None
+        client = EtcdClient(section.etcd)
+        try:
+            for name in ("statestore", "mqtt"):
+                keys = LogKeys(section.prefix, name)
+                head = read_head(client, keys)
+                assert head is not None
+                request = pb.DeleteRangeRequest(key=keys.frame(0), range_end=keys.frame(head.sequence + 1))
+                deletion = pb.RequestOp(request_delete_range=request)
+                client.call("KV/Txn", pb.TxnRequest(success=[deletion]), pb.TxnResponse)
         finally:
             client.close()
 

@@ -302,37 +302,66 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(two: list[Node
     assert "no standby is up to date" in errors
 
 
-async def test_a_node_without_the_data_of_the_cluster_does_not_stand(
+async def keep_session(node: NodeProcess, name: str, payload: bytes) -> None:
+    """Have a message in the queue of the persistent session ``name``, and a retained one."""
+    async with MqttClient(node.url, client_id=name, session_expiry_s=3600) as client:
+        await client.subscribe(f"queue/{name}")
+    async with MqttClient(node.url) as client:
+        await client.publish(f"queue/{name}", payload)
+        await client.publish(f"retained/{name}", payload, retain=True)
+
+
+async def test_a_node_without_the_data_of_the_cluster_loads_a_snapshot_and_takes_over(
     two: list[NodeProcess], tmp_path: Path, three: EtcdCluster
 ) -> None:
+    """It has every key, session and retained message, as a new node and after etcd has deleted commits."""
     first, second = two
     local = NodeProcess(tmp_path, "local", "", three)
     local.start()
     await local.until_active()
     async with StateStoreClient.connect(local.url) as store:
         await store.set("key", "1")
+    await keep_session(local, "old", b"1")
     local.signal(signal.SIGTERM)
     assert local.wait() == 0
     shutil.copytree(local.data_dir, first.data_dir)
     first.start()
     await first.until_active()  # the cluster begins with the data of the single node
     second.start()
-    await second.until(lambda health: "copy the data directory of the active node" in str(health))
-    await first.until_members(lambda members: second.name in members and members[second.name].role == "blocked")
-    first.signal(signal.SIGTERM)
-    assert first.wait() == 0
-    await second.until(lambda health: "no node of the cluster is active" in str(health))
-    await second.until(lambda health: "the log in etcd" in str(health) or "copy the data" in str(health))
+    await first.until_members(lambda members: second.name in members and members[second.name].ready)
+    await until_metrics(second, {"snapshots_total": 1, "failed_snapshots_total": 0, "blocked": 0})
     second.signal(signal.SIGTERM)
     assert second.wait() == 0
-    shutil.rmtree(second.data_dir)
-    shutil.copytree(first.data_dir, second.data_dir)
+    async with StateStoreClient.connect(first.url) as store:
+        await store.set("later", "2")
+    await keep_session(first, "new", b"2")
+    await asyncio.to_thread(first.delete_commits)
     second.start()
+    await second.until(bool)
+    await until_metrics(second, {"snapshots_total": 1, "blocked": 0})
+    await first.until_members(lambda members: second.name in members and members[second.name].ready)
+    assert not (second.data_dir / "snapshot").exists()
+    read = [row["user"] for row in read_audit(first.data_dir / "audit") if row["method"] == "snapshot"]
+    assert read == [second.name, second.name]
+    async with StateStoreClient.connect(first.url) as store:
+        await store.set("last", "3")
+    first.signal(signal.SIGKILL)
+    first.wait()
     await second.until_active()
     async with StateStoreClient.connect(second.url) as store:
-        entry = await store.get("key")
-        assert entry is not None
-        assert entry.value == b"1"
+        for key, value in (("key", b"1"), ("later", b"2"), ("last", b"3")):
+            entry = await store.get(key)
+            assert entry is not None
+            assert entry.value == value
+    for name, payload in (("old", b"1"), ("new", b"2")):
+        async with MqttClient(second.url, client_id=name, clean_start=False, session_expiry_s=3600) as client:
+            assert client.server.session_present
+            messages = client.messages()
+            queued = await anext(messages)
+            await client.subscribe(f"retained/{name}")
+            retained = await anext(messages)
+        assert (queued.topic, queued.payload) == (f"queue/{name}", payload)
+        assert (retained.topic, retained.payload) == (f"retained/{name}", payload)
 
 
 async def test_a_node_with_the_id_of_another_one_is_blocked(two: list[NodeProcess]) -> None:

@@ -18,7 +18,7 @@ from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.io.clock import boot_ms
 from penstock.runtime.io.commit_log import LogPosition
 
-__all__ = ["LEASE_S", "Leadership", "why_not_eligible"]
+__all__ = ["LEASE_S", "Leadership", "is_too_far_behind", "may_replace", "why_not_eligible"]
 
 LEASE_S = 3
 """Lease of the leadership key in seconds. With it, a takeover took 5 to 6 s when node and etcd's leader failed
@@ -54,6 +54,30 @@ def why_not_eligible(client: EtcdClient, prefix: str, applied: Mapping[str, LogP
                 first = "is empty" if oldest is None else f"begins with {oldest.sequence}"
                 return f"{name}: this node has commit {sequence}, and the log in etcd {first}"
     return None
+
+
+def is_too_far_behind(client: EtcdClient, prefix: str, applied: Mapping[str, LogPosition | None]) -> bool:
+    """Return True if the only reason of :func:`why_not_eligible` is that etcd has deleted commits which ``applied``
+    lacks: a snapshot of the active node then replaces no commit that etcd does not have.
+
+    Raises:
+        UnavailableError, RefusedError: etcd does not answer.
+    """
+    lacks = False
+    for name, position in applied.items():
+        keys = LogKeys(prefix, name)
+        head = read_head(client, keys)
+        if head is None or not may_replace(position, LogPosition(head.identity, 0, head.sequence)):
+            return False
+        oldest = read_oldest(client, keys)
+        sequence = 0 if position is None else position.sequence
+        lacks |= sequence < head.sequence and (oldest is None or oldest.sequence > sequence + 1)
+    return lacks
+
+
+def may_replace(old: LogPosition | None, new: LogPosition) -> bool:
+    """Return True if an environment at ``new`` has every commit of one at ``old`` (None: an empty one)."""
+    return old is None or (old.identity == new.identity and old.epoch == new.epoch and old.sequence <= new.sequence)
 
 
 class Leadership:

@@ -45,6 +45,7 @@ __all__ = [
     "EtcdLogs",
     "FencedError",
     "LogKeys",
+    "MissingCommitsError",
     "clock_key",
     "is_full",
     "leader_key",
@@ -76,6 +77,10 @@ _log = logging.getLogger("penstock.cluster")
 
 class FencedError(StorageError):
     """Another node is active: this node must stop answering, and restart as a standby."""
+
+
+class MissingCommitsError(StorageError):
+    """A log in etcd lacks commits that were to be read."""
 
 
 class LogKeys:
@@ -169,11 +174,11 @@ def _complete(client: EtcdClient, keys: LogKeys, frame: CommitFrame) -> CommitFr
     return frame._replace(parts=0, body=bytes(body))
 
 
-def _missing(sequence: int, found: int | None) -> StorageError:
-    return StorageError(
+def _missing(sequence: int, found: int | None) -> MissingCommitsError:
+    return MissingCommitsError(
         f"etcd: commit {sequence} is not in the log" + ("" if found is None else f", which continues with {found}"),
-        why="this node was disconnected for so long that etcd has deleted commits that it lacks",
-        do="copy the data directory of the active node, and start this node from the copy",
+        why="etcd has deleted commits that this node lacks: it is new, or was stopped for long",
+        do="wait: this node loads a snapshot from the active node; if no node is active, start the one that was last",
     )
 
 
@@ -351,6 +356,11 @@ class EtcdLog(CommitLog):
         """Number of the last commit that etcd has accepted."""
         return self._position.sequence if self._commits is None else self._commits.head.sequence
 
+    @property
+    def position(self) -> LogPosition:
+        """Position of the last commit that etcd has accepted."""
+        return self._position._replace(sequence=self.sequence)
+
     def recover(self, applied: LogPosition | None) -> tuple[list[bytes], LogPosition]:
         """Read the commits after ``applied`` [CommitLog].
 
@@ -364,8 +374,8 @@ class EtcdLog(CommitLog):
             first = applied.sequence if applied is not None else 0
             earlier = self._logs.earlier.get(self.name)
             if head is None and applied is not None and earlier is not None:
-                # The log has no frame with sequence 1: a node without this data cannot follow it, and needs a copy of
-                # the data.
+                # The log has no frame with sequence 1: a node without this data cannot follow it before it has loaded a
+                # snapshot.
                 self._position = LogPosition(identity, 0, 1)
                 self._count(1, [])
                 return earlier.recover(applied)[0], self._position

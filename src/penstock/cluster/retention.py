@@ -3,7 +3,7 @@
 etcd's database is small, and if it is full, etcd also refuses leases, so that no node could take over. Commits are
 deleted when the active node and every live member have them in LMDB, except the newest ones, from which a new or
 restarted member continues (the backlog). Beyond a number of bytes commits are deleted as soon as the active node has
-them, even if other members lack them: such a member needs a copy of the data directory.
+them, even if other members lack them: such a member loads a snapshot of the active node.
 """
 
 from __future__ import annotations

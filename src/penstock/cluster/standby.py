@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import CommitFrame
 from penstock.cluster.follow import LogFollower
-from penstock.cluster.log import LogKeys, is_full, read_frames, read_head
+from penstock.cluster.log import LogKeys, MissingCommitsError, is_full, read_frames, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.clock import boot_ms
@@ -218,7 +218,9 @@ class Standby:
                     self._obstacle = ""
             except StorageError as failure:
                 self.failure = failure
-                _log.critical("this node cannot follow the active one: %s", failure)
+                # Without an error of this node, which then loads a snapshot.
+                level = logging.WARNING if isinstance(failure, MissingCommitsError) else logging.CRITICAL
+                _log.log(level, "this node cannot follow the active one: %s", failure)
                 return
             except (UnavailableError, RefusedError) as error:
                 self._note_obstacle(type(error).__name__, "this node does not follow the active one for now", error)

@@ -70,7 +70,12 @@ def _of_nodes(state: ClusterSnapshot) -> Iterator[Reason]:
         if member.role == "blocked":
             yield _reason(
                 Severity.WARNING, "blocked", f"{member.node} cannot become active", member.problem,
-                "remove the cause; if the node lacks commits, replace its data by a copy of the active node's",
+                "remove the cause; a node that lacks commits loads a snapshot when another one is active",
+            )  # fmt: skip
+        elif member.role == "loading":
+            yield _reason(
+                Severity.WARNING, "loading", f"{member.node} cannot become active yet", member.problem,
+                "wait until it follows",
             )  # fmt: skip
         elif member.lag_s is not None and member.lag_s > LAG_S:
             yield _reason(

@@ -706,11 +706,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMember:
-    """A node of a cluster. ``role``: ``active``, ``standby``, or ``blocked``: a standby that cannot become active.
+    """A node of a cluster. ``role``: ``active``, ``standby``, ``loading``: a standby that loads a snapshot of the
+    active node, or ``blocked``: a standby that cannot become active.
 
     ``ready``: it is active, or follows so closely that the active node would hand over to it. ``mqtt``, ``http``: its
     addresses for clients. ``lag_commits``, ``lag_s`` None: not known, as of a node that does not follow. ``problem``:
-    the reason why it is blocked.
+    the reason why it is blocked, or how much of the snapshot was loaded.
     """
 
     node: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any, Final
@@ -27,7 +29,10 @@ __all__ = [
     "body_of",
     "number_of",
     "respond_to",
+    "streamed",
 ]
+
+_log = logging.getLogger("penstock.node")
 
 API: Final = "/api/v1"
 HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
@@ -119,15 +124,9 @@ def backup_route(access: ApiAccess, backups: Callable[[], Backups | None]) -> Ro
         if (process := backups()) is None:
             raise ApiFailure(503, "starting", "this part has not started yet", "wait until /readyz returns 200")
         have = await _files_of_receiver(request)
-        items = process.items(have, number_of(request, "rate", 0) or None)
-        try:
-            first = await anext(items)
-        except RefusedError as error:
-            raise ApiFailure(error.code, "refused", error.what, error.hint, error.why) from None
-        except PenstockError as error:
-            raise ApiFailure(503, "backup_failed", error.what, error.hint, error.why) from None
+        response = await streamed(process.items(have, number_of(request, "rate", 0) or None))
         await access.record("backup", caller, {})
-        return _BackupResponse(first, items)
+        return response
 
     async def backup(request: Request) -> Response:
         return await respond_to(request, respond)
@@ -135,17 +134,33 @@ def backup_route(access: ApiAccess, backups: Callable[[], Backups | None]) -> Ro
     return Route(f"{API}/backup", backup, methods=["POST"])
 
 
+async def streamed(items: AsyncGenerator[Item], stall_s: float | None = None) -> Response:
+    """Return the response with a backup, which ends if the client reads nothing for ``stall_s``. Raises ApiFailure: it
+    cannot begin."""
+    try:
+        first = await anext(items)
+    except RefusedError as error:
+        raise ApiFailure(error.code, "refused", error.what, error.hint, error.why) from None
+    except PenstockError as error:
+        raise ApiFailure(503, "backup_failed", error.what, error.hint, error.why) from None
+    return _BackupResponse(first, items, stall_s)
+
+
 class _BackupResponse(StreamingResponse):
     """A backup: items, each with the lengths of header and payload (4 bytes each) before them."""
 
-    def __init__(self, first: Item, items: AsyncGenerator[Item]) -> None:
+    def __init__(self, first: Item, items: AsyncGenerator[Item], stall_s: float | None) -> None:
         self._items = items
+        self._stall_s = stall_s
+        self._limit = asyncio.timeout(stall_s)
         super().__init__(self._encoded(first), media_type="application/octet-stream", headers=HEADERS)
 
     async def _encoded(self, first: Item) -> AsyncIterator[bytes]:
         yield encode_item(first)
         try:
             async for item in self._items:
+                if self._stall_s is not None:
+                    self._limit.reschedule(asyncio.get_running_loop().time() + self._stall_s)
                 yield encode_item(item)
         except PenstockError as error:
             yield encode_item(error_item(error))
@@ -153,7 +168,11 @@ class _BackupResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; when the client disconnects, the backup ends at once."""
         async with aclosing(self._items):
-            await super().__call__(scope, receive, send)
+            try:
+                async with self._limit:
+                    await super().__call__(scope, receive, send)
+            except TimeoutError:  # without the end of the response the server closes the connection
+                _log.warning("a snapshot was ended: the member has read nothing for %g s", self._stall_s)
 
 
 async def _files_of_receiver(request: Request) -> dict[str, list[int]]:

@@ -13,11 +13,14 @@ while nothing is committed would stop the node, therefore most of it is read bef
    meanwhile are left out, all of them; the topic itself is in the backup.
 
 An item is a header in JSON with a payload: ``{"file": name, "crc": crc32}`` has the next bytes of a file,
-``{"same": name}`` stands for a file that the receiver has from an earlier backup, ``{"end": manifest}`` is the last
-one, or ``{"error": …}``. The environment ``NAME`` is in two files: ``NAME/rows`` and ``NAME/commits`` have operations
-of the write-ahead log, in blocks that begin with their length (4 bytes). Commits are applied after all rows.
+``{"same": name}`` stands for a file that the receiver has from an earlier backup, ``{"end": manifest, "crc": crc32}``
+is the last one, or ``{"error": …}``. The environment ``NAME`` is in two files: ``NAME/rows`` and ``NAME/commits`` have
+operations of the write-ahead log, in blocks that begin with their length (4 bytes). Commits are applied after all rows.
 
 The manifest lists the files of the backup: more may have been sent.
+
+A member of a cluster that is too far behind gets the environments alone, and in the manifest the positions in the logs
+that they have at the point: see :mod:`penstock.node.member_snapshot`.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from penstock.errors import PenstockError, RefusedError, StorageError, Unavailab
 from penstock.mqtt import storage as mqtt_storage
 from penstock.node.data_dir import ADDRESSES, FORMAT, DataDirectory
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.commit_log import LogPosition
 from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.directory_lock import DirectoryLock
 from penstock.runtime.io.files import Durability
@@ -56,7 +60,9 @@ __all__ = [
     "Backups",
     "EnvironmentKind",
     "Item",
+    "Positions",
     "backup_items",
+    "checksum_of",
     "encode_item",
     "environment_kind",
     "error_item",
@@ -116,6 +122,10 @@ def environment_kind(name: str) -> EnvironmentKind | None:
     return _KINDS.get(name)
 
 
+Positions = Callable[[], Mapping[str, LogPosition]]
+"""Returns the last commit in the log of each environment that another member of a cluster needs."""
+
+
 class BackupSource(NamedTuple):
     """The open parts of a data directory. ``environments`` and ``brokers`` by their directories below it."""
 
@@ -135,14 +145,34 @@ class Backups:
         self._ended = asyncio.Event()
         self._closed = False
 
-    async def items(self, have: Mapping[str, Sequence[int]], rate: int | None = None) -> AsyncGenerator[Item]:
+    def items(self, have: Mapping[str, Sequence[int]], rate: int | None = None) -> AsyncGenerator[Item]:
         """:func:`backup_items` of the node, until it closes.
 
         Raises:
             RefusedError: another backup runs, or a part of the node has failed.
         """
+        return self._items(self._source, have, rate, None)
+
+    def snapshot(self, positions: Positions, rate: int | None = None) -> AsyncGenerator[Item]:
+        """The same of the environments in ``positions`` alone, for another member of a cluster: see
+        :func:`backup_items`."""
+        environments = {name: self._source.environments[name] for name in positions()}
+        return self._items(self._source._replace(environments=environments, brokers={}), {}, rate, positions)
+
+    async def _items(
+        self,
+        source: BackupSource,
+        have: Mapping[str, Sequence[int]],
+        rate: int | None,
+        positions: Positions | None,
+    ) -> AsyncGenerator[Item]:
         if self._task is not None or self._closed:
-            raise RefusedError("another backup of this node is running", code=409, do="wait for its end")
+            raise RefusedError(
+                "another backup of this node is running",
+                code=409,
+                why="in a cluster also while a member loads a snapshot",
+                do="wait for its end",
+            )
         if problems := self._problems():
             raise RefusedError(
                 "the node is not ready, so a backup would not be complete",
@@ -153,7 +183,7 @@ class Backups:
         self._task = asyncio.current_task()
         self._ended.clear()
         try:
-            async with aclosing(backup_items(self._source, have, rate)) as items:
+            async with aclosing(backup_items(source, have, rate, positions)) as items:
                 async for item in items:
                     yield item
         finally:
@@ -266,12 +296,15 @@ class _Backup:
 
 
 async def backup_items(
-    source: BackupSource, have: Mapping[str, Sequence[int]], rate: int | None = None
+    source: BackupSource,
+    have: Mapping[str, Sequence[int]],
+    rate: int | None = None,
+    positions: Positions | None = None,
 ) -> AsyncGenerator[Item]:
     """The items of a backup of ``source``, of one point in time.
 
     ``have``: size and time of the last change, as in a manifest, of the files that the receiver has. ``rate``: bytes
-    per second.
+    per second. ``positions``: the backup has only the environments, and the result of this function at the point.
 
     Raises:
         StorageError: a file cannot be read, or was removed.
@@ -282,7 +315,7 @@ async def backup_items(
     point = 0
     pause_s = 0.0
     async with AsyncExitStack() as parts:
-        for file in await asyncio.to_thread(_other_files, source):
+        for file in [] if positions is not None else await asyncio.to_thread(_other_files, source):
             async for item in backup.file(file, may_vanish=True):
                 yield item
         for name, storage in source.brokers.items():
@@ -304,6 +337,7 @@ async def backup_items(
                 for files in _log_files(name, storage, closed=False):
                     rest += files
                 rest += _staged_files(name, storage)
+            reached = None if positions is None else positions()
             point = wall_clock_ms()
             pause_s = time.monotonic() - began
         for environment in source.environments.values():
@@ -322,7 +356,7 @@ async def backup_items(
                 if not _is_deleted(source, file):
                     raise
                 deleted.add(_directory(file.name))
-        for file in await asyncio.to_thread(_audit_files, source):
+        for file in [] if positions is not None else await asyncio.to_thread(_audit_files, source):
             async for item in backup.file(file, may_vanish=True):
                 yield item
     logs = tuple(f"{name}/log/" for name in source.brokers)
@@ -331,26 +365,29 @@ async def backup_items(
         for name in backup.files
         if not name.startswith(logs) or (name in listed and _directory(name) not in deleted)
     ]
-    directory = await asyncio.to_thread(_read_format, source.path)
-    yield Item(
-        {
-            "end": {
-                "format": BACKUP_FORMAT,
-                "version": penstock.__version__,
-                "started_at": started,
-                "point_at": point,
-                "ended_at": wall_clock_ms(),
-                "pause_ms": round(pause_s * 1000, 3),
-                "directory": directory,
-                "environments": {
-                    name: {"tables": list(environment.tables), "schema": _kind(name).schema}
-                    for name, environment in source.environments.items()
-                },
-                "brokers": sorted(source.brokers),
-                "files": {name: backup.files[name] for name in sorted(names)},
-            }
-        }
-    )
+    end: dict[str, Any] = {
+        "format": BACKUP_FORMAT,
+        "version": penstock.__version__,
+        "started_at": started,
+        "point_at": point,
+        "ended_at": wall_clock_ms(),
+        "pause_ms": round(pause_s * 1000, 3),
+        "directory": await asyncio.to_thread(_read_format, source.path),
+        "environments": {
+            name: {"tables": list(environment.tables), "schema": _kind(name).schema}
+            for name, environment in source.environments.items()
+        },
+        "brokers": sorted(source.brokers),
+        "files": {name: backup.files[name] for name in sorted(names)},
+    }
+    if reached is not None:
+        end["positions"] = {name: position.encode().hex() for name, position in reached.items()}
+    yield Item({"end": end, "crc": checksum_of(end)})
+
+
+def checksum_of(end: Mapping[str, Any]) -> int:
+    """CRC-32 of the manifest at the end of a stream."""
+    return crc32(json.dumps(end, sort_keys=True).encode())
 
 
 def _kind(name: str) -> EnvironmentKind:

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, RemoteProtocolError, StorageError
-from penstock.node.backup import BLOCK, Item, environment_kind, open_environment
+from penstock.node.backup import BLOCK, Item, checksum_of, environment_kind, open_environment
 from penstock.node.backup_encryption import SUFFIX, EncryptedFile, Recipients, decrypt
 from penstock.node.data_dir import FORMAT
 from penstock.runtime.io.directory_lock import DirectoryLock
@@ -285,6 +285,8 @@ class BackupReceiver:
             elif (error := header.get("error")) is not None:
                 raise RefusedError(str(error.get("what")), code=0, why=error.get("why"), do=error.get("hint"))
             elif "end" in header:
+                if header.get("crc") not in (None, checksum_of(header["end"])):  # None: of an earlier version
+                    raise RemoteProtocolError("the backup stream is damaged at its end")
                 self._end = header["end"]
         except OSError as error:
             raise _cannot_write(self._directory, error) from error

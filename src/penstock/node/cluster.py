@@ -42,8 +42,18 @@ from starlette.routing import Route
 
 import penstock
 from penstock.cluster.client import EtcdClient, EtcdStatus, EtcdUnavailableError
-from penstock.cluster.leadership import Leadership, why_not_eligible
-from penstock.cluster.log import EtcdLogs, FencedError, LogKeys, clock_key, is_full, leader_key, read_head
+from penstock.cluster.leadership import Leadership, is_too_far_behind, may_replace, why_not_eligible
+from penstock.cluster.log import (
+    RESTORED,
+    EtcdLogs,
+    FencedError,
+    LogKeys,
+    MissingCommitsError,
+    clock_key,
+    is_full,
+    leader_key,
+    read_head,
+)
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
 from penstock.cluster.watch import KeyWatch
@@ -55,6 +65,7 @@ from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
 from penstock.node.api_access import API
+from penstock.node.backup import Backups
 from penstock.node.client_warnings import TubeDenials
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.listeners import ListenerSection
@@ -62,9 +73,12 @@ from penstock.node.config.node import NodeConfig
 from penstock.node.config.tube import TubeCertificates, tube_limits
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import append_audit_entry, audited, broker_app, health_routes, names_of
+from penstock.node.member_snapshot import SnapshotLoader, SnapshotSource, snapshot_route
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import node_broker, reachable
+from penstock.node.replacement import complete_replacement
 from penstock.node.security import NodeSecurity
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import MAX_STEP_MS, SteppedClock, boot_id, boot_ms, wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.disk_space import DiskSpace, Writer
@@ -117,6 +131,8 @@ _SAVE_S: Final = 5.0
 for its entry of the audit trail."""
 _REPORT_LEASE_S: Final = 5
 """Seconds after which a member that does not report itself is not listed any more."""
+_LOAD_AGAIN_S: Final = 60.0
+"""Maximum seconds between two attempts to load a snapshot."""
 _HANDED_OVER: Final = "its leadership was handed over"
 
 
@@ -237,6 +253,18 @@ class ClusterMembership:
         self._environments: dict[str, LoggedEnvironment] = {}
         self._stored: dict[str, LogPosition | None] | None = None
         """Position of each environment while they are not open."""
+        self._loader: SnapshotLoader | None = None
+        """Loads a snapshot of the active node, while no environment is open."""
+        self._load_failure: str | None = None
+        """The reason why the last snapshot was not loaded."""
+        self._load_pauses = Backoff(1.0, _LOAD_AGAIN_S)
+        self._load_at = 0.0
+        """Time of the monotonic clock before which no other snapshot is loaded."""
+        self._snapshots = self._snapshots_failed = 0
+        self._http_tls = None if config.http.tls is None else section.http_options().context()
+        self._snapshot_secret = secrets.token_urlsafe(32)
+        """Credential of the members for a snapshot while this node is active."""
+        self._offers_snapshots = False
         self._leadership: Leadership | None = None
         self._logs: EtcdLogs | None = None
         self._clock_offset: int | None = None
@@ -313,7 +341,7 @@ class ClusterMembership:
                 except OSError as error:
                     raise bind_error(error, name, security.listeners[name].bind) from error
             parts.push_async_callback(asyncio.to_thread, self._close_standby)
-            parts.push_async_callback(self._join)
+            parts.push_async_callback(self._join)  # also ends the load of a snapshot
             if self._section.tubemq:
                 await self._start_tube(security, parts, metrics)
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
@@ -493,10 +521,14 @@ class ClusterMembership:
             except Exception as bug:  # noqa: BLE001 - raised by become_active
                 self._failure = bug
                 break
+        if self._loader is not None:
+            self._loader.close()
         self._loop.call_soon_threadsafe(self._elected.set)
 
     def _look(self) -> bool:
         """Read etcd once; returns True if this node was elected."""
+        if self._loader is None:
+            self._complete_replacement()
         active = self.active = ActiveNode.read(self._client, self.prefix)
         if self._watch is not None:
             self._watch.follow_endpoint()
@@ -508,7 +540,8 @@ class ClusterMembership:
             heads = {name: read_head(self._client, LogKeys(self.prefix, name)) for name in self._names}
             existing = [name for name, head in heads.items() if head is not None]
             has_log = bool(existing)
-            if existing and existing != list(self._standby_logs):  # the active node has started another one
+            # Otherwise the active node has started another one, or a snapshot was loaded.
+            if self._loader is None and existing and existing != list(self._standby_logs):
                 self._close_standby()
                 self._follow(existing)
             if self._standby is not None and self._standby.failure is None:
@@ -517,6 +550,7 @@ class ClusterMembership:
                 self._lag_commits = sum(max(0, count) for count in lacks)
                 if not self._lag_commits:
                     self._seen_ms = stamp_ms
+                    self._load_pauses.reset()
                 self._lag_s = max(0, stamp_ms - self._seen_ms) / 1000 if self._seen_ms else math.nan
             else:
                 self._lag_commits = self._lag_s = math.nan
@@ -528,9 +562,12 @@ class ClusterMembership:
             )
             self._pause()
             return False
+        if self._loads_snapshot(active):
+            self._pause()
+            return False
         standby = self._standby
         if standby is not None and standby.failure is not None:
-            self._tell(f"{_line(standby.failure)}")
+            self._tell(self._load_failure if self._load_failure and active is not None else _line(standby.failure))
             self._pause()
             return False
         if active is not None:
@@ -556,6 +593,100 @@ class ClusterMembership:
         self._tell(None)
         _log.info("elected", extra={"fields": {"cluster": self._section.name, "term": leadership.term}})
         return True
+
+    def _loads_snapshot(self, active: ActiveNode | None) -> bool:
+        """Load a snapshot if etcd has deleted commits that this node lacks; returns True while it does."""
+        loader, standby = self._loader, self._standby
+        if loader is None:
+            if (
+                standby is None
+                or not isinstance(standby.failure, MissingCommitsError)
+                or active is None
+                or active.node == self.node
+                or time.monotonic() < self._load_at
+                # A node that is blocked for another reason may have commits that no other node has.
+                or not is_too_far_behind(self._client, self.prefix, standby.positions)
+            ):
+                return False
+            self._load_snapshot(active)
+            return True
+        if not loader.ended:
+            self.problem = loader.progress  # not logged
+            return True
+        self._loader = None
+        self._stored = None
+        self._reported = 0.0  # follow and report with the next look
+        again_s = self._load_pauses.failed()  # the log may have passed the snapshot meanwhile
+        self._load_at = time.monotonic() + again_s
+        if loader.failure is None:
+            self._snapshots += 1
+            self._load_failure = None
+            _log.info("a snapshot of the active node was loaded")
+        else:
+            self._snapshots_failed += 1
+            failure = _line(loader.failure)
+            self._load_failure = f"no snapshot was loaded: {failure}; the next attempt is in {again_s:g} s"
+            self._tell(self._load_failure)
+        return True
+
+    def _complete_replacement(self) -> None:
+        """Before an environment is opened: one that is replaced later would go back. Raises StorageError."""
+        try:
+            complete_replacement(self._data_dir)
+        except OSError as error:
+            raise StorageError(
+                f"a loaded snapshot cannot be put in its place: {error}",
+                path=str(self._data_dir),
+                do="check the disk of this node; it continues automatically",
+            ) from error
+
+    def _load_snapshot(self, active: ActiveNode) -> None:
+        """Begin to load a snapshot from the active node. Raises UnavailableError, RefusedError, StorageError."""
+        request = pb.RangeRequest(key=_snapshot_key(self.prefix))
+        offers = self._client.call("KV/Range", request, pb.RangeResponse, within_s=1.0).kvs
+        offer = _decoded(offers[0].value) if offers else {}
+        if offer.get("term") != active.term:
+            self._load_failure = (
+                f"the active node {active.node} offers no snapshot: it is starting, or its version has none; then"
+                " upgrade it, or copy its data directory"
+            )
+            self._load_at = time.monotonic() + _REPORT_S
+            self._tell(self._load_failure)
+            return
+        names = list(self._standby_logs)
+        self._close_standby()
+        stored = {name: self._stored_position(name) for name in names}
+        source = SnapshotSource(active.node, active.http, str(offer.get("secret")), self._http_tls)
+        _log.info("loading a snapshot: etcd has deleted commits that this node lacks")
+        self._loader = SnapshotLoader(
+            source, self._data_dir, [LOGS[name] for name in names], self.node, partial(self._check_snapshot, stored)
+        )
+        self._loader.start()
+        self.problem = self._loader.progress
+        self._reported = 0.0
+
+    def _check_snapshot(self, stored: Mapping[str, LogPosition | None], found: Mapping[str, LogPosition]) -> None:
+        """Check that a snapshot with the positions ``found`` has all commits of this node, and that etcd has all
+        commits of the snapshot; in another thread.
+
+        Raises:
+            StorageError: it does not.
+            UnavailableError, RefusedError: etcd does not answer.
+        """
+        for name, position in stored.items():
+            new, head = found[LOGS[name]], read_head(self._client, LogKeys(self.prefix, name))
+            if (
+                head is None
+                or not may_replace(position, new)
+                or not may_replace(new, LogPosition(head.identity, 0, head.sequence))
+            ):
+                raise StorageError(
+                    f"{name}: the snapshot ends with commit {new.sequence}, the data of this node with"
+                    f" {0 if position is None else position.sequence}, and the log in etcd with"
+                    f" {'none' if head is None else head.sequence}, or they are of different logs",
+                    why="etcd was restored from a backup or emptied",
+                    do=RESTORED,
+                )
 
     def _use_masters(self, masters: list[str]) -> None:
         if masters != self._masters:
@@ -762,6 +893,26 @@ class ClusterMembership:
         )
         return logs.logs
 
+    def snapshot_route(self, backups: Callable[[], Backups | None]) -> Route:
+        """Return the path of the snapshot for members that are too far behind, of an elected node."""
+
+        def positions() -> dict[str, LogPosition]:
+            assert self._logs is not None
+            return {LOGS[name]: log.position for name, log in self._logs.logs.items()}
+
+        return snapshot_route(self._snapshot_secret, self.trail, positions, backups)
+
+    def _offer_snapshots(self) -> None:
+        """Put the secret that members send for a snapshot; a full etcd refuses it. Raises UnavailableError,
+        RefusedError."""
+        assert self._leadership is not None
+        assert self._logs is not None
+        offer = {"term": self._leadership.term, "secret": self._snapshot_secret}
+        put = pb.PutRequest(key=_snapshot_key(self.prefix), value=json.dumps(offer).encode())
+        request = pb.TxnRequest(compare=[self._logs.leads()], success=[pb.RequestOp(request_put=put)])
+        self._client.call("KV/Txn", request, pb.TxnResponse, within_s=1.0)
+        self._offers_snapshots = True
+
     def started(self, environments: Sequence[LoggedEnvironment]) -> None:
         """Begin to delete commits in etcd and to check the lease: the logs of ``environments`` have been started."""
         assert self._logs is not None
@@ -849,6 +1000,8 @@ class ClusterMembership:
             "lag_seconds": 0 if active else self._lag_s,
             "ready_standbys": self._ready_standbys() if active else 0,
             "commit_wait_seconds": self._wait_s(),
+            "snapshots": self._snapshots,
+            "snapshots_failed": self._snapshots_failed,
             "log_bytes": 0 if self._logs is None else self._logs.stored_bytes(),
             "etcd_database_bytes": self._database_bytes,
         }
@@ -870,6 +1023,8 @@ class ClusterMembership:
                 if time.monotonic() - self._reported > _REPORT_S:
                     self._report()
                     self._reports = _read_reports(self._client, self.prefix)
+                    if not self._offers_snapshots:
+                        self._offer_snapshots()
             except (UnavailableError, RefusedError) as error:
                 _log.warning("etcd does not answer: %s", error)
 
@@ -992,6 +1147,7 @@ class ClusterMembership:
             "applied": applied,
             "seen_ms": self._seen_ms,
             "problem": self.problem,
+            "loading": self._loader is not None,
             "place": self._place,
         }
         key = _node_key(self.prefix, self.node)
@@ -1113,7 +1269,7 @@ def _member(
         lag_s = max(0, now_ms - int(report.get("seen_ms", 0))) / 1000 if lag else 0.0
     return ClusterMember(
         node=node,
-        role="active" if leads else "standby" if problem is None else "blocked",
+        role="active" if leads else "standby" if problem is None else "loading" if report.get("loading") else "blocked",
         ready=leads or (problem is None and lag is not None and lag <= MOST_LAG),
         version=str(report.get("version", "?")),
         mqtt=str(report.get("mqtt", "")),
@@ -1167,6 +1323,10 @@ def _handover_key(prefix: str) -> bytes:
 
 def _handover_user_key(prefix: str) -> bytes:
     return f"{prefix}handover-user".encode()
+
+
+def _snapshot_key(prefix: str) -> bytes:
+    return f"{prefix}snapshot".encode()
 
 
 def _node_key(prefix: str, node: str) -> bytes:

@@ -61,6 +61,7 @@ class DataDirectory:
         self._lock = DirectoryLock(self.path, _NAME)
         withdraw(self.path)
         try:
+            self._complete_replacement()
             self._kept = self._read_format()
             self._check_kept()
         except BaseException:
@@ -123,6 +124,14 @@ class DataDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _complete_replacement(self) -> None:
+        from penstock.node.replacement import complete_replacement  # not needed by commands that only look
+
+        try:
+            complete_replacement(self.path)
+        except OSError as error:
+            raise unusable(self.path, error, _NAME) from error
 
     def _read_format(self) -> list[str]:
         """Check the format, or write it to a new directory; returns the recorded environments."""

@@ -249,6 +249,10 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
         "lag_seconds": _gauge("Time since this standby had applied all commits; 0 if active, NaN if it never did."),
         "ready_standbys": _gauge("Standbys that are up to date and can take over; 0 in a standby."),
         "commit_wait_seconds": _gauge("Time that the oldest commit has been waiting for etcd; 0 if none waits."),
+        "snapshots": _counter("Snapshots of the active node that this standby has loaded since its start."),
+        "snapshots_failed": _counter(
+            "Attempts of this standby to load a snapshot that failed; /readyz shows the reason.", "failed_snapshots"
+        ),
         "log_bytes": _gauge("Bytes of the commits in etcd, of the active node; 0 in a standby."),
         "etcd_database_bytes": _gauge("Bytes in use of the database of the etcd member that this node uses."),
     },

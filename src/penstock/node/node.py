@@ -297,6 +297,7 @@ class Node:
                     commands, self.security.permissions_of,
                     ConsoleClients(self.security.server, self.security.console_access, config.console.schemas),
                 ),
+                *([] if membership is None else [membership.snapshot_route(lambda: self._backups)]),
                 *web.routes(),
             ],
             front=web.page if web.available else None, prepare=self.console.refresh_metrics,

@@ -251,6 +251,13 @@ class Member(ClusterMembership):
         stored = None if tables is None else tables["meta"].get(b"log")
         return None if stored is None else decode_position(stored)
 
+    def _offer_snapshots(self) -> None:
+        """Nothing: the operator of the simulation copies the data."""
+        self._offers_snapshots = True
+
+    def _loads_snapshot(self, active: cluster.ActiveNode | None) -> bool:
+        return False
+
     def holds(self) -> bool:
         """Check the answer against the leadership key at this instant."""
         if not super().holds():

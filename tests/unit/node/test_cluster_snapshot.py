@@ -58,10 +58,10 @@ class Etcd:
         """Do nothing."""
 
 
-def report(node: str, applied: int | None, problem: str | None = None) -> tuple[bytes, bytes]:
+def report(node: str, applied: int | None, problem: str | None = None, *, loading: bool = False) -> tuple[bytes, bytes]:
     value = {
         "node": node, "version": "0.1", "mqtt": f"{node}:1883", "http": f"{node}:8080", "problem": problem,
-        "applied": {} if applied is None else {"mqtt": applied}, "seen_ms": 50_000,
+        "applied": {} if applied is None else {"mqtt": applied}, "seen_ms": 50_000, "loading": loading,
     }  # fmt: skip
     return f"{SECTION.prefix}node/{node}".encode(), json.dumps(value).encode()
 
@@ -86,7 +86,7 @@ def test_members_have_role_readiness_and_lag() -> None:
         cast(
             EtcdClient,
             etcd(report("one", None), report("two", last), report("three", 9), report("four", 10, "no log"),
-                 report("five", None)),
+                 report("five", None), report("six", None, "1.0 MiB received", loading=True)),
         ),
         0.5,
     )  # fmt: skip
@@ -99,12 +99,13 @@ def test_members_have_role_readiness_and_lag() -> None:
         "three": ("standby", False, MOST_LAG + 1, 12.0, None),
         "four": ("blocked", False, MOST_LAG, 12.0, "no log"),
         "five": ("standby", False, None, None, None),
+        "six": ("loading", False, None, None, "1.0 MiB received"),
     }
     assert found.etcd == (
         EtcdSnapshot("127.0.0.1:1", "3.6.1", True, 4096, None, ("alarm:CORRUPT",)),
         EtcdSnapshot("127.0.0.1:2", problem="connection refused", hint="check that it runs"),
     )
-    assert [each.code for each in found.reasons] == ["blocked", "lag", "etcd_unavailable", "etcd_alarm"]
+    assert [each.code for each in found.reasons] == ["blocked", "loading", "lag", "etcd_unavailable", "etcd_alarm"]
 
 
 async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ function Members() {
     <h2>Members</h2>
     <${Plain} title="Members" rows=${data.members} columns=${[
       { title: "Node", cell: (row) => row.node },
-      { title: "Role", cell: (row) => html`<span class=${row.role === "blocked" ? "bad" : ""}>${row.role}</span>` },
+      { title: "Role", cell: (row) => html`<span class=${row.role === "blocked" ? "bad" : row.role === "loading" ? "warn" : ""}>${row.role}</span>` },
       { title: "Ready", cell: (row) => (row.ready ? "yes" : html`<span class="warn">no</span>`) },
       { title: "Lag, commits", right: true, cell: (row) => number(row.lag_commits) },
       { title: "Behind", right: true, cell: (row) => (row.lag_s === 0 ? "–" : age(row.lag_s)) },

@@ -13,7 +13,7 @@ from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 
-__all__ = ["ClusterSection", "EtcdTls", "needs_cluster"]
+__all__ = ["ClusterSection", "EtcdTls", "HttpClientTls", "needs_cluster"]
 
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
@@ -47,6 +47,18 @@ class EtcdTls(Section):
     server_name: str | None = Field(default=None, description="name in the certificates of etcd; default: the host")
 
 
+class HttpClientTls(Section):
+    """TLS of the connection to the HTTP listener of the active node, if that has `http.tls`."""
+
+    ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
+    certificate: Path | None = Field(
+        default=None, description="PEM file: client certificate, if the active node has `http.tls.client_ca`"
+    )
+    key: Path | None = Field(
+        default=None, description="PEM file: private key, not encrypted; default: in `certificate`"
+    )
+
+
 class ClusterSection(Section):
     """Cluster of nodes: one is active, the others are standbys. MQTT sessions, retained messages, the state store, and
     topics and settings of TubeMQ are replicated with etcd; records of TubeMQ are not."""
@@ -61,6 +73,11 @@ class ClusterSection(Section):
     tls: EtcdTls | None = Field(default=None, description="TLS of the connections to etcd; default: plain TCP")
     user: str | None = Field(default=None, description="user in etcd")
     password_file: Path | None = Field(default=None, description="file whose first line is the password of `user`")
+    http_tls: HttpClientTls = Field(
+        default=HttpClientTls(),
+        description="TLS of the connection to the HTTP listener of the active node, from which a member that is too "
+        "far behind loads a snapshot; HTTPS is used if this node has `http.tls`",
+    )
     tubemq: bool = Field(
         default=False,
         description="run TubeMQ: a broker on each node, with its own `tube.broker_id`, and the master of the active "
@@ -88,6 +105,10 @@ class ClusterSection(Section):
     def prefix(self) -> str:
         """Prefix of the keys of the cluster in etcd."""
         return f"/penstock/{self.name}/"
+
+    def http_options(self) -> TlsOptions:
+        """TLS files for the HTTP listener of the active node."""
+        return TlsOptions(self.http_tls.ca, self.http_tls.certificate, self.http_tls.key)
 
     def login(self) -> Login:
         """User and TLS files for etcd."""

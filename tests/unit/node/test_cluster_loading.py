@@ -1,0 +1,223 @@
+"""When a member of a cluster loads a snapshot, what it reports meanwhile, and what it tries again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.cluster.client import EtcdClient
+from penstock.cluster.commit import Head, encode_frame
+from penstock.cluster.leadership import is_too_far_behind, may_replace
+from penstock.cluster.log import LogKeys, MissingCommitsError, leader_key
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.errors import PenstockError, RefusedError, StorageError
+from penstock.node import cluster
+from penstock.node.cluster import ActiveNode, ClusterMembership, _snapshot_key
+from penstock.node.config.cluster import ClusterSection
+from penstock.node.config.node import NodeConfig
+from penstock.node.member_snapshot import SnapshotSource
+from penstock.runtime.io.commit_log import LogPosition
+from tests.unit.node.test_cluster_snapshot import Etcd
+
+SECTION = ClusterSection(name="plant", node="two", etcd=["127.0.0.1:1"])
+PREFIX = SECTION.prefix
+LOG = b"identity"
+ACTIVE = ActiveNode("one", "127.0.0.1:8080", {}, 7)
+
+
+def at(sequence: int, identity: bytes = LOG, epoch: int = 0) -> LogPosition:
+    return LogPosition(identity, epoch, sequence)
+
+
+def etcd(oldest: int | None = 51, last: int = 100, **more: object) -> Etcd:
+    """The log of MQTT from ``oldest`` to ``last``; that of the state store is complete."""
+    values = dict(cast(Mapping[bytes, bytes], more))
+    for name, first, end in (("mqtt", oldest, last), ("statestore", 1, 1)):
+        keys = LogKeys(PREFIX, name)
+        values[keys.head] = Head(LOG, end, 7).encode()
+        if first is not None:
+            values[keys.frame(first)] = encode_frame(Head(LOG, first, 7), 0, b"")
+    return Etcd(values, [])
+
+
+@pytest.mark.parametrize(
+    ("mqtt", "oldest", "expected"),
+    [
+        (at(49), 51, True),
+        (at(0), 51, True),
+        (None, 51, True),
+        (at(50), 51, False),
+        (at(100), None, False),
+        (at(99), None, True),
+        (at(101), 51, False),
+        (at(49, b"another!"), 51, False),
+        (at(49, epoch=3), 51, False),
+    ],
+)
+def test_only_a_node_that_lacks_deleted_commits_of_its_own_log_is_too_far_behind(
+    mqtt: LogPosition | None, oldest: int | None, *, expected: bool
+) -> None:
+    client = cast(EtcdClient, etcd(oldest))
+    assert is_too_far_behind(client, PREFIX, {"mqtt": mqtt, "statestore": at(1)}) is expected
+    ahead = {"mqtt": mqtt, "statestore": at(2)}
+    assert not is_too_far_behind(client, PREFIX, ahead), "it has a commit that etcd does not have"
+    assert not is_too_far_behind(client, PREFIX, {"mqtt": mqtt, "another": None}), "etcd has no such log"
+
+
+def test_a_snapshot_replaces_no_later_and_no_other_data() -> None:
+    assert may_replace(None, at(5))
+    assert may_replace(at(5), at(5))
+    assert not may_replace(at(6), at(5))
+    assert not may_replace(at(1, b"another!"), at(5))
+    assert not may_replace(at(1, epoch=1), at(5))
+
+
+class Loader:
+    """A load that ends when it is told to."""
+
+    made: list[Loader]
+
+    def __init__(self, source: SnapshotSource, path: Path, names: list[str], member: str, check: object) -> None:
+        self.source, self.names, self.check = source, names, check
+        self.ended = False
+        self.failure: PenstockError | None = None
+        self.progress = "loading a snapshot from the active node one: 1.0 MiB received"
+        assert (member, path.is_absolute()) == ("two", True)
+        Loader.made.append(self)
+
+    def start(self) -> None: ...
+
+
+async def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Etcd) -> ClusterMembership:
+    monkeypatch.setattr(cluster, "SnapshotLoader", Loader)
+    Loader.made = []
+    node = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=SECTION), lambda _: None)
+    node._client.close()
+    node._console_client.close()
+    node._client = cast(EtcdClient, found)
+    follow(node)
+    return node
+
+
+def follow(node: ClusterMembership, failure: StorageError | None = None) -> None:
+    """Have the standby lack commits, or fail otherwise."""
+    standby = SimpleNamespace(
+        failure=failure or MissingCommitsError("commit 50 is missing"),
+        positions={"mqtt": at(49), "statestore": at(1)},
+        close=lambda: None,
+        clock_offset=None,
+    )
+    node._standby = cast(Any, standby)
+    node._standby_logs = cast(Any, {"statestore": None, "mqtt": None})
+
+
+def offer(term: int) -> dict[str, Any]:
+    return {cast(Any, _snapshot_key(PREFIX)): json.dumps({"term": term, "secret": "s"}).encode()}
+
+
+def found(more: Mapping[Any, bytes]) -> Etcd:
+    known = etcd()
+    known._values.update(more)
+    return known
+
+
+async def test_a_load_is_reported_and_repeated_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await member(tmp_path, monkeypatch, found(offer(7)))
+    assert node._loads_snapshot(ACTIVE)
+    (loader,) = Loader.made
+    assert (loader.source, loader.names) == (
+        SnapshotSource("one", "127.0.0.1:8080", "s", None), ["statestore", "mqtt"],
+    )  # fmt: skip
+    assert node._standby is None
+    assert node._loads_snapshot(None), "the active node has ended, which the loader notices"
+    assert node.problem == loader.progress
+    assert f"cluster: {loader.progress}" in node.problems()
+    loader.ended, loader.failure = True, StorageError("no space", do="free space")
+    assert node._loads_snapshot(ACTIVE)
+    assert "no snapshot was loaded: no space; do: free space; the next attempt is in 1 s" in str(node.problem)
+    follow(node)
+    assert not node._loads_snapshot(ACTIVE), "not before the pause has ended"
+    node._load_at = 0
+    assert node._loads_snapshot(ACTIVE)
+    Loader.made[1].ended = True
+    assert node._loads_snapshot(ACTIVE)
+    assert (node._load_failure, len(Loader.made)) == (None, 2)
+    assert {name: node.metric_values()[name] for name in ("snapshots", "snapshots_failed")} == {
+        "snapshots": 1, "snapshots_failed": 1,
+    }  # fmt: skip
+    assert node._load_at > 0, "also after a success: the log may have passed the snapshot"
+
+
+async def test_what_is_no_reason_for_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await member(tmp_path, monkeypatch, found(offer(7)))
+    assert not node._loads_snapshot(None), "no node is active"
+    assert not node._loads_snapshot(ACTIVE._replace(node="two")), "the active node that was this one"
+    follow(node, StorageError("LMDB failed"))
+    assert not node._loads_snapshot(ACTIVE)
+    follow(node)
+    assert node._standby is not None
+    node._standby.positions["statestore"] = at(2)
+    assert not node._loads_snapshot(ACTIVE), "it has a commit that etcd does not have"
+    follow(node)
+    node._client = cast(EtcdClient, found(offer(6)))
+    assert node._loads_snapshot(ACTIVE)
+    assert "offers no snapshot" in str(node.problem)
+    node._load_at = 0
+    node._client = cast(EtcdClient, found({}))
+    assert node._loads_snapshot(ACTIVE)
+    assert not Loader.made
+    assert node._standby is not None
+
+
+async def test_data_that_etcd_does_not_have_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await member(tmp_path, monkeypatch, etcd())
+    stored: dict[str, LogPosition | None] = {"mqtt": at(49), "statestore": None}
+    node._check_snapshot(stored, {"mqtt": at(100), "statestore": at(1)})
+    for mqtt in (at(48), at(101), at(60, b"another!")):
+        with pytest.raises(StorageError, match="etcd was restored"):
+            node._check_snapshot(stored, {"mqtt": mqtt, "statestore": at(1)})
+    with pytest.raises(StorageError, match="etcd was restored"):
+        node._check_snapshot({"mqtt": at(49, epoch=1)}, {"mqtt": at(100)})
+
+
+async def test_no_environment_is_opened_before_a_replacement_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await member(tmp_path, monkeypatch, etcd())
+
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cluster, "complete_replacement", refuse)
+    monkeypatch.setattr(ClusterMembership, "_follow", lambda *_: pytest.fail("it was opened"))
+    with pytest.raises(StorageError, match="a loaded snapshot cannot be put in its place"):
+        node._look()
+
+
+async def test_the_secret_is_put_by_the_active_node_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await member(tmp_path, monkeypatch, etcd())
+    requests: list[pb.TxnRequest] = []
+
+    def call(_method: str, request: pb.TxnRequest, *_: object, **__: object) -> None:
+        requests.append(request)
+        if len(requests) == 1:
+            raise RefusedError("etcd is full")
+
+    node._client = cast(Any, SimpleNamespace(call=call))
+    node._leadership = cast(Any, SimpleNamespace(term=7))
+    leads = pb.Compare(target=pb.Compare.MOD, key=leader_key(PREFIX), mod_revision=7)
+    node._logs = cast(Any, SimpleNamespace(leads=lambda: leads))
+    with pytest.raises(RefusedError):
+        node._offer_snapshots()
+    assert node._offers_snapshots is False, "it tries again"
+    node._offer_snapshots()
+    assert vars(node)["_offers_snapshots"] is True
+    assert list(requests[1].compare) == [leads]
+    put = requests[1].success[0].request_put
+    assert json.loads(put.value) == {"term": 7, "secret": node._snapshot_secret}
+    assert len(node._snapshot_secret) > 40
