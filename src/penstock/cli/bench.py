@@ -23,7 +23,7 @@ from penstock.cli.options import (
     connects_to_broker,
     connects_to_store,
     duration_option,
-    local_data_dir,
+    local_node,
     size_option,
 )
 from penstock.cli.output import Cell, escape, note, print_json, print_table, shown_count, shown_rate
@@ -201,16 +201,8 @@ def _ms(value: float | None) -> str | None:
 
 def _durability(url: str) -> str | None:
     """The durability of the node of this machine that listens on ``url``; None if it is another server."""
-    from penstock.mqtt.url import parse_broker_url
-    from penstock.node.data_dir import running_node
-
-    found = running_node(local_data_dir())
-    if found is None:
-        return None
-    broker = parse_broker_url(url)
-    own = {parse_broker_url(str(each)) for each in dict(found.get("listeners") or {}).values()}
-    same = any((each.host, each.port) == (broker.host, broker.port) for each in own)
-    return str(found["durability"]) if same else None
+    found = local_node(url)
+    return None if found is None else str(found["durability"])
 
 
 def _stamped(started: float, size: int) -> bytes:

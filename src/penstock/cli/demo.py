@@ -72,7 +72,7 @@ def demo(
     """Send 1,268 real measurements through MQTT, TubeMQ and Spark into a lake table, with alarms in the state store.
 
     One message is malformed and one is late. At the end the log, the table, the ledger and the alarms are compared.
-    Exit status 1 if a record is missing or duplicated.
+    Exit status 1 if a record is missing or duplicated. `penstock demo plant` publishes live telemetry instead.
     """
     if chaos and attach:
         raise ConfigError("--chaos and --attach exclude each other", why="--chaos kills the node", do="use one of them")

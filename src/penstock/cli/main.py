@@ -49,6 +49,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry(
         "penstock.cli.demo", "Run the demo: real telemetry from MQTT into a lake table, with a proof of delivery."
     ),
+    "demo plant": CommandEntry(
+        "penstock.cli.demo_plant", "Publish live telemetry of a plant with faults, for trying a node."
+    ),
     "aio": CommandEntry("penstock.cli.aio", "Connect applications of Azure IoT Operations to a node."),
     "kv": CommandEntry("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
     "statestore": CommandEntry(
@@ -130,8 +133,8 @@ class LazyGroup(PlainParameters, TyperGroup):
     """Group whose commands are imported when one is called."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """Return the names of the commands, in the order of the table."""
-        return list(COMMANDS)
+        """Return the names of the commands, in the order of the table; those of one word, which a shell completes."""
+        return [name for name in COMMANDS if " " not in name]
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         """Import and return the command; None for an unknown name."""
@@ -149,10 +152,11 @@ class LazyGroup(PlainParameters, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command; the parser uses the names for "did you mean"."""
-        if args and args[0] in COMMANDS:
-            command = _only(importlib.import_module(COMMANDS[args[0]].module).app, list(args[1:2]))
-            command.name = args[0]
-            return args[0], command, args[1:]
+        words = 2 if " ".join(args[:2]) in COMMANDS else 1  # two: `demo plant`, whose first word is a command, too
+        if (name := " ".join(args[:words])) in COMMANDS:
+            command = _only(importlib.import_module(COMMANDS[name].module).app, list(args[words : words + 1]))
+            command.name = name
+            return name, command, args[words:]
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
         self.commands = names
         return super().resolve_command(ctx, args)

@@ -60,6 +60,7 @@ __all__ = [
     "help_record",
     "input_bytes",
     "local_data_dir",
+    "local_node",
     "local_token",
     "parse_token",
     "repeat",
@@ -682,6 +683,19 @@ def local_data_dir() -> Path:
 
 _DATA_DIR_LINE: Final = re.compile(r"^data_dir: +([\w./-]+) *(?: #.*)?$(?!\s*\n[ \t])", re.MULTILINE)
 """One word, which does not continue in an indented line."""
+
+
+def local_node(url: str) -> dict[str, Any] | None:
+    """Return the addresses of the node in the local data directory if it listens on ``url``; otherwise None."""
+    from penstock.mqtt.url import parse_broker_url
+    from penstock.node.data_dir import running_node
+
+    found = running_node(local_data_dir())
+    if found is None:
+        return None
+    broker = parse_broker_url(url)
+    own = {parse_broker_url(str(each)) for each in dict(found.get("listeners") or {}).values()}
+    return found if any((each.host, each.port) == (broker.host, broker.port) for each in own) else None
 
 
 def local_token(address: str, data_dir: Path) -> str:

@@ -107,19 +107,17 @@ class Limits(NamedTuple):
         return json.dumps(self._asdict()).encode()
 
 
-def example(name: str) -> Path:
-    """Return the path of a file of ``examples/water``, in the checkout or in the installed wheel.
+def example(name: str, *, of: str = "water") -> Path:
+    """Return the path of a file of ``examples/water`` or another example, in the checkout or in the installed wheel.
 
     Raises:
         ConfigError: it does not exist.
     """
     package = Path(penstock.__file__).parent
-    for directory in (package / "examples" / "water", package.parents[1] / "examples" / "water"):
+    for directory in (package / "examples" / of, package.parents[1] / "examples" / of):
         if (directory / name).is_file():
             return directory / name
-    raise ConfigError(
-        f"examples/water/{name} is not installed", do="install penstock from its wheel or a full checkout"
-    )
+    raise ConfigError(f"examples/{of}/{name} is not installed", do="install penstock from its wheel or a full checkout")
 
 
 def read(path: Path) -> list[Reading]:

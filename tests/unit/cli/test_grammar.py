@@ -27,7 +27,7 @@ def _leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 LEAVES = dict(
     leaf
     for name, entry in COMMANDS.items()
-    for leaf in _leaves(typer.main.get_command(importlib.import_module(entry.module).app), (name,))
+    for leaf in _leaves(typer.main.get_command(importlib.import_module(entry.module).app), tuple(name.split()))
 )
 
 

@@ -22,6 +22,11 @@ def test_the_example_is_valid_and_needs_no_environment() -> None:
     assert pipeline.master == "127.0.0.1:8715"
 
 
+def test_the_example_of_the_plant_is_valid() -> None:
+    pipeline = load(example("pipeline.yaml", of="plant"))
+    assert [sink.name for sink in pipeline.sinks] == ["readings", "hot"]
+
+
 def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(FILE.replace("lake/rows", '"${LAKE:-lake}/rows"'))
