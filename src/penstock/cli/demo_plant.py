@@ -188,10 +188,10 @@ class _Run:
         text = f"{count} machines, {rate}, seed {self._seed}, faults {self._mode}, {until}"
         self._say("start", text, machines=count, rate=self._rate, seed=self._seed, faults=self._mode)
         if not self._json:
-            sys.stdout.write(self._what_to_look_at())
+            sys.stdout.write(self._hints())
             sys.stdout.flush()
 
-    def _what_to_look_at(self) -> str:
+    def _hints(self) -> str:
         from penstock.demo.data import example
 
         drifting = self._plant.faulty["drift"]

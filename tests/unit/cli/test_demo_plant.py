@@ -154,7 +154,7 @@ async def test_faults_and_set_points_are_switched_until_ctrl_c(
     assert "fire: expected drift" in found["invalid"][0]["text"]
 
 
-async def test_it_says_what_to_look_at_in_80_columns(node: ReadyNode, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_it_says_hints_in_80_columns(node: ReadyNode, capfd: pytest.CaptureFixture[str]) -> None:
     assert await run(node, "--for", "0.1s", "--fault", "all") == 0
     captured = capfd.readouterr()
     for text in ("penstock mqtt sub 'demo/#'", "kv watch demo/alarm/", f"http://{node.http}/", "pipeline.yaml"):
