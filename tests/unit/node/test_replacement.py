@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import StorageError
+from penstock.node import replacement
 from penstock.node.data_dir import DataDirectory
 from penstock.node.replacement import SNAPSHOT, begin_replacement, complete_replacement, new_environments
 from penstock.runtime.io.files import DirectFiles
@@ -151,12 +151,13 @@ def test_a_move_that_fails_is_reported_and_continued(tmp_path: Path, monkeypatch
     path = data_directory(tmp_path / "data")
     begin_replacement(path, NAMES)
 
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    class RefusingFiles(DirectFiles):
+        def rename(self, old: Path, new: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
 
-    rename: Callable[..., None] = DirectFiles.rename
-    monkeypatch.setattr(DirectFiles, "rename", refuse)
-    with pytest.raises(StorageError, match="cannot be used"):
-        DataDirectory(path)
-    monkeypatch.setattr(DirectFiles, "rename", rename)
+    with monkeypatch.context() as patched:
+        patched.setattr(replacement, "DirectFiles", RefusingFiles)
+        with pytest.raises(StorageError, match="cannot be used"):
+            DataDirectory(path)
+    DataDirectory(path).close()
     assert contents(path) == {"new"}
