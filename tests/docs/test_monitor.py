@@ -11,6 +11,7 @@ from tests.docs.pages import ROOT
 SOURCES = ROOT / "src" / "penstock"
 PAGE = (ROOT / "docs" / "operations" / "monitor.md").read_text(encoding="utf-8")
 
+MEMBERSHIP = "node/cluster/membership.py"
 TEXTS = (
     ("node/node.py", '"starting"', "`starting`"),
     ("node/node.py", '"shutting down"', "`shutting down`"),
@@ -30,10 +31,18 @@ TEXTS = (
     ("runtime/observability/otlp.py", "{self._items} cannot be sent to ", "`spans cannot be sent to …`"),
     ("runtime/observability/telemetry.py", '"metrics", "metrics"', "`metrics cannot be sent to …`"),
     ("runtime/observability/telemetry.py", '"log lines"', "`log lines cannot be sent to …`"),
-    ("node/cluster.py", "standby: the active node is", "`standby: the active node is …`"),
-    ("node/cluster.py", "standby: no node of the cluster is active", "`standby: no node of the cluster is active"),
-    ("node/cluster.py", "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
-    ("node/cluster.py", "commits have been waiting for etcd for", "`commits have been waiting for etcd for … s`"),
+    (MEMBERSHIP, "standby: the active node is", "`standby: the active node is …`"),
+    (
+        MEMBERSHIP,
+        "standby: no node of the cluster is active",
+        "`standby: no node of the cluster is active",
+    ),
+    (MEMBERSHIP, "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
+    (
+        MEMBERSHIP,
+        "commits have been waiting for etcd for",
+        "`commits have been waiting for etcd for … s`",
+    ),
 )
 """File, a part of the text in it, and the text of the page."""
 

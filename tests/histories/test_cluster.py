@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError, RefusedError
-from penstock.node.cluster import LOGS
+from penstock.node.cluster.state import LOGS
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.client import web
 from tests.histories.lock_load import LockLoad

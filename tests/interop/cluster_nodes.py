@@ -19,7 +19,7 @@ from penstock.cluster.client import EtcdClient
 from penstock.cluster.log import LogKeys, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.snapshots import ClusterMember
-from penstock.node.cluster import _read_reports, read_cluster
+from penstock.node.cluster.state import read_cluster, read_reports
 from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
@@ -188,7 +188,7 @@ class NodeProcess:
                     for report in reports
                 ):
                     await asyncio.sleep(0.05)
-                    reports = await asyncio.to_thread(_read_reports, client, section.prefix)
+                    reports = await asyncio.to_thread(read_reports, client, section.prefix)
         except TimeoutError:
             raise AssertionError(f"{heads}: {reports}\n{self.log()}") from None
         finally:

@@ -28,7 +28,8 @@ from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Will
 from penstock.mqtt.codec.properties import Properties
-from penstock.node.cluster import ActiveNode, ClusterMembership
+from penstock.node.cluster.membership import ClusterMembership
+from penstock.node.cluster.state import ActiveNode
 from penstock.node.config.node import NodeConfig, load_config
 from penstock.runtime.io.clock import boot_id, boot_ms, wall_clock_ms
 from penstock.runtime.observability.audit import read_audit
@@ -379,23 +380,25 @@ async def test_a_node_with_the_id_of_another_one_is_blocked(two: list[NodeProces
                 with suppress(UnavailableError):
                     return await asyncio.to_thread(call)
 
-    original, earlier, namesake = membership(first), membership(first), membership(second)
-    await answered(earlier._report)
-    await answered(original._report)  # finds the report of an earlier process of its node
-    await answered(original._report)
-    namesake.active = ActiveNode(first.name, "", {}, 1)
-    assert namesake.other_active() is None, "what this node was before it was restarted"
-    assert not await answered(namesake._look)
-    assert f"another node with the id '{first.name}' ({socket.gethostname()}:{first.data_dir})" in str(namesake.problem)
-    namesake.active = ActiveNode(first.name, "", {}, 1)
-    assert namesake.other_active() is not None
+    original, earlier, duplicate = membership(first), membership(first), membership(second)
+    await answered(earlier._put_report)
+    await answered(original._put_report)  # finds the report of an earlier process of its node
+    await answered(original._put_report)
+    duplicate.active = ActiveNode(first.name, "", {}, 1)
+    assert duplicate.other_active() is None, "what this node was before it was restarted"
+    assert not await answered(duplicate._look)
+    assert f"another node with the id '{first.name}' ({socket.gethostname()}:{first.data_dir})" in str(
+        duplicate.problem
+    )
+    duplicate.active = ActiveNode(first.name, "", {}, 1)
+    assert duplicate.other_active() is not None
     await original.close()
     await earlier.close()
     async with asyncio.timeout(DEADLINE_S):
-        while not await answered(namesake._look):
+        while not await answered(duplicate._look):
             pass
-    assert namesake.problem is None
-    await namesake.close()
+    assert duplicate.problem is None
+    await duplicate.close()
 
 
 async def test_after_etcd_lost_its_data_a_log_begins_on_request_only(
@@ -509,14 +512,14 @@ async def test_the_clocks_of_expiry_times_and_versions_continue_on_another_machi
     client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
     member._read_clock(ActiveNode("other", "", {}, term))
     member._set_clock()
-    versions = member.version_clock(hold_s=300)
+    versions = member.clock.version_clock(hold_s=300)
     versions.check()
     if term == 7:
         assert "versions and deadlines still follow" in str(versions.problem())
-        expected = {member.clock: then_ms, versions.now: then_ms}
+        expected = {member.clock.now: then_ms, versions.now: then_ms}
     else:  # the time of an earlier active node may be old
         assert versions.problem() is None
-        expected = {member.clock: max(start_ms, then_ms), versions.now: start_ms}
+        expected = {member.clock.now: max(start_ms, then_ms), versions.now: start_ms}
     for clock, earliest_ms in expected.items():
         assert earliest_ms <= clock() <= earliest_ms + wall_clock_ms() - start_ms + 5
     # The clock of the next active node is behind, and so are the expiry times of its term.
@@ -526,7 +529,7 @@ async def test_the_clocks_of_expiry_times_and_versions_continue_on_another_machi
     client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
     member._read_clock(ActiveNode("other", "", {}, 9))
     member._set_clock()
-    assert later_ms <= member.clock() <= later_ms + wall_clock_ms() - start_ms + 5
+    assert later_ms <= member.clock.now() <= later_ms + wall_clock_ms() - start_ms + 5
     await member.close()
     client.close()
 
@@ -545,10 +548,10 @@ async def test_the_clock_of_expiry_times_continues_on_the_same_boot_of_a_machine
     put = pb.PutRequest(key=clock_key(member.prefix), value=json.dumps(stamp).encode())
     client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_put=put)]), pb.TxnResponse)
     member._read_clock(None)
-    versions = member.version_clock(hold_s=300)
+    versions = member.clock.version_clock(hold_s=300)
     member._set_clock()
     before_ms = boot_ms()
-    time_ms, version_ms = member.clock(), versions.now()
+    time_ms, version_ms = member.clock.now(), versions.now()
     after_ms = boot_ms()
     assert before_ms + offset_ms <= time_ms <= after_ms + offset_ms
     assert abs(version_ms - time_ms) < 60_000

@@ -120,7 +120,7 @@ class StandbyNode:
         return {name: counter(environment) for name, environment in self.environments.items()}
 
     def take_over(self) -> EtcdLogs | None:
-        """Become active if no other node is, as :class:`~penstock.node.cluster.Membership` does."""
+        """Become active if no other node is, as :class:`~penstock.node.cluster.membership.ClusterMembership` does."""
         if why_not_eligible(self._client, self._prefix, self.standby.positions) or not self.leadership.campaign():
             return None
         self.standby.close()

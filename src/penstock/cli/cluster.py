@@ -69,7 +69,7 @@ def status(config: Config = None, as_json: Json = False) -> None:
     It reads etcd, so no node need run. The exit status is 1 if no node is active. --json prints one object per member.
     """
     with _connected(config) as (section, client):
-        from penstock.node.cluster import read_cluster  # needs the extra
+        from penstock.node.cluster.state import read_cluster  # needs the extra
 
         state = read_cluster(section, client)
     rows: list[dict[str, Cell]] = [asdict(member) for member in state.members]
@@ -109,7 +109,7 @@ def handover(
     refused if no standby is up to date.
     """
     with _connected(config) as (section, client):
-        from penstock.node.cluster import ActiveNode, read_cluster, request_handover  # needs the extra
+        from penstock.node.cluster.state import ActiveNode, read_cluster, request_handover  # needs the extra
 
         state = read_cluster(section, client)
         if state.active is None:

@@ -20,7 +20,7 @@ operations of the write-ahead log, in blocks that begin with their length (4 byt
 The manifest lists the files of the backup: more may have been sent.
 
 A member of a cluster that is too far behind gets the environments alone, and in the manifest the positions in the logs
-that they have at the point: see :mod:`penstock.node.member_snapshot`.
+that they have at the point: see :mod:`penstock.node.cluster.snapshot`.
 """
 
 from __future__ import annotations

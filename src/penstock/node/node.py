@@ -87,7 +87,7 @@ from penstock.tube.storage.broker_storage import BrokerStorage
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
-    from penstock.node.cluster import ClusterMembership
+    from penstock.node.cluster.membership import ClusterMembership
     from penstock.node.telemetry import NodeTelemetry
     from penstock.node.tracing import NodeTraces
 
@@ -143,7 +143,7 @@ class Node:
         self.config = config
         self._membership = membership
         hold_s = config.clock_step_hold_s
-        self.clock = SteppedClock(hold_s=hold_s) if membership is None else membership.version_clock(hold_s)
+        self.clock = SteppedClock(hold_s=hold_s) if membership is None else membership.clock.version_clock(hold_s)
         """Clock of versions and deadlines."""
         self.security = NodeSecurity(config, self.clock.now)
         self.metrics = Metrics()
@@ -543,7 +543,7 @@ class Node:
             options=self.config.statestore.options(strict_read=self.config.security.strict_read),
             policy=StorePolicy(self.security) if self.security.enforced else None,
             capture=capture,
-            steady=None if membership is None else membership.clock,
+            steady=None if membership is None else membership.clock.now,
             storage=(
                 None
                 if membership is None
@@ -929,7 +929,7 @@ async def serve(
 
 def _membership(config: NodeConfig) -> ClusterMembership:
     with needs_cluster():
-        from penstock.node.cluster import ClusterMembership, restart_process
+        from penstock.node.cluster.membership import ClusterMembership, restart_process
     return ClusterMembership(config, restart_process)
 
 

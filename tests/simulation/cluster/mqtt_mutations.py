@@ -15,7 +15,7 @@ import pytest
 from penstock.cluster.standby import Standby
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.mqtt import storage as mqtt_storage
-from penstock.node.cluster import ClusterMembership
+from penstock.node.cluster.membership import ClusterMembership
 from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.statestore.service.preload import PreloadedKeys, PreloadedStorage
 from penstock.statestore.service.storage import Storage

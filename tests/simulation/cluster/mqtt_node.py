@@ -19,7 +19,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
-from penstock.node.cluster import ClusterMembership
+from penstock.node.cluster.membership import ClusterMembership
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
@@ -94,7 +94,7 @@ class ActiveNode(Service):
 
     async def _start(self) -> None:
         member, node = self._member, self._node
-        clock = self._clock = member.version_clock(HOLD_S)
+        clock = self._clock = member.clock.version_clock(HOLD_S)
         turn_work = SHORT_TURN_WORK if node.name == "one" else BrokerLimits().max_turn_work
         server = self.server = MqttServer(limits=BrokerLimits(max_turn_work=turn_work), clock=clock)
         clock.start()
@@ -104,7 +104,7 @@ class ActiveNode(Service):
         environment = SimulatedLog(member._lmdb("statestore"), log=logs["statestore"])
         storage._environment, storage._tables, storage.path = environment, environment.tables, environment.path
         path = environment.path
-        store = self.store = StateStoreService(path, clock=clock, steady=member.clock, storage=storage)
+        store = self.store = StateStoreService(path, clock=clock, steady=member.clock.now, storage=storage)
         store._writer.queue = ThreadedCommitQueue("statestore", store._writer, gathers=self._gathers)
         await store.start(server.outlet)
         server.add_service(store)
@@ -114,7 +114,7 @@ class ActiveNode(Service):
         persistence._queue = ThreadedCommitQueue("mqtt", persistence, gathers=self._gathers)
         await server.recover(persistence, steady=store.steady)
         member.check_clock()
-        if not member._clock_runs and abs(clock.now() - node.etcd.true_ms()) > MAX_DRIFT_MS:
+        if not member.clock.runs and abs(clock.now() - node.etcd.true_ms()) > MAX_DRIFT_MS:
             raise HistoryEnded(
                 "as after a reboot, versions follow the system clock, which is wrong: requests are refused"
             )

@@ -17,8 +17,8 @@ from penstock.cluster.log import EtcdLog
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import EtcdRetention
 from penstock.errors import RefusedError, UnavailableError
-from penstock.node import cluster
-from penstock.node.cluster import ClusterMembership
+from penstock.node.cluster import membership
+from penstock.node.cluster.membership import ClusterMembership
 from tests.simulation.cluster.run import FAULTS, TWO_NODES
 from tests.simulation.cluster.threads import boot_ms, wall_ms
 
@@ -58,7 +58,7 @@ def doubt_is_failure(patch: pytest.MonkeyPatch) -> None:
 
 def gap_ignored(patch: pytest.MonkeyPatch) -> None:
     """A standby that lacks deleted commits is elected, and continues after the gap."""
-    patch.setattr(cluster, "why_not_eligible", lambda *_args: None)
+    patch.setattr(membership, "why_not_eligible", lambda *_args: None)
     read = log.read_frames
 
     def available(client: EtcdClient, keys: log.LogKeys, after: int, end: int) -> Any:
@@ -98,7 +98,7 @@ def local_clock(patch: pytest.MonkeyPatch) -> None:
     """A new active node measures expiry with its own system clock."""
 
     def set_clock(self: ClusterMembership) -> None:
-        self._clock_offset = wall_ms() - boot_ms()
+        self.clock.offset_ms = wall_ms() - boot_ms()
 
     patch.setattr(ClusterMembership, "_set_clock", set_clock)
 
@@ -108,10 +108,10 @@ def clock_of_earlier_term(patch: pytest.MonkeyPatch) -> None:
     read_clock = ClusterMembership._read_clock
 
     def read(self: ClusterMembership, active: Any) -> int:
-        before = self._clock_offset
+        before = self.clock.offset_ms
         time_ms = read_clock(self, active)
-        if before is not None and self._clock_offset is not None:
-            self._clock_offset = max(before, self._clock_offset)
+        if before is not None and self.clock.offset_ms is not None:
+            self.clock.offset_ms = max(before, self.clock.offset_ms)
         return time_ms
 
     patch.setattr(ClusterMembership, "_read_clock", read)

@@ -28,8 +28,9 @@ from penstock.cluster.log import EtcdLogs, leader_key
 from penstock.errors import OutOfSpaceError, PenstockError, StorageError
 from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
 from penstock.mqtt.storage import TABLES as MQTT_TABLES
-from penstock.node import cluster
-from penstock.node.cluster import ClusterMembership, _handover_key
+from penstock.node.cluster import clock, membership, report, snapshot_recovery
+from penstock.node.cluster.membership import ClusterMembership
+from penstock.node.cluster.state import ActiveNode, handover_key
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
 from penstock.runtime.io.clock import SteppedClock
@@ -224,13 +225,13 @@ class Member(ClusterMembership):
     def __init__(self, node: Node) -> None:
         self.simulated = node
         super().__init__(node.config, node.replace_process)
-        self._client = SimulatedClient(node)
+
+    def _connect(self) -> EtcdClient:
+        return SimulatedClient(self.simulated)
 
     def elect(self) -> None:
         """Follow the active node until this one is elected."""
-        self._watch = watch.KeyWatch(
-            self._client, [leader_key(self.prefix), _handover_key(self.prefix)], self._wake.set
-        )
+        self._watch = watch.KeyWatch(self._client, [leader_key(self.prefix), handover_key(self.prefix)], self._wake.set)
         self._thread = THREADING.Thread(target=self._stand_by, name="cluster member", daemon=True)
         self._thread.start()
         cast(Event, self._elected).wait()
@@ -255,7 +256,7 @@ class Member(ClusterMembership):
         """Nothing: the operator of the simulation copies the data."""
         self._offers_snapshots = True
 
-    def _loads_snapshot(self, active: cluster.ActiveNode | None) -> bool:
+    def _loads_snapshot(self, active: ActiveNode | None) -> bool:
         return False
 
     def holds(self) -> bool:
@@ -270,8 +271,8 @@ class Member(ClusterMembership):
     def check_clock(self) -> None:
         """Tell the history how the clock of an elected node continues."""
         node = self.simulated
-        behind_ms = node.etcd.true_ms() - node.machine.elapsed_ns() // 1_000_000 - (self._clock_offset or 0)
-        node.history.clock_set(behind_ms, continues=self._clock_runs)
+        behind_ms = node.etcd.true_ms() - node.machine.elapsed_ns() // 1_000_000 - (self.clock.offset_ms or 0)
+        node.history.clock_set(behind_ms, continues=self.clock.runs)
 
     @property
     def term(self) -> int:
@@ -324,7 +325,7 @@ class KeyService(Service):
         self.requests: deque[Request] = deque()
         self.arrived = Event()
         self._node, self._member = node, member
-        self._versions = member.version_clock(HOLD_S)
+        self._versions = member.clock.version_clock(HOLD_S)
         logs = member.logs()
         self._rows: dict[bytes, Row] = {}
         self._environments: dict[str, SimulatedLog] = {}
@@ -385,7 +386,7 @@ class KeyService(Service):
     def _handle(self, request: Request) -> None:
         operation = request.operation
         commits = self._commits["mqtt" if operation.key.startswith(b"m") else "statestore"]
-        now_ms = self._member.clock()
+        now_ms = self._member.clock.now()
         row = self._rows.get(operation.key)
         if operation.kind == SET:
             version = self._clock.next(self._versions.now())
@@ -487,7 +488,7 @@ def virtual(
     _nodes.clear()
     loop = SimpleNamespace(call_soon_threadsafe=lambda call, *args: call(*args))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (client, follow, leadership, log, standby, watch, cluster):
+        for module in (client, follow, leadership, log, standby, watch, membership, clock, report, snapshot_recovery):
             for name, value in (
                 ("threading", THREADING),
                 ("time", TIME),
@@ -497,11 +498,11 @@ def virtual(
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         patch.setattr(log, "secrets", SimpleNamespace(token_bytes=random.randbytes))
-        patch.setattr(cluster, "asyncio", SimpleNamespace(Event=Event, get_running_loop=lambda: loop))
-        patch.setattr(cluster, "os", SimpleNamespace(_exit=_leave_process))
-        patch.setattr(cluster, "boot_id", lambda: _node().boot_id)
-        patch.setattr(cluster, "SteppedClock", _stepped_clock)
-        patch.setattr(cluster, "LoggedEnvironment", SimulatedLog)
+        patch.setattr(membership, "asyncio", SimpleNamespace(Event=Event, get_running_loop=lambda: loop))
+        patch.setattr(membership, "os", SimpleNamespace(_exit=_leave_process))
+        patch.setattr(clock, "boot_id", lambda: _node().boot_id)
+        patch.setattr(clock, "SteppedClock", _stepped_clock)
+        patch.setattr(membership, "LoggedEnvironment", SimulatedLog)
         for function, name, default in (
             (Leadership.__init__, "clock", boot_ms),
             (EtcdLogs.__init__, "most_bytes", log_bytes),

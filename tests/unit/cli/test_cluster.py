@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.console.snapshots import ClusterMember
-from penstock.node.cluster import MOST_LAG
+from penstock.node.cluster.state import MOST_LAG
 from tests.unit.cli.conftest import Command
 from tests.unit.node.test_cluster_snapshot import SECTION, etcd, report
 

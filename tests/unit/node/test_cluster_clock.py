@@ -11,8 +11,9 @@ import pytest
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.node import cluster
-from penstock.node.cluster import ActiveNode, ClusterMembership
+from penstock.node.cluster import clock
+from penstock.node.cluster.membership import ClusterMembership
+from penstock.node.cluster.state import ActiveNode
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
 from penstock.runtime.io.clock import wall_clock_ms
@@ -45,8 +46,8 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(100)
-    monkeypatch.setattr(cluster, "boot_ms", lambda: machine.boot_ms)
-    monkeypatch.setattr(cluster, "wall_clock_ms", lambda: machine.wall_ms)
+    monkeypatch.setattr(clock, "boot_ms", lambda: machine.boot_ms)
+    monkeypatch.setattr(clock, "wall_clock_ms", lambda: machine.wall_ms)
     return machine
 
 
@@ -79,8 +80,8 @@ async def test_without_an_active_node_the_system_clock_does_not_seem_to_step(
             machine.wait(60)
             member._read_clock(None)
         member._set_clock()
-        assert member.clock() == machine.wall_ms
-        versions = member.version_clock(hold_s=300)
+        assert member.clock.now() == machine.wall_ms
+        versions = member.clock.version_clock(hold_s=300)
         versions.check()
         assert versions.problem() is None
 
@@ -93,7 +94,7 @@ async def test_a_system_clock_that_differs_from_that_of_the_active_node_has_step
         put_clock(monkeypatch, machine.wall_ms + 3_600_000)  # of a node whose system clock is ahead
         member._read_clock(ACTIVE)
         member._set_clock()
-        versions = member.version_clock(hold_s=300)
+        versions = member.clock.version_clock(hold_s=300)
         versions.check()
         assert "versions and deadlines still follow" in str(versions.problem())
 
@@ -108,4 +109,4 @@ async def test_the_clock_of_a_later_term_is_late_never_early(
         put_clock(monkeypatch, machine.right_ms - 600_000, term=9)
         member._read_clock(None)
         member._set_clock()
-        assert member.clock() == machine.right_ms - 600_000, "late by the time without an active node"
+        assert member.clock.now() == machine.right_ms - 600_000, "late by the time without an active node"

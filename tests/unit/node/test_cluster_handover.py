@@ -11,7 +11,8 @@ import pytest
 
 from penstock.cluster.client import EtcdUnavailableError
 from penstock.errors import ConfigError, StorageError, UnavailableError
-from penstock.node.cluster import ClusterMembership, _handover_key, _handover_user_key
+from penstock.node.cluster.membership import ClusterMembership
+from penstock.node.cluster.state import handover_key, handover_user_key
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
 
@@ -48,9 +49,9 @@ async def test_a_disk_that_hangs_does_not_prevent_a_handover(
         called.set()
         hangs.wait()
 
-    monkeypatch.setattr("penstock.node.cluster._SAVE_S", 0.01)
-    monkeypatch.setattr("penstock.node.cluster.append_audit_entry", append)
-    keys = ((_handover_key(member.prefix), b"3", revision), (_handover_user_key(member.prefix), b"operator@laptop", 7))
+    monkeypatch.setattr("penstock.node.cluster.membership._SAVE_S", 0.01)
+    monkeypatch.setattr("penstock.node.cluster.membership.append_audit_entry", append)
+    keys = ((handover_key(member.prefix), b"3", revision), (handover_user_key(member.prefix), b"operator@laptop", 7))
     found = [SimpleNamespace(key=key, value=value, mod_revision=revision) for key, value, revision in keys]
     client, member._client = member._client, cast(Any, SimpleNamespace(once=lambda *_: SimpleNamespace(kvs=found)))
     member._directory = cast(Any, SimpleNamespace(audit=tmp_path))

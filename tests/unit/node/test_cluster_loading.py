@@ -16,11 +16,12 @@ from penstock.cluster.leadership import is_too_far_behind, may_replace
 from penstock.cluster.log import LogKeys, MissingCommitsError, leader_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError, RefusedError, StorageError
-from penstock.node import cluster
-from penstock.node.cluster import ActiveNode, ClusterMembership, _snapshot_key
+from penstock.node.cluster import membership, snapshot_recovery
+from penstock.node.cluster.membership import ClusterMembership
+from penstock.node.cluster.snapshot import SnapshotSource
+from penstock.node.cluster.state import ActiveNode, snapshot_key
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
-from penstock.node.member_snapshot import SnapshotSource
 from penstock.runtime.io.commit_log import LogPosition
 from tests.unit.node.test_cluster_snapshot import Etcd
 
@@ -94,12 +95,10 @@ class Loader:
 
 
 async def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Etcd) -> ClusterMembership:
-    monkeypatch.setattr(cluster, "SnapshotLoader", Loader)
+    monkeypatch.setattr(snapshot_recovery, "SnapshotLoader", Loader)
+    monkeypatch.setattr(ClusterMembership, "_connect", lambda _: found)
     Loader.made = []
     node = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=SECTION), lambda _: None)
-    node._client.close()
-    node._console_client.close()
-    node._client = cast(EtcdClient, found)
     follow(node)
     return node
 
@@ -117,13 +116,17 @@ def follow(node: ClusterMembership, failure: StorageError | None = None) -> None
 
 
 def offer(term: int) -> dict[str, Any]:
-    return {cast(Any, _snapshot_key(PREFIX)): json.dumps({"term": term, "secret": "s"}).encode()}
+    return {cast(Any, snapshot_key(PREFIX)): json.dumps({"term": term, "secret": "s"}).encode()}
 
 
 def found(more: Mapping[Any, bytes]) -> Etcd:
     known = etcd()
     known._values.update(more)
     return known
+
+
+def offered(node: ClusterMembership, more: Mapping[Any, bytes]) -> None:
+    cast(Any, node._client)._values = found(more)._values
 
 
 async def test_a_load_is_reported_and_repeated_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,15 +145,15 @@ async def test_a_load_is_reported_and_repeated_after_an_error(tmp_path: Path, mo
     assert "no snapshot was loaded: no space; do: free space; the next attempt is in 1 s" in str(node.problem)
     follow(node)
     assert not node._loads_snapshot(ACTIVE), "not before the pause has ended"
-    node._load_at = 0
+    node._snapshots._next_s = 0
     assert node._loads_snapshot(ACTIVE)
     Loader.made[1].ended = True
     assert node._loads_snapshot(ACTIVE)
-    assert (node._load_failure, len(Loader.made)) == (None, 2)
+    assert (node._snapshots.failure, len(Loader.made)) == (None, 2)
     assert {name: node.metric_values()[name] for name in ("snapshots", "snapshots_failed")} == {
         "snapshots": 1, "snapshots_failed": 1,
     }  # fmt: skip
-    assert node._load_at > 0, "also after a success: the log may have passed the snapshot"
+    assert node._snapshots._next_s > 0, "also after a success: the log may have passed the snapshot"
 
 
 async def test_what_is_no_reason_for_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +167,11 @@ async def test_what_is_no_reason_for_a_load(tmp_path: Path, monkeypatch: pytest.
     node._standby.positions["statestore"] = at(2)
     assert not node._loads_snapshot(ACTIVE), "it has a commit that etcd does not have"
     follow(node)
-    node._client = cast(EtcdClient, found(offer(6)))
+    offered(node, offer(6))
     assert node._loads_snapshot(ACTIVE)
     assert "offers no snapshot" in str(node.problem)
-    node._load_at = 0
-    node._client = cast(EtcdClient, found({}))
+    node._snapshots._next_s = 0
+    offered(node, {})
     assert node._loads_snapshot(ACTIVE)
     assert not Loader.made
     assert node._standby is not None
@@ -177,12 +180,12 @@ async def test_what_is_no_reason_for_a_load(tmp_path: Path, monkeypatch: pytest.
 async def test_data_that_etcd_does_not_have_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = await member(tmp_path, monkeypatch, etcd())
     stored: dict[str, LogPosition | None] = {"mqtt": at(49), "statestore": None}
-    node._check_snapshot(stored, {"mqtt": at(100), "statestore": at(1)})
+    node._snapshots._check(stored, {"mqtt": at(100), "statestore": at(1)})
     for mqtt in (at(48), at(101), at(60, b"another!")):
         with pytest.raises(StorageError, match="etcd was restored"):
-            node._check_snapshot(stored, {"mqtt": mqtt, "statestore": at(1)})
+            node._snapshots._check(stored, {"mqtt": mqtt, "statestore": at(1)})
     with pytest.raises(StorageError, match="etcd was restored"):
-        node._check_snapshot({"mqtt": at(49, epoch=1)}, {"mqtt": at(100)})
+        node._snapshots._check({"mqtt": at(49, epoch=1)}, {"mqtt": at(100)})
 
 
 async def test_no_environment_is_opened_before_a_replacement_is_complete(
@@ -193,7 +196,7 @@ async def test_no_environment_is_opened_before_a_replacement_is_complete(
     def refuse(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(cluster, "complete_replacement", refuse)
+    monkeypatch.setattr(membership, "complete_replacement", refuse)
     monkeypatch.setattr(ClusterMembership, "_follow", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(StorageError, match="a loaded snapshot cannot be put in its place"):
         node._look()

@@ -17,7 +17,8 @@ from penstock.cluster.log import LogKeys, clock_key, leader_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot
 from penstock.errors import ConfigError, PenstockError, RefusedError
-from penstock.node.cluster import MOST_LAG, ActiveNode, ClusterMembership, read_cluster
+from penstock.node.cluster.membership import ClusterMembership
+from penstock.node.cluster.state import MOST_LAG, ActiveNode, read_cluster
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import NodeConfig

@@ -19,7 +19,6 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
-from penstock.node import member_snapshot
 from penstock.node.backup import (
     Backups,
     BackupSource,
@@ -30,9 +29,11 @@ from penstock.node.backup import (
     environment_kind,
     open_environment,
 )
-from penstock.node.config.cluster import ClusterSection, HttpClientTls
+from penstock.node.cluster import snapshot
+from penstock.node.cluster.snapshot import SnapshotLoader, SnapshotSource, snapshot_route
+from penstock.node.config.client_tls import ClientTls
+from penstock.node.config.cluster import ClusterSection
 from penstock.node.http import HttpServer
-from penstock.node.member_snapshot import SnapshotLoader, SnapshotSource, snapshot_route
 from penstock.node.replacement import SNAPSHOT
 from penstock.runtime.io.commit_log import LogPosition, decode_position
 from penstock.runtime.io.files import Durability
@@ -246,17 +247,17 @@ def test_a_refused_check_no_server_and_no_space_replace_nothing(
         def full(*_: object, **__: object) -> None:
             raise OutOfSpaceError("no space")
 
-        patched.setattr(member_snapshot, "restore", full)
+        patched.setattr(snapshot, "restore", full)
         assert str(load(member, address)) == "no space"
 
         def broken(*_: object, **__: object) -> None:
             raise PermissionError(13, "Permission denied", "/data")
 
-        patched.setattr(member_snapshot, "begin_replacement", broken)
+        patched.setattr(snapshot, "begin_replacement", broken)
         patched.undo()
-        patched.setattr(member_snapshot, "begin_replacement", broken)
+        patched.setattr(snapshot, "begin_replacement", broken)
         assert "/data cannot be written" in str(load(member, address))
-        patched.setattr(member_snapshot, "begin_replacement", lambda *_: 1 // 0)
+        patched.setattr(snapshot, "begin_replacement", lambda *_: 1 // 0)
         assert "defect of penstock" in str(load(member, address))
     assert is_old(member)
     assert SECRET not in caplog.text
@@ -268,8 +269,8 @@ def test_certificates_are_verified(tmp_path: Path) -> None:
     member = fill(tmp_path / "member", b"old")
     requests: list[None] = []
     with served(body, tls=authority.issue("one", "127.0.0.1"), then=lambda: requests.append(None)) as address:
-        section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"], http_tls=HttpClientTls(ca=other.file))
-        failure = load(member, address, tls=section.http_options().context())
+        section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"], http_tls=ClientTls(ca=other.file))
+        failure = load(member, address, tls=section.http_tls.options.context())
         assert isinstance(failure, UnavailableError)
         assert "cluster.http_tls.ca" in str(failure)
         assert load(member, address.replace("127.0.0.1", "localhost"), tls=authority.client_context()) is not None
@@ -320,7 +321,7 @@ def test_closing_ends_a_load(tmp_path: Path) -> None:
 async def test_a_member_that_reads_nothing_does_not_keep_others_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_snapshot, "_STALL_S", 0.5)
+    monkeypatch.setattr(snapshot, "_STALL_S", 0.5)
     active = fill(tmp_path / "active", b"new")
     with source_of(active) as source:
         for number in range(200):  # more than the buffers of a connection

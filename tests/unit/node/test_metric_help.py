@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from penstock.node.cluster import ClusterMembership
+from penstock.node.cluster.membership import ClusterMembership
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig, RuleSection

@@ -9,14 +9,14 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from penstock.errors import ConfigError
 from penstock.mqtt.bridge import BridgeSettings, BridgeTopic, Direction
-from penstock.mqtt.client import TlsOptions
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, name_problem
 from penstock.mqtt.url import parse_broker_url
 from penstock.node.config.client_files import check_client_files
+from penstock.node.config.client_tls import NamedClientTls
 from penstock.node.config.listeners import Section
 from penstock.runtime.io.tls import read_password
 
-__all__ = ["BridgeEntry", "BridgeTls", "BridgeTopicEntry"]
+__all__ = ["BridgeEntry", "BridgeTopicEntry"]
 
 
 def _url(value: str) -> str:
@@ -65,15 +65,6 @@ class BridgeTopicEntry(Section):
         return BridgeTopic(self.filter, self.direction, self.qos, self.local_prefix, self.remote_prefix)
 
 
-class BridgeTls(Section):
-    """TLS of a bridge, for ``mqtts://`` and ``wss://``."""
-
-    ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
-    certificate: Path | None = Field(default=None, description="PEM file: client certificate")
-    key: Path | None = Field(default=None, description="PEM file: private key; default: in `certificate`")
-    server_name: str | None = Field(default=None, description="name in the server's certificate; default: the host")
-
-
 class BridgeEntry(Section):
     """Bridge to another MQTT 5 broker. Outgoing messages are queued while it is unavailable; incoming ones are
     acknowledged once accepted."""
@@ -95,7 +86,7 @@ class BridgeEntry(Section):
     )
     username: str | None = Field(default=None, description="user name at the other broker")
     password_file: Path | None = Field(default=None, description="file whose first line is the password")
-    tls: BridgeTls | None = Field(default=None, description="certificates of the connection")
+    tls: NamedClientTls | None = Field(default=None, description="certificates of the connection")
     keep_alive_s: int = Field(default=30, ge=1, le=65_535, description="Keep Alive in seconds")
     session_expiry_s: int = Field(
         default=7 * 24 * 3600,
@@ -138,7 +129,7 @@ class BridgeEntry(Section):
             client_id=self.client_id,
             username=self.username,
             password=password,
-            tls=self._tls_options(),
+            tls=None if self.tls is None else self.tls.options,
             keep_alive_s=self.keep_alive_s,
             session_expiry_s=self.session_expiry_s,
             clean_start=self.clean_start,
@@ -147,7 +138,3 @@ class BridgeEntry(Section):
             status_topic=self.status_topic,
             remote_status_topic=self.remote_status_topic,
         )
-
-    def _tls_options(self) -> TlsOptions | None:
-        tls = self.tls
-        return None if tls is None else TlsOptions(tls.ca, tls.certificate, tls.key, server_name=tls.server_name)

@@ -8,12 +8,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from penstock.node.config.client_tls import ClientTls, NamedClientTls
 from penstock.node.config.listeners import Section
 from penstock.runtime.extras import needs_extra
 from penstock.runtime.io.network import parse_address
-from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
+from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login
 
-__all__ = ["ClusterSection", "EtcdTls", "HttpClientTls", "needs_cluster"]
+__all__ = ["ClusterSection", "needs_cluster"]
 
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
@@ -34,31 +35,6 @@ def _endpoint(value: str) -> str:
     return value
 
 
-class EtcdTls(Section):
-    """TLS of the connections to etcd."""
-
-    ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
-    certificate: Path | None = Field(
-        default=None, description="PEM file: client certificate; with `--client-cert-auth` its CN is the user in etcd"
-    )
-    key: Path | None = Field(
-        default=None, description="PEM file: private key, not encrypted; default: in `certificate`"
-    )
-    server_name: str | None = Field(default=None, description="name in the certificates of etcd; default: the host")
-
-
-class HttpClientTls(Section):
-    """TLS of the connection to the HTTP listener of the active node, if that has `http.tls`."""
-
-    ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
-    certificate: Path | None = Field(
-        default=None, description="PEM file: client certificate, if the active node has `http.tls.client_ca`"
-    )
-    key: Path | None = Field(
-        default=None, description="PEM file: private key, not encrypted; default: in `certificate`"
-    )
-
-
 class ClusterSection(Section):
     """Cluster of nodes: one is active, the others are standbys. MQTT sessions, retained messages, the state store, and
     topics and settings of TubeMQ are replicated with etcd; records of TubeMQ are not."""
@@ -70,13 +46,18 @@ class ClusterSection(Section):
     etcd: list[Annotated[str, AfterValidator(_endpoint)]] = Field(
         min_length=1, description="HOST:PORT of every member of etcd"
     )
-    tls: EtcdTls | None = Field(default=None, description="TLS of the connections to etcd; default: plain TCP")
+    tls: NamedClientTls | None = Field(
+        default=None,
+        description="TLS of the connections to etcd; default: plain TCP. With `--client-cert-auth` the CN of the "
+        "client certificate is the user in etcd",
+    )
     user: str | None = Field(default=None, description="user in etcd")
     password_file: Path | None = Field(default=None, description="file whose first line is the password of `user`")
-    http_tls: HttpClientTls = Field(
-        default=HttpClientTls(),
+    http_tls: ClientTls = Field(
+        default=ClientTls(),
         description="TLS of the connection to the HTTP listener of the active node, from which a member that is too "
-        "far behind loads a snapshot; HTTPS is used if this node has `http.tls`",
+        "far behind loads a snapshot; HTTPS is used if this node has `http.tls`, with a client certificate if the "
+        "active node has `http.tls.client_ca`",
     )
     tubemq: bool = Field(
         default=False,
@@ -106,14 +87,9 @@ class ClusterSection(Section):
         """Prefix of the keys of the cluster in etcd."""
         return f"/penstock/{self.name}/"
 
-    def http_options(self) -> TlsOptions:
-        """TLS files for the HTTP listener of the active node."""
-        return TlsOptions(self.http_tls.ca, self.http_tls.certificate, self.http_tls.key)
-
     def login(self) -> Login:
         """User and TLS files for etcd."""
         tls = self.tls
         if tls is None and self.user is None:
             return ANONYMOUS_LOGIN
-        files = None if tls is None else TlsOptions(tls.ca, tls.certificate, tls.key, server_name=tls.server_name)
-        return Login(self.user, self.password_file, files)
+        return Login(self.user, self.password_file, None if tls is None else tls.options)

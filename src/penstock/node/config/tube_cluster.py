@@ -9,12 +9,13 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from penstock.node.config.client_files import check_client_files
+from penstock.node.config.client_tls import ClientTls
 from penstock.node.config.listeners import Section
 from penstock.runtime.io.network import parse_address
-from penstock.runtime.io.tls import TlsOptions, read_password
+from penstock.runtime.io.tls import read_password
 from penstock.tube.codec.strings import valid_topic
 
-__all__ = ["TopicName", "TubeClusterSection", "TubeClusterTls", "TubeLogin"]
+__all__ = ["TopicName", "TubeClusterSection", "TubeLogin"]
 
 
 def _tube_topic(value: str) -> str:
@@ -39,21 +40,6 @@ class TubeLogin(NamedTuple):
     tls: ssl.SSLContext | None
 
 
-class TubeClusterTls(Section):
-    """TLS of the connections to masters and brokers of TubeMQ."""
-
-    ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
-    certificate: Path | None = Field(default=None, description="PEM file: client certificate")
-    key: Path | None = Field(
-        default=None, description="PEM file: private key, not encrypted; default: in `certificate`"
-    )
-
-    @property
-    def options(self) -> TlsOptions:
-        """Options of the client."""
-        return TlsOptions(self.ca, self.certificate, self.key)
-
-
 class TubeClusterSection(Section):
     """Topic of a TubeMQ cluster as the target of a rule: this node's cluster or another one."""
 
@@ -63,7 +49,7 @@ class TubeClusterSection(Section):
     topic: TopicName = Field(description="topic, which must exist or be created later")
     user: str | None = Field(default=None, description="user, in a cluster with users")
     password_file: Path | None = Field(default=None, description="file whose first line is the password of `user`")
-    tls: TubeClusterTls | None = Field(default=None, description="TLS of the connections; default: plain TCP")
+    tls: ClientTls | None = Field(default=None, description="TLS of the connections; default: plain TCP")
 
     @model_validator(mode="after")
     def _complete(self) -> TubeClusterSection:

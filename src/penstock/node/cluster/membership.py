@@ -12,14 +12,12 @@ An active node that may have lost its lease does not try to continue: its memory
 committed. It replaces its process by a new one (``exec``), which is a standby. ``may_send`` decides this before each
 write to a client, after the last read of the memory: so a process that was suspended sends nothing outdated.
 
-Time: ``Membership.clock`` is the clock of expiry times, the same on every node. The active node writes it with each
-commit and once a second; a standby counts on from the receipt, so that after a takeover it is late, never early.
+The active node writes the cluster's clock with each commit and once a second: see :mod:`penstock.node.cluster.clock`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import getpass
 import json
 import logging
 import math
@@ -28,27 +26,22 @@ import secrets
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import penstock
-from penstock.cluster.client import EtcdClient, EtcdStatus, EtcdUnavailableError
-from penstock.cluster.leadership import Leadership, is_too_far_behind, may_replace, why_not_eligible
+from penstock.cluster.client import EtcdClient, EtcdUnavailableError
+from penstock.cluster.leadership import Leadership, why_not_eligible
 from penstock.cluster.log import (
-    RESTORED,
     EtcdLogs,
     FencedError,
     LogKeys,
-    MissingCommitsError,
     clock_key,
     is_full,
     leader_key,
@@ -57,29 +50,38 @@ from penstock.cluster.log import (
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
 from penstock.cluster.watch import KeyWatch
-from penstock.console.cluster import cluster_reasons
-from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot
+from penstock.console.snapshots import ClusterSnapshot
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
-from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
-from penstock.node.api_access import API
 from penstock.node.backup import Backups
 from penstock.node.client_warnings import TubeDenials
-from penstock.node.config.cluster import ClusterSection
+from penstock.node.cluster.clock import ClusterClock
+from penstock.node.cluster.redirection import RedirectingAccess, Redirection
+from penstock.node.cluster.report import INTERVAL_S, MemberReport
+from penstock.node.cluster.snapshot import snapshot_route
+from penstock.node.cluster.snapshot_recovery import SnapshotRecovery, line_of
+from penstock.node.cluster.state import (
+    LOGS,
+    MOST_LAG,
+    ActiveNode,
+    handover_key,
+    handover_user_key,
+    logs_of,
+    read_cluster,
+    read_reports,
+    snapshot_key,
+)
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig
 from penstock.node.config.tube import TubeCertificates, tube_limits
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import append_audit_entry, audited, broker_app, health_routes, names_of
-from penstock.node.member_snapshot import SnapshotLoader, SnapshotSource, snapshot_route
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import node_broker, reachable
 from penstock.node.replacement import complete_replacement
 from penstock.node.security import NodeSecurity
-from penstock.runtime.backoff import Backoff
-from penstock.runtime.io.clock import MAX_STEP_MS, SteppedClock, boot_id, boot_ms, wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import DirectFiles, Durability
@@ -100,94 +102,25 @@ from penstock.tube.master.metadata import environment_at as tube_environment
 from penstock.tube.master.standby import StandbyMaster
 
 __all__ = [
-    "LOGS",
-    "ActiveNode",
     "ClusterMembership",
-    "read_cluster",
-    "request_handover",
     "restart_process",
 ]
 
 _log = logging.getLogger("penstock.cluster")
 
-LOGS: Final = {"statestore": "statestore", "mqtt": "mqtt", "tube-master": "tube/master"}
-"""The logs by name, with the directories of their environments below the data directory."""
-
 REFUSAL: Final = "etcd is full: until it has space, nothing can be stored (see /readyz)"
 """Reason sent to clients."""
 
-MOST_LAG: Final = 1000
-"""Commits that a standby may lack at a handover."""
 MAX_USER: Final = 256
 """Maximum characters of the user of a handover in the audit trail."""
 
 _LOOK_S: Final = 0.2
 """Maximum seconds between two reads of the leadership key by a standby, and between two checks of an active node; a
 watch of the keys makes them earlier."""
-_REPORT_S: Final = 1.0
-"""Seconds between two reports of this node, and between two measurements of its lag."""
 _SAVE_S: Final = 5.0
 """Maximum seconds that a node without leadership writes commits to LMDB before it restarts, and that a handover waits
 for its entry of the audit trail."""
-_REPORT_LEASE_S: Final = 5
-"""Seconds after which a member that does not report itself is not listed any more."""
-_LOAD_AGAIN_S: Final = 60.0
-"""Maximum seconds between two attempts to load a snapshot."""
 _HANDED_OVER: Final = "its leadership was handed over"
-
-
-class ActiveNode(NamedTuple):
-    """The active node, as its leadership key describes it. ``mqtt``: advertised addresses of its MQTT listeners;
-    ``tube_master``: that of its TubeMQ master, "" without TubeMQ. ``url``: that of its console behind a proxy, or
-    ""."""
-
-    node: str
-    http: str
-    mqtt: Mapping[str, str]
-    term: int
-    tube_master: str = ""
-    url: str = ""
-
-    @classmethod
-    def read(cls, client: EtcdClient, prefix: str) -> ActiveNode | None:
-        """Read the leadership key; None if no node is active. Raises UnavailableError, RefusedError."""
-        answer = client.call("KV/Range", pb.RangeRequest(key=leader_key(prefix)), pb.RangeResponse, within_s=1.0)
-        if not answer.kvs:
-            return None
-        described = _decoded(answer.kvs[0].value)
-        mqtt = described.get("mqtt")
-        return cls(
-            str(described.get("node", "?")),
-            str(described.get("http", "")),
-            {str(name): str(address) for name, address in mqtt.items()} if isinstance(mqtt, dict) else {},
-            answer.kvs[0].mod_revision,
-            str(described.get("tube_master", "")),
-            str(described.get("url", "")),
-        )
-
-
-class _Redirection:
-    """Access of a standby: refuses every client, with the address of the active node's ``listener``."""
-
-    def __init__(self, listener: str, member: ClusterMembership) -> None:
-        self._listener = listener
-        self._member = member
-
-    def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
-        """Refuse the client [Access]."""
-        active = self._member.other_active()
-        if active is None:
-            answer(Refused(ReasonCode.SERVER_UNAVAILABLE, "no node of the cluster is active at present"), now)
-            return
-        text = f"this node is a standby; the active node is {active.node}"
-        reference = active.mqtt.get(self._listener, "")
-        # MQTT 3.1.1 has no such code: "server unavailable".
-        code = ReasonCode.USE_ANOTHER_SERVER if credentials.protocol_version == 5 else ReasonCode.SERVER_UNAVAILABLE
-        answer(Refused(code, text, reference), now)
-
-    def allowed(self, *_: object, **__: object) -> bool:
-        """Permit nothing [Access]."""
-        return False
 
 
 class ClusterMembership:
@@ -214,6 +147,8 @@ class ClusterMembership:
         """The broker of the node; None without TubeMQ."""
         self.broker_user = ("penstock-broker", "")
         """Name and password with which the brokers of the cluster sign."""
+        self.clock = ClusterClock()
+        """The clock of expiry times."""
         self.keys: PreloadedKeys | None = None
         """Keys of the state store that the standby of an elected node had; None if it did not follow."""
         self.tube_denials = TubeDenials()
@@ -221,7 +156,7 @@ class ClusterMembership:
         self.tube_certificates = TubeCertificates(config.tube.tls)
         """Certificates of the TLS listeners of the broker, and of the master in any role."""
         self._directory: DataDirectory | None = None
-        self._names = _logs_of(section)
+        self._names = logs_of(section)
         """Names of the logs that this node has."""
         self._masters: list[str] = []
         """Address of the active master, for the broker; empty if there is none."""
@@ -237,8 +172,8 @@ class ClusterMembership:
         self._database_bytes = 0
         self._config = config
         self._section = section
-        self._client = EtcdClient(section.etcd, section.login())
-        self._console_client = EtcdClient(section.etcd, section.login())
+        self._client = self._connect()
+        self._console_client = self._connect()
         """Of the console: a member that answers it late must not send commits to another one."""
         self._restart = restart
         self._data_dir = config.data_dir.absolute()
@@ -253,50 +188,29 @@ class ClusterMembership:
         self._environments: dict[str, LoggedEnvironment] = {}
         self._stored: dict[str, LogPosition | None] | None = None
         """Position of each environment while they are not open."""
-        self._loader: SnapshotLoader | None = None
-        """Loads a snapshot of the active node, while no environment is open."""
-        self._load_failure: str | None = None
-        """The reason why the last snapshot was not loaded."""
-        self._load_pauses = Backoff(1.0, _LOAD_AGAIN_S)
-        self._load_at = 0.0
-        """Time of the monotonic clock before which no other snapshot is loaded."""
-        self._snapshots = self._snapshots_failed = 0
-        self._http_tls = None if config.http.tls is None else section.http_options().context()
+        self._snapshots = SnapshotRecovery(
+            self._client,
+            self.prefix,
+            self.node,
+            self._data_dir,
+            None if config.http.tls is None else section.http_tls.options.context(),
+            self._release_environments,
+        )
         self._snapshot_secret = secrets.token_urlsafe(32)
         """Credential of the members for a snapshot while this node is active."""
         self._offers_snapshots = False
+        self._report = MemberReport(self._client, self.prefix, self.node, f"{socket.gethostname()}:{self._data_dir}")
         self._leadership: Leadership | None = None
         self._logs: EtcdLogs | None = None
-        self._clock_offset: int | None = None
-        """The cluster's clock minus :func:`boot_ms`, as far as it is known."""
-        self._clock_term: object = None
-        """The term in which that clock was set."""
-        self._clock_lag_ms = 0
-        """Time by which that clock was behind the clock of versions of the node that had set it."""
-        self._versions_offset: int | None = None
-        """Clock of the active node's versions minus :func:`boot_ms`, when it was last set."""
-        self._stamp_read = b""
-        """The clock of the cluster as it was last read."""
-        self._versions: SteppedClock | None = None
-        """Clock of this node's versions, of an elected node."""
-        self._clock_runs = False
-        """Whether the cluster's clock was read while the node that had set it was active, or was set since the boot of
-        this machine. A later term does not reset it: if this node first reads its clock after it has ended, it is late
-        by the time without an active node, as documented, whereas the system clock may be ahead."""
         self._seen_ms = 0
         """Time of the cluster's clock up to which this node has all commits."""
-        self._lease: int | None = None
-        self._reported = 0.0
-        self._report_revision = 0
-        """Revision of the last report of this node in etcd; 0: there is none."""
-        self._place = f"{socket.gethostname()}:{self._data_dir}"
-        """Host and data directory, which differ also between nodes with the same id."""
-        self._namesake: str | None = None
-        """Place of another node with this id, which reports itself."""
         self._thread: threading.Thread | None = None
         self._elected = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None
+
+    def _connect(self) -> EtcdClient:
+        return EtcdClient(self._section.etcd, self._section.login())
 
     # Standby
 
@@ -325,9 +239,7 @@ class ClusterMembership:
                     identify=security.http_access(self._token(), config.http),
                     open_metrics=security.open_metrics,
                 ),
-                Route("/", self._to_active_console),
-                Route(f"{API}/{{path:path}}", self._refuse_console, methods=["GET", "POST", "PUT", "DELETE"]),
-                Route("/webapi.htm", self._to_active_master, methods=["GET", "POST"]),
+                *Redirection(self.other_active, self.problems, "http" if config.http.tls is None else "https").routes(),
             ]
             http = security.http_server("http", Starlette(routes=routes))
             parts.push_async_callback(http.close)
@@ -335,7 +247,7 @@ class ClusterMembership:
             server = MqttServer()
             parts.push_async_callback(server.close)
             for name in security.listeners:
-                settings = replace(security.settings(name), access=_Redirection(name, self))
+                settings = replace(security.settings(name), access=RedirectingAccess(name, self.other_active))
                 try:
                     await server.listen(settings)
                 except OSError as error:
@@ -347,7 +259,7 @@ class ClusterMembership:
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             on_standby()
             freeze_memory()
-            keys = [leader_key(self.prefix), _handover_key(self.prefix)]
+            keys = [leader_key(self.prefix), handover_key(self.prefix)]
             self._watch = KeyWatch(self._client, keys, self._wake.set)
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
             self._thread.start()
@@ -444,43 +356,14 @@ class ClusterMembership:
                 answer = self._client.call("KV/Txn", request, pb.TxnResponse, within_s=1.0)
                 return answer.responses[-1].response_range.kvs[0].value.decode()
             except (UnavailableError, RefusedError) as error:
-                self._tell(f"etcd does not answer: {_line(error)}")
+                self._tell(f"etcd does not answer: {line_of(error)}")
                 self._closing.wait(_LOOK_S)
         return ""
-
-    async def _to_active_master(self, request: Request) -> Response:
-        """Redirect an administration request to the active node."""
-        active = self.other_active()
-        if active is None:
-            text = "no node of the cluster is active at present"
-            return JSONResponse({"result": False, "errCode": 503, "errMsg": text}, status_code=503)
-        url = self._url_of(active) + "webapi.htm" + (f"?{request.url.query}" if request.url.query else "")
-        # Apache's master sends 302, with which clients repeat a POST as a GET without its parameters.
-        return RedirectResponse(url, status_code=302 if request.method == "GET" else 307)
 
     def other_active(self) -> ActiveNode | None:
         """Return the active node, if it is not this one, whose leadership a restarted process may still find."""
         active = self.active  # read once: another thread sets it
-        return None if active is None or (active.node == self.node and self._namesake is None) else active
-
-    def _url_of(self, active: ActiveNode) -> str:
-        """URL of the active node, which has listeners of the same kind as this one."""
-        return active.url or f"{'http' if self._config.http.tls is None else 'https'}://{active.http}/"
-
-    async def _to_active_console(self, _: Request) -> Response:
-        """Redirect a browser to the console of the active node; it keeps the part of the URL after #."""
-        active = self.other_active()
-        if active is None:
-            text = "\n".join([*self.problems(), "see the log of this node, and: penstock cluster status"])
-            return PlainTextResponse(f"{text}\n", status_code=503)
-        return RedirectResponse(self._url_of(active), status_code=307, headers={"Cache-Control": "no-store"})
-
-    async def _refuse_console(self, _: Request) -> Response:
-        """Refuse a request to the console API: a standby has nothing to show, and changes nothing."""
-        active = self.other_active()
-        hint = f"use the active node: {self._url_of(active)}" if active else "see: penstock cluster status"
-        error = {"code": "standby", "what": "this node is a standby", "why": "; ".join(self.problems()), "hint": hint}
-        return JSONResponse({"error": error}, status_code=503, headers={"Cache-Control": "no-store"})
+        return None if active is None or (active.node == self.node and self._report.duplicate_at is None) else active
 
     @property
     def directory(self) -> DataDirectory:
@@ -512,22 +395,21 @@ class ClusterMembership:
             except (UnavailableError, RefusedError) as error:
                 self.active = None
                 refused = isinstance(error, RefusedError)
-                self._tell(f"etcd {'refuses a request' if refused else 'does not answer'}: {_line(error)}")
+                self._tell(f"etcd {'refuses a request' if refused else 'does not answer'}: {line_of(error)}")
                 self._pause()
             except StorageError as failure:
-                self._tell(_line(failure))
+                self._tell(line_of(failure))
                 self._close_standby()
-                self._pause(_REPORT_S)
+                self._pause(INTERVAL_S)
             except Exception as bug:  # noqa: BLE001 - raised by become_active
                 self._failure = bug
                 break
-        if self._loader is not None:
-            self._loader.close()
+        self._snapshots.close()
         self._loop.call_soon_threadsafe(self._elected.set)
 
     def _look(self) -> bool:
         """Read etcd once; returns True if this node was elected."""
-        if self._loader is None:
+        if not self._snapshots.is_loading:
             self._complete_replacement()
         active = self.active = ActiveNode.read(self._client, self.prefix)
         if self._watch is not None:
@@ -535,13 +417,13 @@ class ClusterMembership:
         # Until the next one is known, consumers continue without a master.
         self._use_masters([active.tube_master] if active is not None and active.tube_master else [])
         has_log = True
-        if active is None or not self._clock_runs or time.monotonic() - self._reported > _REPORT_S:
+        if active is None or not self.clock.runs or self._report.is_due:
             stamp_ms = self._read_clock(active)
             heads = {name: read_head(self._client, LogKeys(self.prefix, name)) for name in self._names}
             existing = [name for name, head in heads.items() if head is not None]
             has_log = bool(existing)
             # Otherwise the active node has started another one, or a snapshot was loaded.
-            if self._loader is None and existing and existing != list(self._standby_logs):
+            if not self._snapshots.is_loading and existing and existing != list(self._standby_logs):
                 self._close_standby()
                 self._follow(existing)
             if self._standby is not None and self._standby.failure is None:
@@ -550,15 +432,15 @@ class ClusterMembership:
                 self._lag_commits = sum(max(0, count) for count in lacks)
                 if not self._lag_commits:
                     self._seen_ms = stamp_ms
-                    self._load_pauses.reset()
+                    self._snapshots.has_all_commits()
                 self._lag_s = max(0, stamp_ms - self._seen_ms) / 1000 if self._seen_ms else math.nan
             else:
                 self._lag_commits = self._lag_s = math.nan
-            self._report()
-        if self._namesake is not None:
+            self._put_report()
+        if self._report.duplicate_at is not None:
             self._tell(
-                f"the cluster has another node with the id {self.node!r} ({self._namesake}): give each node an id of"
-                " its own, `cluster.node`"
+                f"the cluster has another node with the id {self.node!r} ({self._report.duplicate_at}): give each node"
+                " an id of its own, `cluster.node`"
             )
             self._pause()
             return False
@@ -567,7 +449,8 @@ class ClusterMembership:
             return False
         standby = self._standby
         if standby is not None and standby.failure is not None:
-            self._tell(self._load_failure if self._load_failure and active is not None else _line(standby.failure))
+            unloaded = None if active is None else self._snapshots.failure
+            self._tell(unloaded or line_of(standby.failure))
             self._pause()
             return False
         if active is not None:
@@ -596,38 +479,24 @@ class ClusterMembership:
 
     def _loads_snapshot(self, active: ActiveNode | None) -> bool:
         """Load a snapshot if etcd has deleted commits that this node lacks; returns True while it does."""
-        loader, standby = self._loader, self._standby
-        if loader is None:
-            if (
-                standby is None
-                or not isinstance(standby.failure, MissingCommitsError)
-                or active is None
-                or active.node == self.node
-                or time.monotonic() < self._load_at
-                # A node that is blocked for another reason may have commits that no other node has.
-                or not is_too_far_behind(self._client, self.prefix, standby.positions)
-            ):
-                return False
-            self._load_snapshot(active)
-            return True
-        if not loader.ended:
-            self.problem = loader.progress  # not logged
-            return True
-        self._loader = None
-        self._stored = None
-        self._reported = 0.0  # follow and report with the next look
-        again_s = self._load_pauses.failed()  # the log may have passed the snapshot meanwhile
-        self._load_at = time.monotonic() + again_s
-        if loader.failure is None:
-            self._snapshots += 1
-            self._load_failure = None
-            _log.info("a snapshot of the active node was loaded")
-        else:
-            self._snapshots_failed += 1
-            failure = _line(loader.failure)
-            self._load_failure = f"no snapshot was loaded: {failure}; the next attempt is in {again_s:g} s"
-            self._tell(self._load_failure)
+        snapshots = self._snapshots
+        was_loading = snapshots.is_loading
+        if not snapshots.proceed(active, self._standby):
+            return False
+        if snapshots.is_loading:
+            self.problem = snapshots.progress  # not logged
+        elif snapshots.failure is not None:
+            self._tell(snapshots.failure)
+        if was_loading != snapshots.is_loading:
+            self._report.hasten()  # follow and report with the next look
         return True
+
+    def _release_environments(self) -> Mapping[str, LogPosition | None]:
+        """Close the environments for a snapshot that replaces them; returns their positions."""
+        names = list(self._standby_logs)
+        self._close_standby()
+        self._stored = None
+        return {name: self._stored_position(name) for name in names}
 
     def _complete_replacement(self) -> None:
         """Before an environment is opened: one that is replaced later would go back. Raises StorageError."""
@@ -639,54 +508,6 @@ class ClusterMembership:
                 path=str(self._data_dir),
                 do="check the disk of this node; it continues automatically",
             ) from error
-
-    def _load_snapshot(self, active: ActiveNode) -> None:
-        """Begin to load a snapshot from the active node. Raises UnavailableError, RefusedError, StorageError."""
-        request = pb.RangeRequest(key=_snapshot_key(self.prefix))
-        offers = self._client.call("KV/Range", request, pb.RangeResponse, within_s=1.0).kvs
-        offer = _decoded(offers[0].value) if offers else {}
-        if offer.get("term") != active.term:
-            self._load_failure = (
-                f"the active node {active.node} offers no snapshot: it is starting, or its version has none; then"
-                " upgrade it, or copy its data directory"
-            )
-            self._load_at = time.monotonic() + _REPORT_S
-            self._tell(self._load_failure)
-            return
-        names = list(self._standby_logs)
-        self._close_standby()
-        stored = {name: self._stored_position(name) for name in names}
-        source = SnapshotSource(active.node, active.http, str(offer.get("secret")), self._http_tls)
-        _log.info("loading a snapshot: etcd has deleted commits that this node lacks")
-        self._loader = SnapshotLoader(
-            source, self._data_dir, [LOGS[name] for name in names], self.node, partial(self._check_snapshot, stored)
-        )
-        self._loader.start()
-        self.problem = self._loader.progress
-        self._reported = 0.0
-
-    def _check_snapshot(self, stored: Mapping[str, LogPosition | None], found: Mapping[str, LogPosition]) -> None:
-        """Check that a snapshot with the positions ``found`` has all commits of this node, and that etcd has all
-        commits of the snapshot; in another thread.
-
-        Raises:
-            StorageError: it does not.
-            UnavailableError, RefusedError: etcd does not answer.
-        """
-        for name, position in stored.items():
-            new, head = found[LOGS[name]], read_head(self._client, LogKeys(self.prefix, name))
-            if (
-                head is None
-                or not may_replace(position, new)
-                or not may_replace(new, LogPosition(head.identity, 0, head.sequence))
-            ):
-                raise StorageError(
-                    f"{name}: the snapshot ends with commit {new.sequence}, the data of this node with"
-                    f" {0 if position is None else position.sequence}, and the log in etcd with"
-                    f" {'none' if head is None else head.sequence}, or they are of different logs",
-                    why="etcd was restored from a backup or emptied",
-                    do=RESTORED,
-                )
 
     def _use_masters(self, masters: list[str]) -> None:
         if masters != self._masters:
@@ -725,8 +546,8 @@ class ClusterMembership:
             standby.close()
             if self._leadership is not None:
                 standby.catch_up()
-            if standby.clock_offset is not None and standby.clock_term == self._clock_term:
-                self._clock_offset = max(self._clock_offset or standby.clock_offset, standby.clock_offset)
+            if standby.clock_offset is not None:
+                self.clock.received(standby.clock_term, standby.clock_offset)
         if self._leadership is None:
             self.keys = None
         self._standby_logs = {}
@@ -785,92 +606,23 @@ class ClusterMembership:
     def _tell(self, problem: str | None) -> None:
         if problem != self.problem:
             self.problem = problem
-            self._reported = 0.0  # report it with the next look
+            self._report.hasten()  # report it with the next look
             if problem is not None:
                 _log.warning("this node cannot become active for now: %s", problem)
 
-    # Time
-
     def _read_clock(self, active: ActiveNode | None) -> int:
-        """Adjust this node's clock to that of the cluster, and return its time in ms (0: none); in a standby.
-
-        The active node sets the cluster's clock each second. The time that an earlier one has set may be old. The clock
-        of a node may be behind that of the node before it, and the expiry times of its term are as well: so only the
-        clock of the last term counts.
-        """
+        """Adjust this node's clock to that of the cluster, and return the time in etcd in ms (0: none); in a standby.
+        Raises UnavailableError, RefusedError."""
         request = pb.RangeRequest(key=clock_key(self.prefix))
         answer = self._client.call("KV/Range", request, pb.RangeResponse, within_s=1.0)
         if not answer.kvs:
             return 0
-        value = answer.kvs[0].value
-        stamp = _decoded(value)
-        try:
-            time_ms, boot, offset = int(stamp["time_ms"]), stamp["boot"], int(stamp["offset_ms"])
-        except (KeyError, ValueError, TypeError):
-            _log.warning("the clock of the cluster cannot be read: %r", value)
-            return 0
-        if stamp.get("term") != self._clock_term:
-            self._clock_term, self._clock_offset = stamp.get("term"), None
-        versions = stamp.get("versions_ms")
-        self._clock_lag_ms = max(0, versions - time_ms) if isinstance(versions, int) else 0
-        if boot is None or boot != boot_id():
-            offset = time_ms - boot_ms()
-            set_ms = boot_ms()
-            self._clock_runs |= active is not None and stamp.get("term") == active.term
-        else:  # the clock was set on this machine, where it continues exactly
-            set_ms = time_ms - offset
-            self._clock_runs = True
-        self._clock_offset = offset if self._clock_offset is None else max(self._clock_offset, offset)
-        if value != self._stamp_read:  # otherwise it has become older since
-            self._stamp_read = value
-            self._versions_offset = versions - set_ms if isinstance(versions, int) else None
-        return time_ms
+        return self.clock.adjust(answer.kvs[0].value, None if active is None else active.term)
 
     def _set_clock(self) -> None:
-        """Set the clock of this node, which is active from now on.
-
-        A standby that has seen no active node since its machine was started, because all nodes were stopped, uses its
-        system clock, as a single node does after a reboot. Raises UnavailableError, RefusedError.
-        """
+        """Set the clock of this node, which is active from now on. Raises UnavailableError, RefusedError."""
         self._read_clock(None)  # another node may have been active between the last reading and the election
-        offset = self._clock_offset
-        if offset is None or not self._clock_runs:
-            wall = wall_clock_ms() - boot_ms() - self._clock_lag_ms
-            offset = wall if offset is None else max(offset, wall)
-        self._clock_offset = offset
-
-    def version_clock(self, hold_s: float) -> SteppedClock:
-        """Return the clock of versions, of an elected node: the system clock without its steps.
-
-        A system clock that differs from the clock of the previous active node has stepped: one of them is wrong, and
-        versions of a wrong clock are permanent.
-        """
-        last = self._versions_offset
-        wall_ms = wall_clock_ms()
-        if last is None or not self._clock_runs or abs(wall_ms - boot_ms() - last) <= MAX_STEP_MS:
-            self._versions = SteppedClock(hold_s=hold_s)
-            return self._versions
-        # The first reading is what the clock continues from; later ones show for how long the step lasts.
-        readings = iter([(boot_ms() + last) * 1_000_000])
-        self._versions = SteppedClock(hold_s=hold_s, wall=lambda: next(readings, 0) or time.time_ns())
-        return self._versions
-
-    def clock(self) -> int:
-        """Time of the cluster's clock in ms since 1970; it does not step."""
-        assert self._clock_offset is not None
-        return boot_ms() + self._clock_offset
-
-    def _stamp(self) -> bytes:
-        assert self._leadership is not None
-        stamp = {
-            "term": self._leadership.term,
-            "time_ms": self.clock(),
-            "boot": boot_id(),
-            "offset_ms": self._clock_offset,
-        }
-        if self._versions is not None:
-            stamp["versions_ms"] = self._versions.now()
-        return json.dumps(stamp).encode()
+        self.clock.start()
 
     # Active
 
@@ -887,8 +639,8 @@ class ClusterMembership:
                 name: SegmentLog(DirectFiles(), self._data_dir / LOGS[name], name, size=SEGMENT_BYTES)
                 for name in self._names
             },
-            clock=self.clock,
-            stamp=self._stamp,
+            clock=self.clock.now,
+            stamp=partial(self.clock.stamp, self._leadership.term),
             on_fenced=self._fence,
         )
         return logs.logs
@@ -908,7 +660,7 @@ class ClusterMembership:
         assert self._leadership is not None
         assert self._logs is not None
         offer = {"term": self._leadership.term, "secret": self._snapshot_secret}
-        put = pb.PutRequest(key=_snapshot_key(self.prefix), value=json.dumps(offer).encode())
+        put = pb.PutRequest(key=snapshot_key(self.prefix), value=json.dumps(offer).encode())
         request = pb.TxnRequest(compare=[self._logs.leads()], success=[pb.RequestOp(request_put=put)])
         self._client.call("KV/Txn", request, pb.TxnResponse, within_s=1.0)
         self._offers_snapshots = True
@@ -930,7 +682,7 @@ class ClusterMembership:
         while cause is not None:
             etcd_is_full = isinstance(cause, RefusedError) and is_full(cause)
             if etcd_is_full or isinstance(cause, EtcdUnavailableError | FencedError):
-                self._fence(f"it could not start: {_line(error)}")
+                self._fence(f"it could not start: {line_of(error)}")
                 return
             cause = cause.__cause__
 
@@ -1000,8 +752,8 @@ class ClusterMembership:
             "lag_seconds": 0 if active else self._lag_s,
             "ready_standbys": self._ready_standbys() if active else 0,
             "commit_wait_seconds": self._wait_s(),
-            "snapshots": self._snapshots,
-            "snapshots_failed": self._snapshots_failed,
+            "snapshots": self._snapshots.loaded,
+            "snapshots_failed": self._snapshots.failed,
             "log_bytes": 0 if self._logs is None else self._logs.stored_bytes(),
             "etcd_database_bytes": self._database_bytes,
         }
@@ -1020,9 +772,9 @@ class ClusterMembership:
                 elif self._handover_requested():
                     self._record_handover()
                     self._hand_over()
-                if time.monotonic() - self._reported > _REPORT_S:
-                    self._report()
-                    self._reports = _read_reports(self._client, self.prefix)
+                if self._report.is_due:
+                    self._put_report()
+                    self._reports = read_reports(self._client, self.prefix)
                     if not self._offers_snapshots:
                         self._offer_snapshots()
             except (UnavailableError, RefusedError) as error:
@@ -1031,14 +783,14 @@ class ClusterMembership:
     def _handover_requested(self) -> bool:
         assert self._leadership is not None
         assert self._watch is not None
-        answer = self._client.once("KV/Range", pb.RangeRequest(key=_handover_key(self.prefix)), pb.RangeResponse)
+        answer = self._client.once("KV/Range", pb.RangeRequest(key=handover_key(self.prefix)), pb.RangeResponse)
         self._watch.follow_endpoint()
         return bool(answer.kvs) and answer.kvs[0].value == str(self._leadership.term).encode()
 
     def _record_handover(self) -> None:
         """Write an entry of the audit trail for a handover that was requested through etcd, whose user is the one that
         the command reported."""
-        first, last = _handover_key(self.prefix), _handover_user_key(self.prefix)
+        first, last = handover_key(self.prefix), handover_user_key(self.prefix)
         request = pb.RangeRequest(key=first, range_end=last + b"\0")
         found = {entry.key: entry for entry in self._client.once("KV/Range", request, pb.RangeResponse).kvs}
         asked, user = found.get(first), found.get(last)
@@ -1129,17 +881,11 @@ class ClusterMembership:
 
     # Both
 
-    def _report(self) -> None:
-        """Write this node into the list of members, as a standby only if no other node has this id."""
-        self._reported = time.monotonic()
-        if self._lease is None or self._client.keep_alive(self._lease, deadline_s=1.0) <= 0:
-            grant = pb.LeaseGrantRequest(TTL=_REPORT_LEASE_S)
-            self._lease = self._client.call("Lease/LeaseGrant", grant, pb.LeaseGrantResponse, within_s=1.0).ID
+    def _put_report(self) -> None:
         applied: dict[str, int] = {}
         if self._standby is not None:
             applied = {name: position.sequence for name, position in self._standby.positions.items()}
         report = {
-            "node": self.node,
             "version": penstock.__version__,
             "mqtt": _address(self._config.mqtt),
             "http": _address(self._config.http),
@@ -1147,41 +893,11 @@ class ClusterMembership:
             "applied": applied,
             "seen_ms": self._seen_ms,
             "problem": self.problem,
-            "loading": self._loader is not None,
-            "place": self._place,
+            "loading": self._snapshots.is_loading,
         }
-        key = _node_key(self.prefix, self.node)
-        put = pb.PutRequest(key=key, value=json.dumps(report).encode(), lease=self._lease)
-        unchanged = pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=self._report_revision)
-        request = pb.TxnRequest(
-            compare=[] if self.role == "active" else [unchanged],
-            success=[pb.RequestOp(request_put=put)],
-            failure=[pb.RequestOp(request_range=pb.RangeRequest(key=key))],
-        )
-        try:
-            answer = self._client.call("KV/Txn", request, pb.TxnResponse, within_s=1.0)
-        except RefusedError as error:
-            if not is_full(error):
-                raise  # otherwise the earlier report remains, and the active node reports the reason
-        else:
-            self._reported_at(answer)
+        self._report.put(report, active=self.role == "active")
         status = self._client.once("Maintenance/Status", pb.StatusRequest(), pb.StatusResponse)
         self._database_bytes = status.dbSizeInUse or status.dbSize
-
-    def _reported_at(self, answer: pb.TxnResponse) -> None:
-        """Handle the answer to a report. An earlier process of this node may have left one, and another node may have
-        this id by mistake."""
-        self._namesake = None
-        if answer.succeeded:
-            self._report_revision = answer.header.revision
-            return
-        found = answer.responses[0].response_range.kvs
-        place = _decoded(found[0].value).get("place", self._place) if found else self._place
-        if place == self._place:
-            self._report_revision = found[0].mod_revision if found else 0
-            self._reported = 0.0  # again with the next look
-        else:
-            self._namesake = str(place)
 
     async def close(self) -> None:
         """Give up the leadership, so that a standby takes over immediately, and close the broker; after the node was
@@ -1202,11 +918,7 @@ class ClusterMembership:
             self._logs.close()
         if self._leadership is not None:
             self._leadership.resign()
-        if self._lease is not None:
-            try:
-                self._client.once("Lease/LeaseRevoke", pb.LeaseRevokeRequest(ID=self._lease), pb.LeaseRevokeResponse)
-            except (UnavailableError, RefusedError) as error:
-                _log.info("the list of members is not updated yet: %s", error)
+        self._report.remove()
         self._client.close()
         self._console_client.close()
 
@@ -1227,74 +939,6 @@ def restart_process(reason: str) -> None:
         os._exit(1)
 
 
-def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: float | None = None) -> ClusterSnapshot:
-    """Read the state of a cluster from etcd; blocks. Raises UnavailableError, RefusedError."""
-    prefix = section.prefix
-    active = ActiveNode.read(client, prefix)
-    heads = {name: read_head(client, LogKeys(prefix, name)) for name in _logs_of(section)}
-    commits = {name: head.sequence for name, head in heads.items() if head is not None}
-    clock = client.call("KV/Range", pb.RangeRequest(key=clock_key(prefix)), pb.RangeResponse).kvs
-    now_ms = int(_decoded(clock[0].value).get("time_ms", 0)) if clock else 0
-    state = ClusterSnapshot(
-        name=section.name,
-        active=None if active is None else active.node,
-        term=0 if active is None else active.term,
-        members=tuple(_member(report, active, commits, now_ms) for report in _read_reports(client, prefix)),
-        commits=commits,
-        etcd=tuple(
-            _etcd_snapshot(endpoint, status)
-            for endpoint, status in zip(client.endpoints, client.statuses(), strict=True)
-        ),
-        commit_wait_s=commit_wait_s,
-    )
-    return replace(state, reasons=cluster_reasons(state))
-
-
-def _logs_of(section: ClusterSection) -> list[str]:
-    """Return the names of the logs of a cluster. Without TubeMQ no member applies that of a master, if one was left."""
-    return [name for name in LOGS if section.tubemq or name != "tube-master"]
-
-
-def _member(
-    report: Mapping[str, Any], active: ActiveNode | None, commits: Mapping[str, int], now_ms: int
-) -> ClusterMember:
-    """Return the member that sent a report. ``now_ms``: time of the cluster's clock."""
-    node = str(report.get("node", "?"))
-    leads = active is not None and active.node == node
-    applied, problem = report.get("applied") or {}, report.get("problem")
-    lag: int | None = 0 if leads else None
-    lag_s: float | None = 0.0 if leads else None
-    if not leads and applied:
-        lag = sum(max(0, sequence - int(applied.get(name, 0))) for name, sequence in commits.items())
-        lag_s = max(0, now_ms - int(report.get("seen_ms", 0))) / 1000 if lag else 0.0
-    return ClusterMember(
-        node=node,
-        role="active" if leads else "standby" if problem is None else "loading" if report.get("loading") else "blocked",
-        ready=leads or (problem is None and lag is not None and lag <= MOST_LAG),
-        version=str(report.get("version", "?")),
-        mqtt=str(report.get("mqtt", "")),
-        http=str(report.get("http", "")),
-        lag_commits=lag,
-        lag_s=lag_s,
-        problem=None if problem is None or leads else str(problem),
-    )
-
-
-def _etcd_snapshot(endpoint: str, status: EtcdStatus | PenstockError) -> EtcdSnapshot:
-    if isinstance(status, PenstockError):
-        return EtcdSnapshot(endpoint, problem=status.why or status.what, hint=status.do)
-    return EtcdSnapshot(
-        endpoint, status.version, status.leads, status.used_bytes, status.quota_bytes or None, status.errors
-    )
-
-
-def _read_reports(client: EtcdClient, prefix: str) -> list[dict[str, Any]]:
-    """Read the reports of the members. Raises UnavailableError, RefusedError."""
-    first = _node_key(prefix, "")
-    entries = client.call("KV/Range", pb.RangeRequest(key=first, range_end=first[:-1] + b"0"), pb.RangeResponse).kvs
-    return [_decoded(entry.value) for entry in entries]
-
-
 def _in_time(write: Callable[[], object]) -> None:
     """Call ``write`` in a thread, and wait :data:`_SAVE_S` at most: a disk may hang."""
     writing = threading.Thread(target=write, name="cluster save", daemon=True)
@@ -1302,50 +946,5 @@ def _in_time(write: Callable[[], object]) -> None:
     writing.join(_SAVE_S)
 
 
-def request_handover(section: ClusterSection, client: EtcdClient, term: int) -> None:
-    """Request that the active node of ``term`` hands over. Raises UnavailableError, RefusedError."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = str(os.getuid())
-    user = f"{user}@{socket.gethostname()}"
-    puts = [
-        pb.PutRequest(key=_handover_user_key(section.prefix), value=user.encode()),
-        pb.PutRequest(key=_handover_key(section.prefix), value=str(term).encode()),
-    ]
-    request = pb.TxnRequest(success=[pb.RequestOp(request_put=put) for put in puts])
-    client.call("KV/Txn", request, pb.TxnResponse)
-
-
-def _handover_key(prefix: str) -> bytes:
-    return f"{prefix}handover".encode()
-
-
-def _handover_user_key(prefix: str) -> bytes:
-    return f"{prefix}handover-user".encode()
-
-
-def _snapshot_key(prefix: str) -> bytes:
-    return f"{prefix}snapshot".encode()
-
-
-def _node_key(prefix: str, node: str) -> bytes:
-    return f"{prefix}node/{node}".encode()
-
-
-def _decoded(value: bytes) -> dict[str, Any]:
-    """Decode a JSON object of etcd; empty if it is none."""
-    try:
-        found = json.loads(value)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _address(listener: ListenerSection) -> str:
     return str(listener.bind if listener.advertise is None else listener.advertise)
-
-
-def _line(error: PenstockError) -> str:
-    """The error with cause and remedy, in one line."""
-    return "; ".join(" ".join(line.split()) for line in str(error).splitlines())

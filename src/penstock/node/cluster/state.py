@@ -1,0 +1,181 @@
+"""What the members of a cluster put into etcd besides their logs, and the state of the cluster that is read from it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from penstock.cluster.client import EtcdClient, EtcdStatus
+from penstock.cluster.log import LogKeys, clock_key, leader_key, read_head
+from penstock.cluster.proto import etcd_pb2 as pb
+from penstock.console.cluster import cluster_reasons
+from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot
+from penstock.errors import PenstockError
+from penstock.node.config.cluster import ClusterSection
+
+__all__ = [
+    "LOGS",
+    "MOST_LAG",
+    "ActiveNode",
+    "decode_object",
+    "handover_key",
+    "handover_user_key",
+    "logs_of",
+    "member_key",
+    "read_cluster",
+    "read_reports",
+    "request_handover",
+    "snapshot_key",
+]
+
+LOGS: Final = {"statestore": "statestore", "mqtt": "mqtt", "tube-master": "tube/master"}
+"""The logs by name, with the directories of their environments below the data directory."""
+MOST_LAG: Final = 1000
+"""Commits that a standby may lack at a handover."""
+
+
+class ActiveNode(NamedTuple):
+    """The active node, as its leadership key describes it. ``mqtt``: advertised addresses of its MQTT listeners;
+    ``tube_master``: that of its TubeMQ master, "" without TubeMQ. ``url``: that of its console behind a proxy, or
+    ""."""
+
+    node: str
+    http: str
+    mqtt: Mapping[str, str]
+    term: int
+    tube_master: str = ""
+    url: str = ""
+
+    @classmethod
+    def read(cls, client: EtcdClient, prefix: str) -> ActiveNode | None:
+        """Read the leadership key; None if no node is active. Raises UnavailableError, RefusedError."""
+        answer = client.call("KV/Range", pb.RangeRequest(key=leader_key(prefix)), pb.RangeResponse, within_s=1.0)
+        if not answer.kvs:
+            return None
+        described = decode_object(answer.kvs[0].value)
+        mqtt = described.get("mqtt")
+        return cls(
+            str(described.get("node", "?")),
+            str(described.get("http", "")),
+            {str(name): str(address) for name, address in mqtt.items()} if isinstance(mqtt, dict) else {},
+            answer.kvs[0].mod_revision,
+            str(described.get("tube_master", "")),
+            str(described.get("url", "")),
+        )
+
+
+def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: float | None = None) -> ClusterSnapshot:
+    """Read the state of a cluster from etcd; blocks. Raises UnavailableError, RefusedError."""
+    prefix = section.prefix
+    active = ActiveNode.read(client, prefix)
+    heads = {name: read_head(client, LogKeys(prefix, name)) for name in logs_of(section)}
+    commits = {name: head.sequence for name, head in heads.items() if head is not None}
+    clock = client.call("KV/Range", pb.RangeRequest(key=clock_key(prefix)), pb.RangeResponse).kvs
+    now_ms = int(decode_object(clock[0].value).get("time_ms", 0)) if clock else 0
+    state = ClusterSnapshot(
+        name=section.name,
+        active=None if active is None else active.node,
+        term=0 if active is None else active.term,
+        members=tuple(_member(report, active, commits, now_ms) for report in read_reports(client, prefix)),
+        commits=commits,
+        etcd=tuple(
+            _etcd_snapshot(endpoint, status)
+            for endpoint, status in zip(client.endpoints, client.statuses(), strict=True)
+        ),
+        commit_wait_s=commit_wait_s,
+    )
+    return replace(state, reasons=cluster_reasons(state))
+
+
+def logs_of(section: ClusterSection) -> list[str]:
+    """Return the names of the logs of a cluster. Without TubeMQ no member applies that of a master, if one was left."""
+    return [name for name in LOGS if section.tubemq or name != "tube-master"]
+
+
+def _member(
+    report: Mapping[str, Any], active: ActiveNode | None, commits: Mapping[str, int], now_ms: int
+) -> ClusterMember:
+    """Return the member that sent a report. ``now_ms``: time of the cluster's clock."""
+    node = str(report.get("node", "?"))
+    leads = active is not None and active.node == node
+    applied, problem = report.get("applied") or {}, report.get("problem")
+    lag: int | None = 0 if leads else None
+    lag_s: float | None = 0.0 if leads else None
+    if not leads and applied:
+        lag = sum(max(0, sequence - int(applied.get(name, 0))) for name, sequence in commits.items())
+        lag_s = max(0, now_ms - int(report.get("seen_ms", 0))) / 1000 if lag else 0.0
+    return ClusterMember(
+        node=node,
+        role="active" if leads else "standby" if problem is None else "loading" if report.get("loading") else "blocked",
+        ready=leads or (problem is None and lag is not None and lag <= MOST_LAG),
+        version=str(report.get("version", "?")),
+        mqtt=str(report.get("mqtt", "")),
+        http=str(report.get("http", "")),
+        lag_commits=lag,
+        lag_s=lag_s,
+        problem=None if problem is None or leads else str(problem),
+    )
+
+
+def _etcd_snapshot(endpoint: str, status: EtcdStatus | PenstockError) -> EtcdSnapshot:
+    if isinstance(status, PenstockError):
+        return EtcdSnapshot(endpoint, problem=status.why or status.what, hint=status.do)
+    return EtcdSnapshot(
+        endpoint, status.version, status.leads, status.used_bytes, status.quota_bytes or None, status.errors
+    )
+
+
+def read_reports(client: EtcdClient, prefix: str) -> list[dict[str, Any]]:
+    """Read the reports of the members. Raises UnavailableError, RefusedError."""
+    first = member_key(prefix, "")
+    entries = client.call("KV/Range", pb.RangeRequest(key=first, range_end=first[:-1] + b"0"), pb.RangeResponse).kvs
+    return [decode_object(entry.value) for entry in entries]
+
+
+def request_handover(section: ClusterSection, client: EtcdClient, term: int) -> None:
+    """Request that the active node of ``term`` hands over. Raises UnavailableError, RefusedError."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    user = f"{user}@{socket.gethostname()}"
+    puts = [
+        pb.PutRequest(key=handover_user_key(section.prefix), value=user.encode()),
+        pb.PutRequest(key=handover_key(section.prefix), value=str(term).encode()),
+    ]
+    request = pb.TxnRequest(success=[pb.RequestOp(request_put=put) for put in puts])
+    client.call("KV/Txn", request, pb.TxnResponse)
+
+
+def handover_key(prefix: str) -> bytes:
+    """Key of the term that is to hand over."""
+    return f"{prefix}handover".encode()
+
+
+def handover_user_key(prefix: str) -> bytes:
+    """Key of the user who requested the handover, of the same revision."""
+    return f"{prefix}handover-user".encode()
+
+
+def snapshot_key(prefix: str) -> bytes:
+    """Key of the credential for a snapshot of the active node."""
+    return f"{prefix}snapshot".encode()
+
+
+def member_key(prefix: str, node: str) -> bytes:
+    """Key of the report of a member."""
+    return f"{prefix}node/{node}".encode()
+
+
+def decode_object(value: bytes) -> dict[str, Any]:
+    """Decode a JSON object of etcd; empty if it is none."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
