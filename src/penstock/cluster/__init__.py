@@ -3,8 +3,3 @@
 Read `log` first, then `commit` (the meaning of etcd's answers), `leadership` with `lease`, `retention`, `standby` with
 `follow` and `watch`, and `client`. `penstock.node.cluster` uses it.
 """
-
-import os
-
-# Calls raise its errors; what gRPC prints besides names lines of its sources. It reads this when it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-import grpc
-
+from penstock.cluster.grpc_import import grpc
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.backoff import Backoff

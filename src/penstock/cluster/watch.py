@@ -10,9 +10,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-import grpc
-
 from penstock.cluster.client import EtcdClient, Watch
+from penstock.cluster.grpc_import import grpc
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError
 from penstock.runtime.backoff import Backoff

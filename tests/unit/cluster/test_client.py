@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,3 +136,26 @@ def test_a_call_is_created_once_per_endpoint_and_method(monkeypatch: pytest.Monk
     with pytest.raises(UnavailableError, match="is closed"):
         client.once("KV/Txn", pb.TxnRequest(), pb.TxnResponse)
     assert created == ["127.0.0.1:1/etcdserverpb.KV/Txn", "closed"]
+
+
+def test_grpc_prints_nothing_and_child_processes_inherit_no_variable() -> None:
+    """A failed handshake is a message of gRPC at its default level."""
+    script = (
+        "import os, socket, threading\n"
+        "from penstock.cluster.client import grpc\n"
+        "print('GRPC_VERBOSITY' in os.environ)\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "def serve():\n"
+        "    connection, _ = server.accept()\n"
+        "    connection.sendall(b'no TLS')\n"
+        "    connection.close()\n"
+        "threading.Thread(target=serve, daemon=True).start()\n"
+        "with grpc.secure_channel(f'127.0.0.1:{server.getsockname()[1]}', grpc.ssl_channel_credentials()) as channel:\n"
+        "    try:\n"
+        "        channel.unary_unary('/etcdserverpb.KV/Range')(b'', timeout=20)\n"
+        "    except grpc.RpcError as error:\n"
+        "        print(error.code().name)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["False", "UNAVAILABLE"], "")

@@ -1,4 +1,4 @@
-"""What a standby answers: the address of the active node, to MQTT clients, browsers and administration requests."""
+"""Answers of a standby: the address of the active node, to MQTT clients, browsers and administration requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the members of a cluster put into etcd besides their logs, and the state of the cluster that is read from it."""
+"""Keys of a cluster in etcd besides its logs: active node, reports of members, handover; and the state of the cluster."""
 
 from __future__ import annotations
 
