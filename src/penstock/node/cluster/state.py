@@ -1,4 +1,4 @@
-"""Keys of a cluster in etcd besides its logs: active node, reports of members, handover; and the state of the cluster."""
+"""Keys of a cluster in etcd besides its logs: active node, reports of members, handover; and the cluster as a whole."""
 
 from __future__ import annotations
 
