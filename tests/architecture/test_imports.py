@@ -167,7 +167,12 @@ RULES = [
             ),
             ("rows", ("spec",), ("spark.files.feed_options", "spark.tube.options"), IO),
             ("catalyst", (), (), IO),
-            ("steps", ("catalyst", "spec", "rows", "state_dir"), ("payloads", "spark", *SPARKPLUG), IO),
+            (
+                "steps",
+                ("catalyst", "spec", "rows", "state_dir"),
+                ("payloads", "spark", "runtime.kafka", *SPARKPLUG),
+                IO,
+            ),
             ("sources", ("catalyst", "spec", "rows", "state_dir"), ("spark",), IO),
             ("sinks", ("catalyst", "spec", "rows", "state_dir", "steps"), ("spark",), IO),
             (
@@ -188,7 +193,7 @@ RULES = [
                 ("catalyst", "ledger", "spec", "rows", "sinks", "sources", "state_dir", "steps"),
                 (
                     *("spark", "runtime.io.clock", "runtime.io.loop", "runtime.io.network"),
-                    *("runtime.observability.metrics", "runtime.observability.tracing", *STORE),
+                    *("runtime.kafka", "runtime.observability.metrics", "runtime.observability.tracing", *STORE),
                 ),
                 IO,
             ),

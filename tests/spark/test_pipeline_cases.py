@@ -117,7 +117,11 @@ def test_the_case_of_a_new_file_holds(source: str, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    "name", ["as-of-join", "deadband", "interval-join", "nested-data", "python", "read-delta", "sparkplug", "test"]
+    "name",
+    [
+        *("as-of-join", "deadband", "interval-join", "nested-data", "python", "read-delta", "schema-registry"),
+        *("sparkplug", "test"),
+    ],
 )
 def test_the_cases_of_a_page_hold(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The pages' commands, without a Spark session for each."""

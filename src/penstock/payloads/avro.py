@@ -10,7 +10,7 @@ once; they are as fast as fastavro.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
@@ -20,9 +20,20 @@ from penstock.payloads import errors
 from penstock.payloads.avro_schema import AvroSchema, AvroType, parse_avro_schema
 from penstock.payloads.errors import FieldError, PayloadError
 
-__all__ = ["AvroMessages"]
+__all__ = [
+    "AvroMessages",
+    "Read",
+    "array_reader",
+    "broken",
+    "decode_fields",
+    "enum_index_reader",
+    "map_reader",
+    "schema_id_of",
+    "union_reader",
+    "value_reader",
+]
 
-_Read = Callable[[bytes, int], tuple[object, int]]
+Read = Callable[[bytes, int], tuple[object, int]]
 """Function from a message and the place of a value in it to the value and the place after it.
 
 Raises IndexError or struct.error if the message ends within the value.
@@ -64,20 +75,29 @@ class AvroMessages:
             at = _after_fingerprint(payload, schema)
         elif self.encoding == "confluent":
             at = _after_id(payload, self.schema_id)
-        values: dict[str, object] = {}
-        name = ""
-        try:
-            for name, read in fields:
-                values[name], at = read(payload, at)
-        except (IndexError, struct.error):
-            raise _broken(f"it ends within the field {name!r}") from None
-        except UnicodeDecodeError:
-            raise _broken(f"a string in the field {name!r} is not UTF-8") from None
-        except FieldError as error:
-            raise PayloadError(error.code, f"{_TEXTS[error.code]}{error.text} in the field {name!r}") from None
-        if at != len(payload):
-            raise _broken(f"its record ends after {at} of {len(payload)} bytes")
-        return values
+        return decode_fields(payload, at, fields)
+
+
+def decode_fields(payload: bytes, at: int, fields: Sequence[tuple[str, Read]]) -> dict[str, object]:
+    """Return the values of ``fields``, names with their functions, which are in ``payload`` from ``at`` to its end.
+
+    Raises:
+        PayloadError: they are not.
+    """
+    values: dict[str, object] = {}
+    name = ""
+    try:
+        for name, read in fields:
+            values[name], at = read(payload, at)
+    except (IndexError, struct.error):
+        raise broken(f"it ends within the field {name!r}") from None
+    except UnicodeDecodeError:
+        raise broken(f"a string in the field {name!r} is not UTF-8") from None
+    except FieldError as error:
+        raise PayloadError(error.code, f"{_TEXTS[error.code]}{error.text} in the field {name!r}") from None
+    if at != len(payload):
+        raise broken(f"its record ends after {at} of {len(payload)} bytes")
+    return values
 
 
 _TEXTS = {
@@ -88,7 +108,8 @@ _TEXTS = {
 }
 
 
-def _broken(text: str) -> PayloadError:
+def broken(text: str) -> PayloadError:
+    """Return the error of a payload that is not Avro of its schema."""
     return PayloadError(errors.NOT_AVRO, f"{_TEXTS[errors.NOT_AVRO]}{text}")
 
 
@@ -105,31 +126,47 @@ def _after_fingerprint(payload: bytes, schema: AvroSchema) -> int:
     return 10
 
 
-def _after_id(payload: bytes, schema_id: int | None) -> int:
+def schema_id_of(payload: bytes) -> int:
+    """Return the id of the schema of ``payload``, a message in the encoding of Confluent's serializers.
+
+    Raises:
+        PayloadError: it does not begin with one.
+    """
     if payload[:1] != b"\0" or len(payload) < 5:
         raise PayloadError(errors.NOT_AVRO, "the payload does not begin with the byte 0 and the id of a schema")
-    found = int.from_bytes(payload[1:5], "big")
+    return int.from_bytes(payload[1:5], "big")
+
+
+def _after_id(payload: bytes, schema_id: int | None) -> int:
+    found = schema_id_of(payload)
     if found != schema_id:
         raise PayloadError(errors.OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
     return 5
 
 
 @lru_cache(maxsize=128)
-def _compiled(text: str) -> tuple[AvroSchema, list[tuple[str, _Read]]]:
+def _compiled(text: str) -> tuple[AvroSchema, list[tuple[str, Read]]]:
     schema = parse_avro_schema(text)
     return schema, [(field.name, _reader(field.type)) for field in schema.record.fields]
 
 
-def _reader(kind: AvroType) -> _Read:
+def _reader(kind: AvroType) -> Read:
     """Return the function that reads values of ``kind``."""
-    value = _value_reader(kind)
-    if not kind.branches:
-        return value
+    return union_reader(kind, value_reader(kind)) if kind.branches else value_reader(kind)
+
+
+def union_reader(kind: AvroType, value: Read, *, nullable: bool = True) -> Read:
+    """Return the function that reads a union of ``kind``, whose type other than null ``value`` reads.
+
+    Without ``nullable``, null is a changed type.
+    """
     branches, null = kind.branches, kind.null
 
     def read(data: bytes, at: int) -> tuple[object, int]:
         branch, at = _long(data, at)
         if branch == null:
+            if not nullable:
+                raise FieldError(errors.MISMATCH, "null, which the schema of the columns does not permit,")
             return None, at
         if not 0 <= branch < branches:
             raise FieldError(errors.NOT_AVRO, f"{branch} is no index of a union")
@@ -138,15 +175,18 @@ def _reader(kind: AvroType) -> _Read:
     return read
 
 
-def _value_reader(kind: AvroType) -> _Read:
+def value_reader(kind: AvroType) -> Read:
+    """Return the function that reads values of ``kind``, without its union."""
     if kind.logical in _LOGICAL:
         return _LOGICAL[kind.logical](kind)
     if kind.kind == "record":
         return _record(kind)
     if kind.kind == "array":
-        return _array(kind)
+        assert kind.items is not None
+        return array_reader(_reader(kind.items))
     if kind.kind == "map":
-        return _map(kind)
+        assert kind.items is not None
+        return map_reader(_reader(kind.items))
     if kind.kind == "enum":
         return _enum(kind)
     if kind.kind == "fixed":
@@ -210,7 +250,7 @@ def _double(data: bytes, at: int) -> tuple[float, int]:
 
 
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
-_SIMPLE: dict[str, _Read] = {
+_SIMPLE: dict[str, Read] = {
     "boolean": _boolean,
     "int": _int,
     "long": _long,
@@ -231,21 +271,32 @@ def _fixed(size: int) -> Callable[[bytes, int], tuple[bytes, int]]:
     return read
 
 
-def _enum(kind: AvroType) -> _Read:
-    symbols = kind.symbols
+def _enum(kind: AvroType) -> Read:
+    index, symbols = enum_index_reader(kind), kind.symbols
 
     def read(data: bytes, at: int) -> tuple[object, int]:
+        found, at = index(data, at)
+        return symbols[found], at
+
+    return read
+
+
+def enum_index_reader(kind: AvroType) -> Callable[[bytes, int], tuple[int, int]]:
+    """Return the function that reads the index of a symbol."""
+    symbols = kind.symbols
+
+    def read(data: bytes, at: int) -> tuple[int, int]:
         index, at = _int(data, at)
         if not 0 <= index < len(symbols):
             # A negative one is no enum of any schema.
             code = errors.UNKNOWN_ENUM if index >= 0 else errors.NOT_AVRO
             raise FieldError(code, f"{index} is no index of an enum with {len(symbols)} symbols")
-        return symbols[index], at
+        return index, at
 
     return read
 
 
-def _record(kind: AvroType) -> _Read:
+def _record(kind: AvroType) -> Read:
     fields = [(field.name, _reader(field.type)) for field in kind.fields]
 
     def read(data: bytes, at: int) -> tuple[object, int]:
@@ -257,9 +308,8 @@ def _record(kind: AvroType) -> _Read:
     return read
 
 
-def _array(kind: AvroType) -> _Read:
-    assert kind.items is not None
-    inner = _reader(kind.items)
+def array_reader(inner: Read) -> Read:
+    """Return the function that reads arrays whose elements ``inner`` reads."""
 
     def read(data: bytes, at: int) -> tuple[object, int]:
         values: list[object] = []
@@ -275,9 +325,8 @@ def _array(kind: AvroType) -> _Read:
     return read
 
 
-def _map(kind: AvroType) -> _Read:
-    assert kind.items is not None
-    inner = _reader(kind.items)
+def map_reader(inner: Read) -> Read:
+    """Return the function that reads maps whose values ``inner`` reads, as pairs."""
 
     def read(data: bytes, at: int) -> tuple[object, int]:
         values: dict[str, object] = {}
@@ -305,7 +354,7 @@ def _block(data: bytes, at: int) -> tuple[int, int]:
     return -count, at
 
 
-def _within(read: _Read, limits: tuple[int, int], factor: int = 1) -> _Read:
+def _within(read: Read, limits: tuple[int, int], factor: int = 1) -> Read:
     """Return a function that reads a number, multiplies it with ``factor``, and checks that it is a date or time."""
     least, most = limits
 
@@ -320,7 +369,7 @@ def _within(read: _Read, limits: tuple[int, int], factor: int = 1) -> _Read:
     return read_checked
 
 
-def _decimal(kind: AvroType) -> _Read:
+def _decimal(kind: AvroType) -> Read:
     read_bytes = _bytes if kind.kind == "bytes" else _fixed(kind.size)
     limit, scale = 10**kind.precision, kind.scale
 
@@ -336,7 +385,7 @@ def _decimal(kind: AvroType) -> _Read:
     return read
 
 
-def _uuid(kind: AvroType) -> _Read:
+def _uuid(kind: AvroType) -> Read:
     read_bytes = _bytes if kind.kind == "string" else _fixed(kind.size)
 
     def read(data: bytes, at: int) -> tuple[object, int]:
@@ -349,7 +398,7 @@ def _uuid(kind: AvroType) -> _Read:
     return read
 
 
-_LOGICAL: dict[str, Callable[[AvroType], _Read]] = {
+_LOGICAL: dict[str, Callable[[AvroType], Read]] = {
     "date": lambda _: _within(_int, _DATES),
     "timestamp-millis": lambda _: _within(_long, _MICROSECONDS, 1000),
     "timestamp-micros": lambda _: _within(_long, _MICROSECONDS),

@@ -58,6 +58,8 @@ class AvroType:
     items: AvroType | None = None
     branches: int = 0
     null: int | None = None
+    symbol: str | None = None
+    """Default symbol of an enum."""
 
     @property
     def ddl(self) -> str:
@@ -86,10 +88,12 @@ class AvroType:
 
 @dataclass(frozen=True, slots=True)
 class AvroField:
-    """A field of a record."""
+    """A field of a record. ``default``: in JSON; None without one. ``aliases``: other names that it may have."""
 
     name: str
     type: AvroType
+    default: str | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,8 @@ class _Parser:
             symbols = given.get("symbols")
             if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
                 raise ValueError(f"expected symbols of the enum {name!r} in the Avro schema")
-            made = AvroType(kind, symbols=tuple(symbols))
+            symbol = given.get("default")
+            made = AvroType(kind, symbols=tuple(symbols), symbol=symbol if symbol in symbols else None)
         else:
             size = given.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
@@ -211,7 +216,10 @@ class _Parser:
                     f"expected different names of fields, in any case, of {record!r}, found {name!r} twice"
                 )
             kind = self._value_type(each["type"], namespace, f"the field {record}.{name}")
-            found[name.lower()] = AvroField(name, kind)
+            default = json.dumps(each["default"]) if "default" in each else None
+            aliases = each.get("aliases")
+            others = tuple(map(str, aliases)) if isinstance(aliases, list) else ()
+            found[name.lower()] = AvroField(name, kind, default, others)
         return tuple(found.values())
 
     def _by_name(self, given: Any, namespace: str, where: str) -> AvroType:

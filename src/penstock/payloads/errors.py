@@ -25,6 +25,7 @@ __all__ = [
     "TIME_OUT_OF_RANGE",
     "UNKNOWN_ENUM",
     "UNKNOWN_METRIC",
+    "UNKNOWN_SCHEMA",
     "FieldError",
     "PayloadError",
     "new_fields_error",
@@ -36,10 +37,11 @@ NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT = "parse.not_avro", "parse.not_cbor", "parse.
 NOT_JSON, NOT_MESSAGEPACK = "parse.not_json", "parse.not_messagepack"
 NOT_PROTOBUF, NOT_SPARKPLUG = "parse.not_protobuf", "parse.not_sparkplug"
 NEW_FIELD, UNKNOWN_ENUM = "schema.new_field", "schema.unknown_enum"
+UNKNOWN_SCHEMA = "schema.unknown_id"
 NO_BIRTH, UNKNOWN_METRIC = "sparkplug.no_birth", "sparkplug.unknown_metric"
 CODES = (
     *(EMPTY, NOT_AVRO, NOT_CBOR, NOT_CLOUDEVENT, NOT_JSON, NOT_MESSAGEPACK, NOT_PROTOBUF, NOT_SPARKPLUG),
-    *(OTHER_SCHEMA, MISMATCH, RANGE, UNKNOWN_ENUM, NEW_FIELD, NO_BIRTH, UNKNOWN_METRIC),
+    *(OTHER_SCHEMA, UNKNOWN_SCHEMA, MISMATCH, RANGE, UNKNOWN_ENUM, NEW_FIELD, NO_BIRTH, UNKNOWN_METRIC),
 )
 """Codes of payloads that cannot be decoded, or have another schema."""
 NEW_FIELDS = "the payload has fields that the schema lacks: "

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,10 +44,11 @@ from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.expectations import check_limits, expectation_counts
 from penstock.pipelines.spec.pipeline import SinkPlan
 from penstock.pipelines.spec.sinks import Sink
-from penstock.pipelines.spec.steps import JOIN_COUNTS, JOIN_OUTCOMES, JOIN_SIDES
+from penstock.pipelines.spec.steps import JOIN_COUNTS, JOIN_OUTCOMES, JOIN_SIDES, registries_of
 from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.state_dir.deadbands import StateSize, deadband_directory, state_size
+from penstock.pipelines.state_dir.schemas import SCHEMAS, BatchSchemas, remove_old_decisions
 from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
 from penstock.pipelines.steps.joins import join_counts, late_counts, mark_late, with_values
@@ -141,6 +142,23 @@ class RunContext:
     targets: Targets
     as_of: AsOfJoins
 
+    def begin(self, spark: SparkSession, plans: Sequence[SinkPlan], batches: Sequence[tuple[Checkpoint, int]]) -> None:
+        """Tell the jobs of this thread what the begun ``batches``, which are computed together, know.
+
+        ``plans`` are all sinks of their query. See ``AsOfJoins.begin`` and ``state_dir.schemas``.
+
+        Raises:
+            PenstockError: see ``AsOfJoins.begin``.
+        """
+        self.as_of.begin(spark, {name: join for each in plans for name, join in each.as_of_joins.items()}, batches)
+        if registries := registries_of(step for each in plans for step in each.steps):
+            known = BatchSchemas.begin(
+                self.targets.state, registries, [(checkpoint.path, batch) for checkpoint, batch in batches]
+            )
+            for checkpoint, batch in batches:
+                remove_old_decisions(checkpoint.path, batch)
+            spark.sparkContext.setLocalProperty(SCHEMAS, known.as_text())
+
 
 class BatchCounts(NamedTuple):
     """Number of rows of a batch in each state; ``exploded``: how many of them explode steps added."""
@@ -207,7 +225,7 @@ class SinkBatches:
             began = time.monotonic()
             self.running = {self.plan.sink.name: RunningBatch(batch, began, end)}
             try:
-                self._context.as_of.begin(rows.sparkSession, self.plan.as_of_joins, [(self.checkpoint, batch)])
+                self._context.begin(rows.sparkSession, [self.plan], [(self.checkpoint, batch)])
                 entry = self._process(rows, batch, start, end)
                 self._context.ledger.write(entry)
                 self.last_finished = batch

@@ -58,6 +58,7 @@ from penstock.pipelines.sources.changes import AsOfJoins
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.description import graph
 from penstock.pipelines.spec.pipeline import Pipeline, plan
+from penstock.pipelines.spec.steps import registries_of
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Checkpoint, Offsets, check_shapes
@@ -66,6 +67,7 @@ from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.pipelines.state_dir.versions import PipelineFile, end_trial, put_into_operation, register, stored_version
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.kafka.schema_registry import check_registry
 from penstock.spark.environment.jars import s3a_jars
 from penstock.spark.error_causes import error_text, full_text, innermost_cause, is_spark_condition, java_stacks
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
@@ -208,6 +210,7 @@ class _PipelineRun:
             with names_setting("master of the source", MASTER_VARIABLE):
                 self._source.check()
                 self._as_of.check()
+            self._check_registries()
             for text in [*self._options.warnings, *check_sinks(self._pipeline)]:
                 self._emit_event("warning", text=text)
             if self._options.on_start is not None:
@@ -218,6 +221,14 @@ class _PipelineRun:
                 self._run_with_lease()
         finally:
             store.close()
+
+    def _check_registries(self) -> None:
+        """Check the schema registries. One that does not answer is a warning: its schemas may all be stored."""
+        for registry in registries_of(self._pipeline.steps).values():
+            try:
+                check_registry(registry)
+            except UnavailableError as error:
+                self._emit_event("warning", text=f"{error.line()}; schemas that the pipeline has stored are used")
 
     def _run_with_lease(self) -> None:
         token, waiting = self._start_to_acquire()

@@ -234,9 +234,8 @@ class SharedBatches:
             numbers = {member.name: member.begin(start, entry) for member in due}
             try:
                 if due:
-                    joins = {name: join for member in self.members for name, join in member.plan.as_of_joins.items()}
                     begun = [(member.checkpoint, numbers[member.name]) for member in due]
-                    self._context.as_of.begin(rows.sparkSession, joins, begun)
+                    self._context.begin(rows.sparkSession, [member.plan for member in self.members], begun)
                     end = due[0].checkpoint.planned(numbers[due[0].name]).end
                     self.running = dict.fromkeys(numbers, RunningBatch(batch, time.monotonic(), end))
                     self._write(rows, due, numbers)

@@ -172,6 +172,8 @@ def _does(step: Step) -> str:
     """Describe the details of a step, without its kind."""
     if step.parse is not None:
         where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""
+        if step.parse.registry is not None:
+            where += f", messages with the schemas of {step.parse.registry.url}"
         chosen = [each.expression for each in step.parse.policies]
         chosen += ["unknown_enums: add"] if step.parse.unknown_enums == "add" else []
         return "; ".join([f"{step.parse.format}{where}: {step.parse.ddl}", *chosen])

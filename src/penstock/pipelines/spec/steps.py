@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
+from penstock.payloads.avro_resolution import check_defaults
 from penstock.payloads.avro_schema import parse_avro_schema
 from penstock.payloads.protobuf_schema import ProtobufSchema
 from penstock.pipelines.spec.values import (
@@ -25,6 +27,7 @@ from penstock.pipelines.spec.values import (
     duration_ms,
     template_parts,
 )
+from penstock.runtime.kafka.config import SchemaRegistry
 
 __all__ = [
     "CLOUDEVENT_ATTRIBUTES",
@@ -47,6 +50,7 @@ __all__ = [
     "Step",
     "Window",
     "Within",
+    "registries_of",
 ]
 
 
@@ -110,6 +114,11 @@ class Parse(Part):
         lt=1 << 32,
         description="id of the schema with `encoding: confluent`; messages with another id are dead letters",
     )
+    registry: SchemaRegistry | None = Field(
+        default=None,
+        description="schema registry with the schemas of the messages, instead of `schema_id`, with `format: avro` and "
+        "`encoding: confluent`; the schema in the file is then that of the columns",
+    )
     delimiter: str | None = Field(
         default=None, min_length=1, max_length=1, description="separator of CSV columns; default: a comma"
     )
@@ -122,8 +131,8 @@ class Parse(Part):
     new_fields: Literal["ignore", "add", "dead_letter", "fail"] = Field(
         default="ignore",
         description="action for fields that the schema lacks: leave them out, write them to the column "
-        "`new_fields_as`, a dead letter, or stop the run; for `json`, `cbor`, `messagepack`, `cloudevents` and "
-        "`protobuf`",
+        "`new_fields_as`, a dead letter, or stop the run; for `json`, `cbor`, `messagepack`, `cloudevents`, "
+        "`protobuf`, and `avro` with a registry",
     )
     new_fields_as: NewColumn | None = Field(
         default=None,
@@ -136,8 +145,9 @@ class Parse(Part):
     )
     unknown_enums: Literal["dead_letter", "add", "fail"] = Field(
         default="dead_letter",
-        description="action for values of an enum that the schema lacks: a dead letter, the number as text in the "
-        "column (`protobuf` only), or stop the run; for `avro` and `protobuf`",
+        description="action for values of an enum that the schema lacks: a dead letter, the number or, with a "
+        "registry, the symbol as text in the column (not for `avro` without a registry), or stop the run; for `avro` "
+        "and `protobuf`",
     )
     unknown_metrics: Literal["dead_letter", "fail"] = Field(
         default="dead_letter",
@@ -202,8 +212,12 @@ class Parse(Part):
             raise ValueError("expected message only with `format: protobuf`")
         if self.format == "protobuf" and self.encoding == "single_object":
             raise ValueError("expected `encoding: single_object` only with `format: avro`")
-        if (self.encoding == "confluent") != (self.schema_id is not None):
-            raise ValueError("expected a schema_id with `encoding: confluent`, and only there")
+        if self.registry is not None and (self.format != "avro" or self.encoding != "confluent"):
+            raise ValueError("expected registry only with `format: avro` and `encoding: confluent`")
+        if (self.encoding == "confluent") != ((self.schema_id is None) != (self.registry is None)):
+            raise ValueError(
+                "expected a schema_id, or for `format: avro` a registry, with `encoding: confluent`, and only there"
+            )
         if self.delimiter is not None and self.format != "csv":
             raise ValueError("expected delimiter only with `format: csv`")
         self._check_policies()
@@ -216,7 +230,10 @@ class Parse(Part):
             except UnicodeDecodeError as error:
                 raise ValueError(f"expected a readable schema_file: {error}") from None
             if self.format == "avro":
-                columns = parse_avro_schema(columns).ddl
+                schema = parse_avro_schema(columns)
+                if self.registry is not None:
+                    check_defaults(schema.record)
+                columns = schema.ddl
         made = self.model_copy(update={"columns": columns})
         made._message_schema = given  # noqa: SLF001 - an attribute of this class
         return made
@@ -228,6 +245,7 @@ class Parse(Part):
             "message": self.message,
             "encoding": self.encoding,
             "schema_id": self.schema_id,
+            "registry": self.registry,
             "delimiter": self.delimiter,
         }
         named = next((name for name, value in given.items() if value is not None), None)
@@ -242,7 +260,8 @@ class Parse(Part):
             raise ValueError(f"expected no allow_empty with `format: {self.format}`, which may have no payload")
         if self.unknown_metrics != "dead_letter" and self.format != "sparkplug":
             raise ValueError("expected unknown_metrics only with `format: sparkplug`")
-        if self.new_fields != "ignore" and self.format in ("avro", "csv", "raw", "sparkplug"):
+        has_names = self.registry is not None or self.format not in ("avro", "csv", "raw", "sparkplug")
+        if self.new_fields != "ignore" and not has_names:
             raise ValueError(f"expected no new_fields with `format: {self.format}`, whose payloads have no new fields")
         if (self.new_fields == "add") != (self.new_fields_as is not None):
             raise ValueError("expected new_fields_as with `new_fields: add`, and only there")
@@ -252,8 +271,10 @@ class Parse(Part):
             raise ValueError("expected no changed_types with `format: raw`, which has one type")
         if self.unknown_enums != "dead_letter" and not self.has_own_schema:
             raise ValueError("expected unknown_enums only with `format: avro` or `protobuf`, which have enums")
-        if self.unknown_enums == "add" and self.format == "avro":
-            raise ValueError("expected `unknown_enums: add` only with `format: protobuf`: Avro has an index, no value")
+        if self.unknown_enums == "add" and self.format == "avro" and self.registry is None:
+            raise ValueError(
+                "expected `unknown_enums: add` only with `format: protobuf` or a registry: Avro has an index, no value"
+            )
 
 
 def _content(file: str) -> bytes:
@@ -753,3 +774,10 @@ class Step(Part):
         if self.concat is not None and self.source is not None:
             raise ValueError("expected no `from` with `concat`, which names its inputs")
         return self
+
+
+def registries_of(steps: Iterable[Step]) -> dict[str, SchemaRegistry]:
+    """Return the schema registries of ``steps``, by their short names."""
+    parses = (step.parse for step in steps)
+    found = [parse.registry for parse in parses if parse is not None and parse.registry is not None]
+    return {registry.digest: registry for registry in found}

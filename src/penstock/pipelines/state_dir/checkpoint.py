@@ -31,6 +31,7 @@ from penstock.pipelines.state_dir.layout import (
     write_json,
     write_text,
 )
+from penstock.pipelines.state_dir.schemas import decided_schemas
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 
 __all__ = [
@@ -105,7 +106,8 @@ class Position(NamedTuple):
     """Position of a sink: entries of its offset log for its last finished batch, and for the batch that it has begun.
 
     ``batch`` is the number of its next batch: of the one that it has begun, if there is one. ``known``: what this one
-    knows of the changes of keys (``Checkpoint.known_changes``), if it has an as-of join.
+    knows of the changes of keys (``Checkpoint.known_changes``), if it has an as-of join, and of schemas
+    (``decided_schemas``).
     """
 
     batch: int
@@ -115,7 +117,7 @@ class Position(NamedTuple):
 
     @property
     def key(self) -> tuple[str | None, str | None]:
-        """The same for sinks that are at the same offsets, and know the same changes in the batch they have begun."""
+        """The same for sinks that are at the same offsets, and know the same in the batch that they have begun."""
         finished, begun = self.finished, self.begun
         ends = None if begun is None else offsets_of(begun) + (self.known or "")
         return None if finished is None else offsets_of(finished), ends
@@ -190,8 +192,8 @@ class Checkpoint:
             return Position(0, None, None)
         if self.is_committed(last):
             return Position(last + 1, self.entry(last), None)
-        known = self.known_changes(last)
-        text = None if known is None else json.dumps(known, sort_keys=True)
+        known, decided = self.known_changes(last), decided_schemas(self.path, last)
+        text = json.dumps((known or {}) | decided, sort_keys=True) if decided or known is not None else None
         return Position(last, self.entry(last - 1) if last else None, self.entry(last), text)
 
     def known_changes(self, batch: int) -> KnownChanges | None:

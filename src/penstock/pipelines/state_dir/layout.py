@@ -5,6 +5,8 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 <state>/checkpoints/<sink>/             the sink's checkpoint, in Spark's format
 <state>/checkpoints/<sink>/births/      births of Sparkplug that the sink has read (``births``)
 <state>/checkpoints/<sink>/changes/     how much of the changes of keys each batch knows (``checkpoint``)
+<state>/checkpoints/<sink>/schemas/     what batches have decided about ids of schemas (``schemas``)
+<state>/schemas/<registry>/<id>.json    schemas that the pipeline has looked up (``schemas``)
 <state>/changes/<step>-<digest>/        changes of keys that an as-of join has read (``changes``)
 <state>/shared/<sink>-<id>.transient/   Spark's checkpoint of a query of several sinks, another one at each start
 <state>/shared/<sink>.rows/             rows of a batch on their way to a sink without files of its own

@@ -50,6 +50,7 @@ from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schem
 from penstock.pipelines.steps.expectations import add_checks
 from penstock.pipelines.steps.expressions import literal, quoted
 from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, Messages, PayloadDecoder
+from penstock.pipelines.steps.registry import RegistryMessages
 from penstock.pipelines.steps.sparkplug import SparkplugDecoder
 from penstock.spark.files.object_storage import StoragePath
 
@@ -219,6 +220,8 @@ def _sparkplug(schema: StructType, births: Sequence[StoragePath]) -> Column:
 
 def _messages(parse: Parse) -> Messages:
     encoding = parse.encoding or "plain"
+    if parse.registry is not None:
+        return RegistryMessages.of(parse)
     if parse.format == "avro":
         return AvroMessages(parse.message_schema.decode(), encoding, parse.schema_id)
     return ProtobufMessages(

@@ -116,6 +116,10 @@ class Case(_Part):
 
     name: Annotated[str, Field(min_length=1)]
     keys: Keys = Field(default_factory=dict, description="contents of the state store for enrich steps")
+    schemas: dict[int, str] = Field(
+        default_factory=dict,
+        description="Avro schemas of the registry by id: files, relative to the file of the cases",
+    )
     changes: list[KeyChange] = Field(
         default_factory=list, description="changes of the state store for as-of joins, in order"
     )
@@ -156,7 +160,7 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
     Raises:
         ConfigError: the file is not readable or invalid, names an unknown sink, or expects keys of a sink with rows.
     """
-    found = config.load(path, Cases).cases
+    found = [_with_schemas(case, path) for case in config.load(path, Cases).cases]
     sinks = {sink.name: sink for sink in pipeline.sinks}
     expectations = [name for sink_plan in plan(pipeline) for name in sink_plan.expectations]
     names: set[str] = set()
@@ -185,6 +189,23 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
                     do="write {key: value, other: null}" if has_keys else "write a list of rows",
                 )
     return found
+
+
+def _with_schemas(case: Case, path: Path) -> Case:
+    """Return ``case`` with the contents of its files of schemas."""
+    schemas = {}
+    for schema_id, name in case.schemas.items():
+        file = path.parent / name
+        try:
+            schemas[schema_id] = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{path}: case {case.name!r}: the schema {str(file)!r} cannot be read",
+                option="schemas",
+                why=getattr(error, "strerror", None) or "it is not UTF-8 text",
+                do="write the path of an Avro schema, relative to the file of the cases",
+            ) from error
+    return case.model_copy(update={"schemas": schemas})
 
 
 def compare(where: str, expected: Rows | Keys, found: Rows | Keys) -> Difference | None:

@@ -31,6 +31,7 @@ from penstock.pipelines.spec.expectations import exceeded, expectation_counts
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import DeltaSource, KafkaSource, Source, TubeOptions
 from penstock.pipelines.state_dir.changes import BEGINNING, Change, ChangeFile, KeyHistory, change_table
+from penstock.pipelines.state_dir.schemas import SCHEMAS, BatchSchemas
 from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
 from penstock.pipelines.steps.joins import with_values
@@ -115,6 +116,8 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
     found: dict[str, Any] = {}
     letters: Rows = []
     checks: dict[str, int] = {}
+    known = BatchSchemas(None, fixed={str(schema_id): text for schema_id, text in case.schemas.items()})
+    spark.sparkContext.setLocalProperty(SCHEMAS, known.as_text())
     try:
         with TemporaryDirectory(prefix="penstock-births-") as births:
             for sink_plan in plan(pipeline):
@@ -167,7 +170,10 @@ def _records(spark: SparkSession, name: str, source: Source, case: Case) -> Data
         # Each record is a version of a Delta table.
         partition = number if isinstance(source, DeltaSource) else 0
         rows.append((record.topic or first, 1, partition, 28 * number, at, key, record.payload, headers))
-    return source_rows(name, source, spark.createDataFrame(rows, _SOURCE).coalesce(1))
+    records = spark.createDataFrame(rows, _SOURCE).coalesce(1)
+    if isinstance(source, KafkaSource):
+        records = records.withColumn("timestampType", sf.lit(0))
+    return source_rows(name, source, records)
 
 
 def _lookup(case: Case) -> WithLookup:

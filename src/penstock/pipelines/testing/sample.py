@@ -28,6 +28,7 @@ from penstock.pipelines.spec.pipeline import Pipeline, path_to
 from penstock.pipelines.spec.sources import KafkaSource, TubeOptions
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.state_dir.changes import KNOWN_CHANGES
+from penstock.pipelines.state_dir.schemas import SCHEMAS, BatchSchemas
 from penstock.pipelines.steps.graph import build_stream
 from penstock.pipelines.steps.lookups import store_lookup
 from penstock.spark.error_causes import innermost_cause
@@ -111,6 +112,7 @@ def sample_steps(
             if joins:
                 known = AsOfJoins(pipeline, state, [], lambda: int(time.time() * 1000)).newest(joins)
                 spark.sparkContext.setLocalProperty(KNOWN_CHANGES, json.dumps(known))
+            spark.sparkContext.setLocalProperty(SCHEMAS, BatchSchemas.begin(state, (), ()).as_text())
             for step in steps:
                 nodes, reads, _ = path_to(pipeline, step.name)
                 try:

@@ -1,7 +1,8 @@
-"""Options of connections to Kafka: TLS, authentication, compression."""
+"""Options of connections to Kafka and to schema registries: TLS, authentication, compression."""
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,7 @@ __all__ = [
     "KafkaServer",
     "KafkaTls",
     "SaslMechanism",
+    "SchemaRegistry",
     "TopicName",
     "needs_kafka",
 ]
@@ -56,6 +58,16 @@ def _secure_url(value: str) -> str:
     if found.scheme == "http" and found.hostname and Address(found.hostname, 0).is_loopback:
         return value
     raise ValueError("expected https://HOST/PATH: the client secret is sent to it")
+
+
+def _registry_url(value: str) -> str:
+    found = urlsplit(value)
+    if found.username is not None:  # warnings show the URL
+        raise ValueError("expected a URL without credentials: set `user` and `password_file`")
+    if found.scheme not in ("http", "https") or not found.hostname or found.query or found.fragment:
+        raise ValueError("expected http://HOST:PORT or https://HOST/PATH")
+    _ = found.port  # ValueError: it is not one
+    return value.rstrip("/")
 
 
 class SaslMechanism(StrEnum):
@@ -139,4 +151,34 @@ class KafkaSasl(_Section):
             raise ValueError(
                 f"{self.mechanism.value} needs `user` and `password_file`, and neither `token_file` nor `oidc`"
             )
+        return self
+
+
+class SchemaRegistry(_Section):
+    """Schema registry with the API of Confluent's: Confluent, Karapace, Apicurio (path `/apis/ccompat/v7`). Its files
+    are read at each request, on the driver and on the executors."""
+
+    url: Annotated[str, AfterValidator(_registry_url)] = Field(description="URL of the registry, `http` or `https`")
+    user: str | None = Field(
+        default=None, min_length=1, description="user of basic authentication; the key of an API key in Confluent Cloud"
+    )
+    password_file: Path | None = Field(default=None, description="file whose first line is the password of `user`")
+    ca: Path | None = Field(
+        default=None, description="PEM file: trusted authorities with `https`; default: those of the system"
+    )
+
+    @property
+    def digest(self) -> str:
+        """Short name for directories, another one for another URL: ids belong to a registry."""
+        return hashlib.sha256(self.url.encode()).hexdigest()[:12]
+
+    @model_validator(mode="after")
+    def _complete(self) -> SchemaRegistry:
+        if (self.user is None) != (self.password_file is None):
+            raise ValueError("user and password_file belong together: set both, or none of them")
+        found = urlsplit(self.url)
+        if self.user is not None and found.scheme == "http" and not Address(found.hostname or "", 0).is_loopback:
+            raise ValueError("expected https with user: the password is sent to the registry")
+        if self.ca is not None and found.scheme == "http":
+            raise ValueError("expected ca only with https")
         return self

@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.payloads.avro_schema import _fingerprint, parse_avro_schema
 from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.loader import load, parse
+from penstock.pipelines.spec.steps import registries_of
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "avro"
 
@@ -143,13 +144,31 @@ def test_the_schema_is_in_a_file_or_in_the_pipeline_file(tmp_path: Path) -> None
     assert (inline.ddl, inline.encoding) == ("f0 BIGINT", None)
 
 
+REGISTRY = "registry: {url: 'http://127.0.0.1:8081'}"
+WRONG = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int", "default": "x"}]}'
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ("schema: x INT", "expected an Avro schema in JSON"),
         ("schema_file: none.avsc", "expected a readable schema_file"),
-        (f"schema: '{record('int')}', encoding: confluent", "expected a schema_id with `encoding: confluent`"),
-        (f"schema: '{record('int')}', schema_id: 5", "expected a schema_id with `encoding: confluent`, and only there"),
+        (
+            f"schema: '{record('int')}', encoding: confluent",
+            "expected a schema_id, or for `format: avro` a registry, with",
+        ),
+        (
+            f"schema: '{record('int')}', schema_id: 5",
+            "with `encoding: confluent`, and only there",
+        ),
+        (
+            f"schema: '{record('int')}', encoding: confluent, schema_id: 5, {REGISTRY}",
+            "expected a schema_id, or for `format: avro` a registry",
+        ),
+        (f"schema: '{record('int')}', {REGISTRY}", "only with `format: avro` and `encoding: confluent`"),
+        (f"schema: '{WRONG}', encoding: confluent, {REGISTRY}", "a default of the type int for the field 'a'"),
+        (f"schema: '{record('int')}', new_fields: fail", "expected no new_fields with `format: avro`, whose payloads"),
+        (f"schema: '{record('int')}', unknown_enums: add", "only with `format: protobuf` or a registry"),
         (f"schema: '{record('int')}', delimiter: ;", "expected delimiter only with `format: csv`"),
     ],
 )
@@ -164,3 +183,12 @@ def test_options_of_avro_are_refused_with_other_formats() -> None:
         parse(PIPELINE.replace("format: avro, PARSE", "schema: x INT, encoding: plain"), name="p.yaml")
     with pytest.raises(ConfigError, match="do not start with '_'"):
         parse(PIPELINE.replace("PARSE", f"schema: '{record('int').replace('f0', '_f')}'"), name="p.yaml")
+
+
+def test_a_registry_permits_policies_for_new_fields_and_symbols() -> None:
+    options = f"schema: '{record('int')}', encoding: confluent, {REGISTRY}, unknown_enums: add"
+    text = PIPELINE.replace("PARSE", f"{options}, new_fields: add, new_fields_as: more")
+    (step,) = parse(text, name="p.yaml").steps
+    assert step.parse is not None
+    assert step.parse.ddl == "f0 INT, more MAP<STRING, STRING>"
+    assert list(registries_of([step])) == ["08d5f409490f"]

@@ -25,6 +25,15 @@ def load(tmp_path: Path, text: str) -> Any:
     return load_cases(path, parse())
 
 
+def test_schemas_of_a_case_are_files_next_to_it(tmp_path: Path) -> None:
+    text = GOOD.replace("input:", "schemas: {7: a.avsc}\n    input:")
+    with pytest.raises(ConfigError, match=r"case 'one': the schema '.*a\.avsc' cannot be read"):
+        load(tmp_path, text)
+    (tmp_path / "a.avsc").write_text('"int"')
+    (case,) = load(tmp_path, text)
+    assert case.schemas == {7: '"int"'}
+
+
 def test_a_file_of_cases(tmp_path: Path) -> None:
     (case,) = load(tmp_path, GOOD)
     assert (case.name, case.dead_letters, case.expect["rows"]) == ("one", [], [{"branch": "main"}])

@@ -1,0 +1,136 @@
+"""Avro messages with schemas in a registry: new schemas, unknown ids, a crash within a batch, an outage."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import PenstockError, RefusedError
+from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.sinks.table import Table, files
+from penstock.tube.record import Record
+from tests.schema_registry import Registry, framed
+from tests.spark.pipelines import Setup
+from tests.spark.processes import until
+
+
+def schema(*more: dict[str, Any], celsius: str) -> str:
+    fields = [{"name": "machine", "type": "string"}, {"name": "celsius", "type": celsius}, *more]
+    return json.dumps({"type": "record", "name": "Reading", "fields": fields})
+
+
+FILE = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: readings
+    parse:
+      format: avro
+      encoding: confluent
+      registry: {{url: "URL"}}
+      schema: 'SCHEMA'
+      new_fields: add
+      new_fields_as: more
+sinks:
+  - name: rows
+    table: {{path: "{lake}/rows", format: parquet}}
+  - name: same
+    table: {{path: "{lake}/same", format: parquet}}
+""".replace("SCHEMA", schema(celsius="double").replace("{", "{{").replace("}", "}}"))
+
+
+def table(setup: Setup, name: str) -> dict[str, tuple[float, object]]:
+    rows = [row for file in files(setup.lake / name) for row in pq.ParquetFile(file).read().to_pylist()]
+    found = {row["_id"]: (row["celsius"], row["more"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def dead(setup: Setup) -> dict[str, tuple[str, int]]:
+    """The dead letters by their ids: code, and how many there are."""
+    found: dict[str, tuple[str, int]] = {}
+    for letter in dead_letters.letters(setup.lake / "dead"):
+        found[str(letter.id)] = letter.code, found.get(str(letter.id), ("", 0))[1] + 1
+    return found
+
+
+def float_record(n: int, celsius: float) -> bytes:
+    return framed(n, b"\x02a" + struct.pack("<f", celsius))
+
+
+@pytest.mark.timeout(600)
+def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
+    setup_of: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Registry() as registry:
+        setup = setup_of(FILE.replace("URL", registry.url), 1)
+        registry.register(1, schema(celsius="float"))
+        registry.register(2, schema({"name": "bar", "type": "int"}, celsius="double"))
+        setup.send(
+            Record(float_record(1, 1.5), id="first"),
+            Record(framed(2, b"\x02a" + struct.pack("<d", 2.5) + b"\x08"), id="newer"),
+            Record(float_record(9, 9.5), id="unknown"),
+        )
+
+        commit = Table.commit
+
+        def crash(self: Table, *arguments: Any) -> int:
+            if self.path.name == "dead":
+                raise PenstockError("crash")
+            return commit(self, *arguments)
+
+        # As a crash between the commit of the rows and that of the dead letters; then the id is registered.
+        monkeypatch.setattr(Table, "commit", crash)
+        with pytest.raises(PenstockError, match="crash"):
+            setup.run()
+        expected = {"first": (1.5, None), "newer": (2.5, [("bar", "4")])}
+        assert table(setup, "rows") == expected
+        assert dead(setup) == {}
+        monkeypatch.setattr(Table, "commit", commit)
+        registry.register(9, schema(celsius="float"))
+        setup.send(Record(float_record(9, 4.5), id="later"))
+        setup.run()
+        for name in ("rows", "same"):
+            assert table(setup, name) == expected | {"later": (4.5, None)}
+        assert dead(setup) == {"unknown": ("schema.unknown_id", 1)}
+        for account in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
+            assert (account.off, account.unknown, account.counts.read) == ((), (), 4)
+
+        # Without the registry, stored schemas are used, and a message with another id waits for it.
+        registry.answer = lambda _path: (503, b"")
+        registry.register(10, schema(celsius="float"))
+        setup.send(Record(float_record(1, 5.5), id="stored"))
+        registry.requests.clear()
+        setup.run()
+        assert table(setup, "rows")["stored"] == (5.5, None)
+        assert registry.requests == ["/schemas/types"]
+        assert any("schemas that the pipeline has stored are used" in each.get("text", "") for each in setup.events)
+        setup.send(Record(float_record(10, 6.5), id="waits"))
+        stop = threading.Event()
+        thread = threading.Thread(target=setup.run, args=(stop,), kwargs={"available_now": False, "progress_s": 0.2})
+        thread.start()
+        try:
+            until(lambda: any(each["event"] == "retry" for each in setup.events), "a retry")
+            registry.answer = lambda _path: None
+            until(lambda: setup.ledger.counts("same").read == 6, "the last message")
+        finally:
+            stop.set()
+            thread.join()
+        retry = next(each for each in setup.events if each["event"] == "retry")
+        assert "the schema registry" in str(retry)
+        assert "does not answer" in str(retry)
+        assert table(setup, "same")["waits"] == (6.5, None)
+        assert dead(setup) == {"unknown": ("schema.unknown_id", 1)}
+
+        registry.answer = lambda _path: (401, b"{}")
+        with pytest.raises(RefusedError, match="refused the request /schemas/types"):
+            setup.run()

@@ -1,0 +1,89 @@
+"""Schemas of a registry in the state directory: every attempt of a batch decides the same about an id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.pipelines.state_dir.checkpoint import Checkpoint
+from penstock.pipelines.state_dir.schemas import BatchSchemas, StoredSchema, decided_schemas, remove_old_decisions
+
+INT = StoredSchema('"int"')
+UNKNOWN = StoredSchema(None)
+
+
+def begin(tmp_path: Path, **batches: int) -> BatchSchemas:
+    given = [(tmp_path / sink, batch) for sink, batch in batches.items()]
+    return BatchSchemas.parse(BatchSchemas.begin(tmp_path, ["ab"], given).as_text())
+
+
+def not_asked() -> StoredSchema:
+    raise AssertionError("the registry is not asked again")
+
+
+def test_a_schema_is_looked_up_once(tmp_path: Path) -> None:
+    protobuf = StoredSchema("syntax", "PROTOBUF", has_references=True)
+    assert begin(tmp_path, rows=0).find("ab", 7, lambda: protobuf) == protobuf
+    assert begin(tmp_path, rows=0).find("ab", 7, not_asked) == protobuf
+    later = begin(tmp_path, rows=5, other=3)
+    assert later.known == {"ab-7"}
+    assert later.find("ab", 7, not_asked) == protobuf
+    assert decided_schemas(tmp_path / "rows", 5) == {}
+
+
+def test_an_unknown_id_stays_unknown_for_its_batch(tmp_path: Path) -> None:
+    """Also if it is registered, and stored by another batch, before the next attempt."""
+    assert begin(tmp_path, rows=4).find("ab", 7, lambda: UNKNOWN) == UNKNOWN
+    assert begin(tmp_path, rows=5).find("ab", 7, lambda: INT) == INT
+    again = begin(tmp_path, rows=4)
+    assert again.known == set()
+    assert again.find("ab", 7, not_asked) == UNKNOWN
+    assert begin(tmp_path, rows=6).find("ab", 7, not_asked) == INT
+    remove_old_decisions(tmp_path / "rows", 6)
+    assert (decided_schemas(tmp_path / "rows", 4), len(decided_schemas(tmp_path / "rows", 5))) == ({}, 1)
+
+
+@pytest.mark.parametrize(("first", "second"), [(UNKNOWN, INT), (INT, UNKNOWN)])
+def test_the_first_of_two_tasks_decides(tmp_path: Path, first: StoredSchema, second: StoredSchema) -> None:
+    """The id is registered, or deleted, between their requests; the second asks before the first has decided."""
+    one, two = begin(tmp_path, rows=0, other=3), begin(tmp_path, rows=0, other=3)
+
+    def slow() -> StoredSchema:
+        assert one.find("ab", 7, lambda: first) == first
+        return second
+
+    assert two.find("ab", 7, slow) == first
+    assert begin(tmp_path, rows=0).find("ab", 7, not_asked) == first
+    assert begin(tmp_path, other=3).find("ab", 7, not_asked) == first
+
+
+def test_sinks_that_begin_to_share_a_query_use_the_decision_of_the_one_that_has_it(tmp_path: Path) -> None:
+    begin(tmp_path, other=3).find("ab", 7, lambda: UNKNOWN)
+    assert begin(tmp_path, rows=0, other=3).find("ab", 7, not_asked) == UNKNOWN
+    assert begin(tmp_path, rows=0).find("ab", 7, not_asked) == UNKNOWN
+
+
+def test_sinks_with_different_decisions_do_not_share_a_query(tmp_path: Path) -> None:
+    positions = []
+    for sink, found in (("rows", UNKNOWN), ("other", INT)):
+        checkpoint = Checkpoint(tmp_path / sink)
+        checkpoint.begin(0, 'v1\n{"batchWatermarkMs":0}\n{"t":{"1:0":5}}')
+        begin(tmp_path, **{sink: 0}).find("ab", 7, lambda found=found: found)  # type: ignore[misc]
+        positions.append(checkpoint.position())
+    assert positions[0].key != positions[1].key
+    with pytest.raises(StorageError, match="decided differently about the schema id 7"):
+        begin(tmp_path, rows=0, other=0).find("ab", 7, not_asked)
+
+
+def test_registries_have_ids_of_their_own(tmp_path: Path) -> None:
+    known = begin(tmp_path, rows=0)
+    assert known.find("ab", 7, lambda: UNKNOWN) == UNKNOWN
+    assert known.find("cd", 7, lambda: INT) == INT
+
+
+def test_a_test_case_has_its_own_schemas() -> None:
+    known = BatchSchemas.parse(BatchSchemas(None, fixed={"7": '"int"'}).as_text())
+    assert known.find("ab", 7, not_asked) == INT
+    assert known.find("ab", 8, not_asked) == UNKNOWN

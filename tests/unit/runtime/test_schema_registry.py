@@ -1,0 +1,98 @@
+"""Client of a schema registry, against a small one on loopback."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from pydantic import ValidationError
+
+from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
+from penstock.runtime.kafka.config import SchemaRegistry
+from penstock.runtime.kafka.schema_registry import RegisteredSchema, check_registry, schema_by_id
+from tests.ports import free_port
+from tests.schema_registry import Registry
+
+
+def test_schemas_are_found_by_their_id() -> None:
+    with Registry() as registry:
+        registry.register(7, '"int"')
+        registry.register(8, "syntax = ...", schemaType="PROTOBUF", references=[{"name": "other"}])
+        options = SchemaRegistry(url=f"{registry.url}/")
+        check_registry(options)
+        assert schema_by_id(options, 7) == RegisteredSchema('"int"', "AVRO", has_references=False)
+        assert schema_by_id(options, 8) == RegisteredSchema("syntax = ...", "PROTOBUF", has_references=True)
+        assert schema_by_id(options, 9) is None
+        assert registry.requests == ["/schemas/types", "/schemas/ids/7", "/schemas/ids/8", "/schemas/ids/9"]
+
+
+def test_user_and_password_are_sent_over_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    (tmp_path / "password").write_text("secret\n")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    trusted = {"ca": tmp_path / "ca.pem"}
+    user = {"user": "app", "password_file": tmp_path / "password"}
+    with Registry(("app", "secret"), context) as registry:
+        registry.register(7, '"int"')
+        assert schema_by_id(SchemaRegistry.model_validate({"url": registry.url, **trusted, **user}), 7) is not None
+        with pytest.raises(RefusedError, match="refused the request /schemas/ids/7") as refused:
+            schema_by_id(SchemaRegistry.model_validate({"url": registry.url, **trusted}), 7)
+        assert refused.value.why == "it answered with status 401: 'Unauthorized'"
+        assert "registry.user" in (refused.value.do or "")
+        with pytest.raises(UnavailableError, match="does not answer") as untrusted:
+            schema_by_id(SchemaRegistry.model_validate({"url": registry.url, **user}), 7)
+        assert "certificate" in (untrusted.value.why or "")
+        (tmp_path / "password").unlink()
+        with pytest.raises(ConfigError, match=r"registry\.password_file"):
+            schema_by_id(SchemaRegistry.model_validate({"url": registry.url, **trusted, **user}), 7)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "why"),
+    [
+        (404, b'{"error_code": 404, "message": "HTTP 404 Not Found"}', ConfigError, "status 404: 'HTTP 404 Not Found'"),
+        (404, b"<html>", ConfigError, "/schemas/ids/7: it answered with status 404"),
+        (200, b"<html>", ConfigError, "/schemas/ids/7: it answered with status 200"),
+        (200, b'{"schema": 5}', ConfigError, "status 200"),
+        (302, b"", ConfigError, "status 302"),
+        (403, b"{}", RefusedError, "it answered with status 403"),
+        (429, b"", UnavailableError, "it answered with status 429"),
+        (500, b'{"error_code": 50001, "message": "store"}', UnavailableError, "status 500: 'store'"),
+    ],
+)
+def test_an_id_is_unknown_only_if_the_registry_says_so(
+    status: int, body: bytes, kind: type[PenstockError], why: str
+) -> None:
+    with Registry() as registry:
+        registry.answer = lambda _path: (status, body)
+        with pytest.raises(kind) as caught:
+            schema_by_id(SchemaRegistry(url=registry.url), 7)
+        assert why in (caught.value.why or "")
+        with pytest.raises(kind):
+            check_registry(SchemaRegistry(url=registry.url))
+
+
+def test_a_registry_that_is_down_is_unavailable() -> None:
+    with pytest.raises(UnavailableError, match=r"the schema registry http://127.0.0.1:\d+ does not answer"):
+        schema_by_id(SchemaRegistry(url=f"http://127.0.0.1:{free_port()}"), 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"url": "registry:8081"}, "expected http://HOST:PORT or https://HOST/PATH"),
+        ({"url": "https://"}, "expected http://HOST:PORT or https://HOST/PATH"),
+        ({"url": "https://app:secret@registry"}, "expected a URL without credentials"),
+        ({"url": "https://registry", "user": "app"}, "set both, or none of them"),
+        ({"url": "http://registry", "user": "app", "password_file": "p"}, "expected https with user"),
+        ({"url": "http://registry", "ca": "ca.pem"}, "expected ca only with https"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, str], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected) as caught:
+        SchemaRegistry.model_validate(options)
+    assert "secret" not in str(caught.value.errors(include_input=False))
