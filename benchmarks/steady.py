@@ -9,6 +9,7 @@ import time
 
 import uvloop
 
+from penstock.cli.bench_operations import paced
 from penstock.tube.producer import Producer
 
 __all__ = ["steady"]
@@ -19,14 +20,12 @@ TURN_S = 0.01
 
 async def steady(masters: str, topic: str, rate: float, seconds: float) -> None:
     """Send messages for ``seconds``; the body is the time in seconds since 1970, as text."""
-    started, sent = time.monotonic(), 0
+    until = time.perf_counter() + seconds
     async with Producer(masters) as producer, asyncio.TaskGroup() as group:
-        while (passed := time.monotonic() - started) < seconds:
-            due = int(passed * rate)
-            for _ in range(due - sent):
-                group.create_task(producer.send(topic, b"%.6f" % time.time()))
-            sent = due
-            await asyncio.sleep(TURN_S)
+        async for due in paced(rate, turn_s=TURN_S):
+            if due >= until:
+                break
+            group.create_task(producer.send(topic, b"%.6f" % time.time()))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
-"""`penstock bench`: measure rate and latency of a state store, an MQTT broker or a TubeMQ topic from one process."""
+"""`penstock bench`: measure rate and latency of a state store, an MQTT broker, a TubeMQ topic or a pipeline."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
-import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.bench_operations import Operation, print_operations, show_progress
+from penstock.cli.bench_pipeline import pipeline
 from penstock.cli.options import (
     BrokerOptions,
     Commands,
@@ -26,7 +24,7 @@ from penstock.cli.options import (
     local_node,
     size_option,
 )
-from penstock.cli.output import Cell, escape, note, print_json, print_table, shown_count, shown_rate
+from penstock.cli.output import note, shown_rate
 from penstock.cli.tube.access import MasterOptions, Topic, check_topic, connects_to_master, run_client
 from penstock.errors import PenstockError, UnavailableError
 
@@ -35,17 +33,13 @@ if TYPE_CHECKING:
     from penstock.tube.codec.strings import Partition
     from penstock.tube.consumer import Consumer
 
-__all__ = ["Latencies", "app"]
+__all__ = ["app"]
 
-_PER_OCTAVE = 64
-"""Buckets for each doubling of a latency: 1.1 % wide."""
 _STAMP_BYTES = 8
 _DRAIN_S = 10.0
 """Longest wait for messages that were published, but not received."""
 _ASSIGNED_S = 30.0
 _POLL_S = 0.05
-_BUSY = 0.85
-"""Share of one processor from which the rate may be that of this command."""
 
 app = Commands("Measure rate and latency, with load from this command.")
 
@@ -54,45 +48,6 @@ Seconds = Annotated[
 ]
 Size = Annotated[int, size_option("--size", text="Bytes of each value.", default="100")]
 Clients = Annotated[int, typer.Option(help="Number of clients.", min=1, metavar="N")]
-
-
-class Latencies:
-    """Distribution of durations, with an error of about 1 %, in constant memory."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.longest_s = 0.0
-        self._buckets: Counter[int] = Counter()
-
-    def add(self, seconds: float) -> None:
-        """Count one duration."""
-        self.count += 1
-        self.longest_s = max(self.longest_s, seconds)
-        self._buckets[math.ceil(math.log2(max(seconds, 1e-9)) * _PER_OCTAVE)] += 1
-
-    def quantile_s(self, share: float) -> float | None:
-        """Return the duration that ``share`` (0 to 1) of them do not exceed; None without any."""
-        left = share * self.count
-        for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
-            if left <= 1e-9:
-                return min(float(2 ** (bucket / _PER_OCTAVE)), self.longest_s)
-        return None
-
-
-@dataclass
-class Operation:
-    """Measured operations of one kind: the bytes of values in them, and errors by their text."""
-
-    name: str
-    latencies: Latencies = field(default_factory=Latencies)
-    size: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-
-    def done(self, started: float, size: int) -> None:
-        """Count an operation that began at ``started`` (``perf_counter``) and moved ``size`` bytes."""
-        self.latencies.add(time.perf_counter() - started)
-        self.size += size
 
 
 class Measurement:
@@ -139,64 +94,19 @@ class Measurement:
         return self.counted_from <= started < self.until
 
     async def _progress(self) -> None:
-        if self._as_json or not sys.stderr.isatty():
-            return
         before = 0
         while True:
             await asyncio.sleep(1)
             done = sum(operation.latencies.count for operation in self.operations)
             left = max(0.0, self.until - time.perf_counter())
-            sys.stderr.write(f"\r{shown_rate(done - before, 'operations')}, {left:.0f} s left\x1b[K\r")
-            sys.stderr.flush()
+            show_progress(f"{shown_rate(done - before, 'operations')}, {left:.0f} s left", as_json=self._as_json)
             before = done
 
     def report(self, settings: dict[str, object]) -> None:
         """Print the result. ``settings``: the load, and what is known about the server."""
-        seconds = self._counted_until - self.counted_from
-        rows = [_row(operation, seconds) for operation in self.operations]
-        if self._as_json:
-            for row in rows:
-                print_json({**settings, "seconds": round(seconds, 3), "client_cpu": round(self._cpu_s, 3), **row})
-            return
-        sys.stdout.write(", ".join(f"{name} {value}" for name, value in settings.items() if value is not None) + "\n\n")
-        shown: list[dict[str, Cell]] = [
-            {
-                "operation": operation.name,
-                "rate/s": shown_count(round(operation.latencies.count / seconds)),
-                "MB/s": f"{operation.size / seconds / 1e6:.1f}",
-                **{name: _ms(row[f"{name.replace('.', '_')}_ms"]) for name in ("p50", "p99", "p99.9", "max")},
-                "errors": operation.errors.total(),
-            }
-            for operation, row in zip(self.operations, rows, strict=True)
-        ]
-        columns = ["operation", "rate/s", "MB/s", "p50", "p99", "p99.9", "max", "errors"]
-        print_table(shown, columns, as_json=False)
-        sys.stdout.write(f"\nlatencies in ms; this command used {self._cpu_s:.0%} of a processor\n")
-        sys.stdout.flush()
         for operation in self.operations:
-            for text, times in operation.errors.most_common(3):
-                note(f"{operation.name}: {times} times: {escape(text)}")
-        if self._cpu_s >= _BUSY:
-            note("the rate may be that of this command, not of the server: run several at once, and add their rates")
-
-
-def _row(operation: Operation, seconds: float) -> dict[str, Any]:
-    found = operation.latencies
-    row: dict[str, Any] = {
-        "operation": operation.name,
-        "count": found.count,
-        "per_s": round(found.count / seconds, 1),
-        "bytes_per_s": round(operation.size / seconds),
-    }
-    for name, share in (("p50", 0.5), ("p99", 0.99), ("p99_9", 0.999)):
-        value = found.quantile_s(share)
-        row[f"{name}_ms"] = None if value is None else round(value * 1000, 3)
-    row["max_ms"] = round(found.longest_s * 1000, 3) if found.count else None
-    return {**row, "errors": dict(operation.errors)}
-
-
-def _ms(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+            operation.seconds = self._counted_until - self.counted_from
+        print_operations(self.operations, settings, client_cpu=self._cpu_s, as_json=self._as_json)
 
 
 def _durability(url: str) -> str | None:
@@ -501,3 +411,12 @@ async def _until(condition: Callable[[], bool], seconds: float) -> bool:
             return True
         await asyncio.sleep(_POLL_S)
     return condition()
+
+
+# Pipeline
+
+app.add(
+    "penstock bench pipeline",
+    "penstock bench pipeline --rate 1000 --table-format parquet --sinks 3",
+    name="pipeline",
+)(pipeline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.bench import Latencies
+from penstock.cli.bench_operations import Latencies, paced
 from penstock.cli.main import main
 from penstock.node.node import Node, ReadyNode
 from penstock.statestore.client.client import StateStoreClient
@@ -34,6 +35,17 @@ def test_quantiles_have_an_error_of_one_bucket(durations: list[float], share: fl
 
 def test_without_durations_there_is_no_quantile() -> None:
     assert Latencies().quantile_s(0.5) is None
+
+
+async def test_operations_are_due_at_the_rate() -> None:
+    began = time.perf_counter()
+    due = []
+    async for at in paced(1000):
+        assert time.perf_counter() > at - 0.002  # the resolution of timers
+        due.append(at - began)
+        if len(due) == 30:
+            break
+    assert [at - due[0] for at in due] == pytest.approx([n / 1000 for n in range(30)])
 
 
 @pytest.fixture

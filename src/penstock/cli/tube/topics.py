@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +16,7 @@ from penstock.cli.tube.offset_spec import ENTRY
 from penstock.cli.tube.search import search
 from penstock.errors import ConfigError, RefusedError
 
-__all__ = ["app"]
+__all__ = ["app", "create_topic", "delete_topic"]
 
 _OPEN, _CLOSED, _DELETED = range(3)
 _EVERY = -1
@@ -98,29 +98,32 @@ def topics_create(
     if if_not_exists and _known(tube, topic) is not None:
         note(f"topic {topic} exists already")
         return
-    wanted = {
-        **settings,
-        "topicName": topic,
-        "numPartitions": str(partitions),
-        "numTopicStores": str(stores),
-        "createUser": "penstock",
-    }
+    brokers = create_topic(tube, topic, {**settings, "numPartitions": str(partitions), "numTopicStores": str(stores)})
+    row: dict[str, Cell] = {"topic": topic, "partitions": partitions, "stores": stores, "brokers": brokers}
+    print_table([row], ["topic", "partitions", "stores", "brokers"], as_json=as_json)
+
+
+def create_topic(tube: TubeConnectionOptions, topic: str, settings: Mapping[str, str]) -> int:
+    """Create ``topic`` with these parameters of the administration; return the number of its brokers.
+
+    Raises:
+        RefusedError: it exists, or the master refused a parameter.
+    """
+    wanted = {**settings, "topicName": topic, "createUser": "penstock"}
     try:
-        rows = tube.call("admin_add_new_topic_record", wanted)
+        return len(tube.call("admin_add_new_topic_record", wanted))
     except RefusedError as error:
         if error.code == _EXISTS:
             do = f"change it (penstock tube topic alter {topic}), or do not change it: --if-not-exists"
             raise RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, do=do) from None
-        if chosen or "brokerId" not in error.text:
+        if "brokerId" in settings or "brokerId" not in error.text:
             raise
         # Apache's master requires ids of brokers; penstock's master deploys the topic on all brokers, including later
         # ones.
         numbers = ",".join(str(broker.id) for broker in tube.brokers())
         if not numbers:
             raise
-        rows = tube.call("admin_add_new_topic_record", {**wanted, "brokerId": numbers})
-    row: dict[str, Cell] = {"topic": topic, "partitions": partitions, "stores": stores, "brokers": len(rows)}
-    print_table([row], ["topic", "partitions", "stores", "brokers"], as_json=as_json)
+        return len(tube.call("admin_add_new_topic_record", {**wanted, "brokerId": numbers}))
 
 
 @app.add(
@@ -224,6 +227,25 @@ def topics_delete(
     if not (yes or confirmed(f"Delete topic {topic} and all its records on {len(states)} broker(s)?")):
         note(f"topic {topic} was not deleted")
         raise typer.Exit(1)
+    gone = delete_topic(tube, topic, states, everywhere=broker_id is None)
+    if as_json:
+        print_json({"topic": topic, "brokers": len(states), "removed": gone})
+        return
+    where = f" on {_listed(states)}" if broker_id is not None else ""
+    note(f"topic {topic} was deleted{where}" + ("" if gone else "; its brokers are still removing the records"))
+
+
+def delete_topic(
+    tube: TubeConnectionOptions, topic: str, states: Mapping[int, int] | None = None, *, everywhere: bool = True
+) -> bool:
+    """Delete ``topic`` on the brokers of ``states``; default: on all. Return True if they have removed it already.
+
+    ``everywhere``: these are all brokers, so that the master no longer has it, either.
+
+    Raises:
+        RefusedError: the topic does not exist.
+    """
+    states = _states(tube, topic, None) if states is None else states
     common = {"topicName": topic, "modifyUser": "penstock"}
     closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
     # Apache's order: close to clients, mark as deleted, remove with its data. Each step is sent to the brokers that
@@ -238,13 +260,9 @@ def topics_delete(
             there = {"brokerId": ",".join(map(str, ids))} if ids != [_EVERY] else {}
             tube.call(method, {**common, **parameters, **there})
     until = time.monotonic() + _REMOVED_S
-    while not (gone := _gone(tube, topic, states if broker_id is not None else None)) and time.monotonic() < until:
+    while not (gone := _gone(tube, topic, None if everywhere else states)) and time.monotonic() < until:
         time.sleep(_POLL_S)
-    if as_json:
-        print_json({"topic": topic, "brokers": len(states), "removed": gone})
-        return
-    where = f" on {_listed(states)}" if broker_id is not None else ""
-    note(f"topic {topic} was deleted{where}" + ("" if gone else "; its brokers are still removing the records"))
+    return gone
 
 
 def _gone(tube: TubeConnectionOptions, topic: str, brokers: Iterable[int] | None) -> bool:
