@@ -20,6 +20,7 @@ import typer
 
 from penstock.cli.options import Commands, Json, StateStoreOptions, connects_to_store, duration_option, local_node
 from penstock.cli.output import escape, print_json, shown, shown_count, shown_rate
+from penstock.cli.parameters import completes
 from penstock.cli.tube.access import run_client
 from penstock.demo.plant import (
     FAULTS,
@@ -73,6 +74,7 @@ def plant(
             help="Fault from the start: drift, stuck, dead, burst, late, duplicate, broken; all, none, or turns: one "
             "after another; repeatable. Default: turns.",
             metavar="NAME",
+            autocompletion=completes((*FAULTS, "all", "none", TURNS)),
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the keys and the retained messages at the end.")] = False,
@@ -128,7 +130,7 @@ class _Run:
         """Run for ``duration_s`` seconds, or until it is cancelled."""
         from penstock.statestore.client.locks import Lease
 
-        async with self._options.store() as store:
+        async with self._options.store(keeps_session=True) as store:
             holder = f"penstock demo plant {socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
             lease = Lease(store, LOCK_KEY, holder=holder)
             await lease.run(lambda token: self._work(store, token, duration_s), timeout_s=0)

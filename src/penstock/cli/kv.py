@@ -64,6 +64,17 @@ _CREDENTIALS = ("username", "password_file", "ca_file", "cert_file", "key_file")
 
 def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shell completion: the first keys of the store that begin with ``incomplete`` and are printable text."""
+    return _stored_texts(ctx, incomplete)
+
+
+def complete_pattern(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: keys that begin with ``incomplete``; of keys with a further ``/``, the pattern up to it."""
+    rest = len(incomplete)
+    found = {f"{key[: at + 1]}*" if (at := key.find("/", rest)) >= 0 else key for key in _stored_texts(ctx, incomplete)}
+    return sorted(found)
+
+
+def _stored_texts(ctx: typer.Context, incomplete: str) -> list[str]:
     # Completion parses the line without environment variables and defaults.
     given: dict[str, Any] = {"broker": DEFAULT}
     for name in ("broker", *_CREDENTIALS):
@@ -76,6 +87,9 @@ def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
     return sorted(text for text in texts if text.isprintable() and "\ufffd" not in text)
 
 
+Pattern = Annotated[
+    str, typer.Argument(help="Glob: * ? [ab] [0-9] [!ab] [*].", metavar="PATTERN", autocompletion=complete_pattern)
+]
 Key = Annotated[str, typer.Argument(help="Key.", metavar="KEY", autocompletion=complete_key)]
 Base64 = Annotated[bool, typer.Option("--base64", help="KEY is base64, for keys that are not text.")]
 Value = Annotated[str | None, typer.Argument(help="Value. Default: --file or standard input.", metavar="VALUE")]
@@ -343,7 +357,7 @@ def _report_outages(store: StateStoreClient, name: bytes, observation: Observati
 )
 @connects_to_store
 def scan_command(
-    pattern: Annotated[str, typer.Argument(help="Glob: * ? [ab] [0-9] [!ab] [*].", metavar="PATTERN")] = "*",
+    pattern: Pattern = "*",
     limit: Annotated[int | None, typer.Option("--limit", "-n", help="Show at most N keys.", min=1, metavar="N")] = None,
     null: Annotated[bool, typer.Option("--null", "-0", help="End each key with NUL, for `xargs -0`.")] = False,
     as_json: Json = False,
@@ -432,7 +446,7 @@ NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128
 )
 @connects_to_store
 def lock_command(
-    name: Annotated[str, typer.Argument(help="Name of the lock, a key.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="Name of the lock, a key.", metavar="NAME", autocompletion=complete_key)],
     command: Annotated[
         list[str], typer.Argument(help="Command to run while the lock is held, after --.", metavar="COMMAND")
     ],
@@ -489,7 +503,7 @@ async def _lock(
 
     unique = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     environment = os.environ | {"PENSTOCK_BROKER": options.broker, "PENSTOCK_LOCK": name}
-    async with options.store() as store:
+    async with options.store(keeps_session=True) as store:
         lease = Lease(store, name.encode("utf-8", "surrogateescape"), holder=holder or unique, ttl_ms=ttl_ms)
         try:
             return await lease.run(lambda token: _run(command, token, environment, lease), timeout_s=wait_s)
@@ -558,7 +572,7 @@ class ImportLine(NamedTuple):
 @app.add("penstock kv export > keys.jsonl", "penstock kv export 'line-3/*' --file line-3.jsonl", name="export")
 @connects_to_store
 def export_command(
-    pattern: Annotated[str, typer.Argument(help="Glob pattern of keys.", metavar="PATTERN")] = "*",
+    pattern: Pattern = "*",
     file: Annotated[
         Path | None, typer.Option(help="Write to a file. Default, or -: standard output.", metavar="FILE")
     ] = None,
@@ -626,7 +640,7 @@ async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options:
     import asyncio
 
     count = 0
-    async with options.store() as store:
+    async with options.store(keeps_session=True) as store:
         tells = await _supports_expiry(store)
         if not tells:
             note(
@@ -693,7 +707,7 @@ async def _import(
 
     imported = skipped = 0
     condition = Condition.NX if only_new else Condition.ALWAYS
-    async with options.store() as store:
+    async with options.store(keeps_session=True) as store:
         while chunk := _chunk(lines):
             writes = [Write.set(line.key, line.value, ttl_ms=line.ttl_ms, condition=condition) for line in chunk]
             try:

@@ -59,6 +59,7 @@ __all__ = [
     "duration_option",
     "help_record",
     "input_bytes",
+    "local_addresses",
     "local_data_dir",
     "local_node",
     "local_token",
@@ -195,7 +196,7 @@ class CommandWithExamples(PlainParameters, TyperCommand):
             given = {name: source_of(parsed, name) in _GIVEN for name in variables}
             found: Mapping[str, Any] = defaults(context, variables, given) if context else {}
             if not context and "data_dir" not in variables:  # commands with --data-dir find the node by themselves
-                found = _local_addresses(parsed.params, given)
+                found = local_addresses(parsed.params, given)
             extra["default_map"] = {**found, **self._unknown_http(parsed.params, given, found)}
         return super().make_context(info_name, args, parent, **extra)
 
@@ -224,7 +225,7 @@ class CommandWithExamples(PlainParameters, TyperCommand):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def _local_addresses(params: Mapping[str, Any], given: Mapping[str, bool]) -> dict[str, str]:
+def local_addresses(params: Mapping[str, Any], given: Mapping[str, bool]) -> dict[str, str]:
     """Return the addresses of the node that this user runs in the local data directory, by the names of the options.
 
     ``params``: values without these defaults; ``given``: options that are set. If a TubeMQ master is set, the HTTP
@@ -612,18 +613,29 @@ class StateStoreOptions(BrokerOptions):
     timeout: Annotated[float, duration_option(text="Timeout of each request.", at_least_s=0.001, default="10s")] = 10.0
 
     @asynccontextmanager
-    async def store(self) -> AsyncIterator[StateStoreClient]:
+    async def store(self, *, keeps_session: bool = False) -> AsyncIterator[StateStoreClient]:
         """Return a connected client of the state store.
+
+        A command with a few requests has no session, which a durable broker would have to store before CONNACK, and to
+        delete: two commits more than the request itself, which etcd refuses when it is full. What a session brings is
+        the answer to a request that was acknowledged, but not answered before the connection was lost: without it
+        GET, SET and the other commands time out, and say that the request may have been executed, as they do if the
+        whole command is lost. A request without an acknowledgement is sent again in both cases. Observations end with
+        the connection in both cases, and are restored by reading the keys.
+
+        A command that sends many requests for a long time (``keeps_session``) should survive a restart of the node,
+        so it has a session.
 
         Raises:
             UnavailableError: the broker does not respond.
         """
-        from penstock.statestore.client.client import StateStoreClient
+        from penstock.statestore.client.client import SESSION_EXPIRY_S, StateStoreClient
 
         client = StateStoreClient.connect(
             self.broker,
             client_id=self.client_id or f"penstock-kv-{os.urandom(6).hex()}",
             timeout_s=self.timeout,
+            session_expiry_s=SESSION_EXPIRY_S if keeps_session else 0,
             **self.credentials(),
         )
         async with self.opened(client) as store:

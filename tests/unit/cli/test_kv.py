@@ -268,7 +268,8 @@ def test_the_connection_is_described_once_for_every_command(store: Store, pensto
     penstock("kv", "del", "k", "--broker", "mqtts://edge", *args)
     tls = store.options.pop("tls")
     assert (tls.ca_file, tls.cert_file) == (Path("ca.pem"), None)
-    assert store.options == {"timeout_s": 2.5, "username": "u", "password": "s3cret", "authentication": None}
+    login = {"username": "u", "password": "s3cret", "authentication": None}
+    assert store.options == {"timeout_s": 2.5, "session_expiry_s": 0, **login}
     penstock("kv", "del", "k", "--broker", "mqtt://u:p@edge", "--scram")
     assert store.options["authentication"].method == "SCRAM-SHA-256"
     assert (store.options["username"], store.options["password"]) == (None, None), "it is proved, not sent"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,13 @@ import pytest
 
 from penstock.cli import kv as kv_transfer
 from penstock.errors import UnavailableError
+from penstock.node.node import Node
 from penstock.pipelines.spec.values import run_key
 from penstock.statestore.blocking import Client
 from penstock.statestore.client.client import StateStoreClient, Write
 from penstock.testing import LocalNode
 from tests.unit.cli.conftest import Command, Done
+from tests.unit.node.test_node import config
 
 
 @pytest.fixture
@@ -52,6 +57,32 @@ def test_vdel(kv: Command, store: Client) -> None:
     assert kv("vdel", "k", "v") == (1, "", "penstock: key 'k' does not exist\n")
 
 
+def _commits(http: str) -> float:
+    text = urllib.request.urlopen(f"http://{http}/metrics", timeout=10).read().decode()
+    return float(re.findall(r"^penstock_mqtt_storage_commits_total (\S+)", text, re.MULTILINE)[0])
+
+
+def test_commands_of_one_request_commit_no_session(tmp_path: Path, penstock: Command) -> None:
+    async def run() -> None:
+        node = Node(config(tmp_path))
+        ready = await node.start()
+        try:
+            for line in (
+                ["set", "line-3/limit", "42"], ["get", "line-3/limit"], ["scan"], ["watch", "no", "--timeout", "0.1s"],
+                ["del", "line-3/limit"],
+            ):  # fmt: skip
+                done = await asyncio.to_thread(penstock, "kv", *line, "--broker", f"mqtt://{ready.mqtt}")
+                assert done.status == 0, done.err
+            assert await asyncio.to_thread(_commits, ready.http) == 0
+            done = await asyncio.to_thread(penstock, "kv", "export", "--broker", f"mqtt://{ready.mqtt}")
+            assert done.status == 0, done.err
+            assert await asyncio.to_thread(_commits, ready.http) >= 2  # it has a session, since it may take long
+        finally:
+            await node.close()
+
+    asyncio.run(run())
+
+
 def test_keys_and_contexts_are_offered_by_shell_completion(
     node: LocalNode, store: Client, penstock: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +99,9 @@ def test_keys_and_contexts_are_offered_by_shell_completion(
         store.set(key, "v")
     assert offered(f"penstock kv get --broker {node.url} line-3/") == ["line-3/a", "line-3/b"]
     assert offered(f"penstock kv del --broker {node.url} line*") == ["line*"]
+    assert offered(f"penstock kv lock --broker {node.url} line-3/") == ["line-3/a", "line-3/b"]
+    assert offered(f"penstock kv scan --broker {node.url} l") == ["line*", "line-3/*"]
+    assert offered(f"penstock kv export --broker {node.url} line-3/") == ["line-3/a", "line-3/b"]
     assert offered("penstock kv get --broker 127.0.0.1:1 l") == []
     penstock("context", "add", "lab", "--broker", node.url)
     assert offered("penstock kv get o") == ["other"]  # at the address of the context

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.mqtt.client import TlsOptions
 
 __all__ = [
+    "SESSION_EXPIRY_S",
     "BlockingCommands",
     "Condition",
     "Entry",
@@ -49,8 +50,8 @@ __all__ = [
 ]
 
 _PERSIST: Final = {"aio-persistence": "true"}
-_SESSION_EXPIRY_S: Final = 300
-"""Time for which the broker queues responses and notifications after the connection was lost."""
+SESSION_EXPIRY_S: Final = 300
+"""Default time for which the broker queues responses and notifications after the connection was lost."""
 _NOTIFY_FILTER: Final = notify_filter("").replace("//", "/{clientIdHex}/")
 _GRANTS: Final = (
     f"grant Publish on '{INVOKE}', and Subscribe on 'clients/{{clientIdHex}}/#' and '{_NOTIFY_FILTER}', to this client "
@@ -142,17 +143,20 @@ class StateStoreClient:
         password: bytes | str | None = None,
         authentication: EnhancedAuthentication | None = None,
         tls: TlsOptions | None = None,
+        session_expiry_s: int = SESSION_EXPIRY_S,
     ) -> StateStoreClient:
         """Create a client with a connection of its own to ``url``, opened by ``async with``.
 
         ``url`` is ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://`` or ``wss://``; ``tls``: authorities to trust
-        and the client certificate.
+        and the client certificate. ``session_expiry_s``: time for which the broker queues responses after the
+        connection was lost. A durable broker stores this session, at the start and the end of the client and for each
+        response; with 0 there is none, and a request times out whose response was lost with the connection.
         """
         mqtt = MqttClient(
             url,
             client_id=client_id or f"penstock-{uuid.uuid4().hex}",
-            clean_start=False,
-            session_expiry_s=_SESSION_EXPIRY_S,
+            clean_start=not session_expiry_s,
+            session_expiry_s=session_expiry_s,
             topic_alias_maximum=0,  # responses use one topic; aliases would make the broker encode each one separately
             reconnect=reconnect,
             username=username,
@@ -466,10 +470,12 @@ class StateStoreClient:
         payload, version = await self._requests.call(args, fencing_token, timeout_s=timeout_s, extra=extra)
         return decode_reply(payload), version
 
-    def _connected(self, _session_present: bool) -> None:  # noqa: FBT001 - the MQTT client's callback
+    def _connected(self, session_present: bool) -> None:  # noqa: FBT001 - the MQTT client's callback
         """Restore the observations after a reconnect; the MQTT client restores its subscriptions itself."""
         if not self._open:
             return
+        if not session_present:
+            self._requests.lost_sessions += 1
         if self._restoring is not None:
             self._restoring.cancel()
         self._restoring = asyncio.create_task(self._restore(), name="statestore restore")

@@ -116,6 +116,8 @@ class RequestSender:
         self._requests = 0
         # Errors are results: asyncio would log an exception that no task retrieves because the caller was cancelled.
         self._futures: dict[bytes, asyncio.Future[Publish | UnavailableError]] = {}
+        self.lost_sessions = 0
+        """Reconnects for which the broker had no session, and so no responses."""
 
     async def call(
         self,
@@ -157,6 +159,7 @@ class RequestSender:
             extra={**self._extra, **extra} if extra else self._extra,
         )
         code: int | None = None
+        lost_sessions = self.lost_sessions
         future = self._futures[correlation] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
@@ -165,7 +168,7 @@ class RequestSender:
                 code = await self._mqtt.publish(publish.topic, publish.payload, qos=1, properties=publish.properties)
                 message = await future
         except TimeoutError:
-            raise self._no_answer(named, timeout_s, code) from None
+            raise self._no_answer(named, timeout_s, code, lost=self.lost_sessions > lost_sessions) from None
         except LocalProtocolError as error:
             raise _not_sent(named, error) from None
         finally:
@@ -174,12 +177,17 @@ class RequestSender:
             raise message
         return self._answer(named, fencing_token, message, extension)
 
-    def _no_answer(self, named: tuple[str, bytes], timeout_s: float, code: int | None) -> UnavailableError:
+    def _no_answer(
+        self, named: tuple[str, bytes], timeout_s: float, code: int | None, *, lost: bool
+    ) -> UnavailableError:
         if not self._mqtt.connected:
             why, do = "not connected to the broker", "repeat the request when the broker is reachable"
         elif code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
             why = "the broker has no subscriber for state store requests"
             do = "use a broker with a state store (penstock up), or attach one: penstock statestore attach --broker URL"
+        elif lost:
+            why = "the connection was lost, and the broker has no session in which it would keep the answer"
+            do = "read the key to see whether the request was executed, then repeat it"
         else:
             why = "no state store at this broker, or it is overloaded, or its disk is full or slow: see its /readyz"
             do = "read the key to see whether the request was executed, then repeat it"

@@ -189,6 +189,43 @@ class OddStore(Service):
         """Nothing to forget."""
 
 
+class SilentStore(Service):
+    """A store that acknowledges requests and never answers."""
+
+    filters = ("statestore/#",)
+    exclusive = True
+    reserved = ()
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.server = MqttServer(services=[self])
+
+    def receive(self, message: Inbound) -> None:
+        message.settle()
+        self.asked.set()
+
+    def disconnected(self, client_id: str) -> None:
+        """Nothing to forget."""
+
+
+@pytest.mark.parametrize("session_expiry_s", [0, 300])
+async def test_a_session_that_the_broker_has_lost_is_noticed(session_expiry_s: int) -> None:
+    first, second = SilentStore(), SilentStore()
+    _, port = await first.server.start("127.0.0.1", 0)
+    url, restored = f"mqtt://127.0.0.1:{port}", asyncio.Event()
+    async with StateStoreClient.connect(url, session_expiry_s=session_expiry_s) as store:
+        store.on_restored(lambda _: restored.set())
+        request = asyncio.create_task(store.get("k", timeout_s=60))
+        await first.asked.wait()
+        await first.server.close()
+        assert store._requests.lost_sessions == 0
+        await second.server.start("127.0.0.1", port)
+        await asyncio.wait_for(restored.wait(), 60)
+        assert store._requests.lost_sessions == 1
+        request.cancel()
+    await second.server.close()
+
+
 OK = [("__stat", "200")]
 
 

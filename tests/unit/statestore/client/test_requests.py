@@ -86,6 +86,18 @@ async def test_a_timeout_names_the_likely_cause(
     assert why in (raised.value.why or "")
 
 
+async def test_a_timeout_after_a_lost_session_names_it(requests: RequestSender) -> None:
+    requests.lost_sessions = 1  # before the request
+    for lost, why in ((0, "no state store at this broker"), (1, "the broker has no session")):
+        call = asyncio.create_task(requests.call([b"SET", b"k", b"v"]))
+        await asyncio.sleep(0)
+        requests.lost_sessions += lost
+        with pytest.raises(UnavailableError, match="no answer to SET 'k'") as raised:
+            await call
+        assert raised.value.applied is None
+        assert why in (raised.value.why or "")
+
+
 async def test_giving_up_ends_every_wait(requests: RequestSender) -> None:
     call = asyncio.create_task(requests.call([b"GET", b"k"], timeout_s=5))
     await asyncio.sleep(0)
