@@ -11,7 +11,7 @@ import typer
 from penstock.cli.node_api import NodeOptions, connects_to_node
 from penstock.cli.options import COMPLETION_S, Commands, Json
 from penstock.cli.output import print_table
-from penstock.cli.parameters import source_of
+from penstock.cli.parameters import completes, source_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.observability.logs import LogLevel
 
@@ -31,11 +31,6 @@ def complete_part(ctx: typer.Context, incomplete: str) -> list[str]:
     except PenstockError:  # no node to ask
         return []
     return sorted(part for part in levels if part.startswith(incomplete))
-
-
-def complete_level(incomplete: str) -> list[str]:
-    """Shell completion: the levels."""
-    return [level for level in (*LogLevel, "inherit") if level.startswith(incomplete)]
 
 
 @app.add(
@@ -60,7 +55,7 @@ def level(
         typer.Argument(
             metavar="[LEVEL]",
             help="debug, info, warning or error; inherit: the level of the part above it.",
-            autocompletion=complete_level,
+            autocompletion=completes((*LogLevel, "inherit")),
         ),
     ] = None,
     as_json: Json = False,

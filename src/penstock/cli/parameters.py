@@ -7,7 +7,7 @@ more than their text are converted here; others, and all invalid ones, by typer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import typer
 
-__all__ = ["PlainParameters", "UsageError", "source_of"]
+__all__ = ["PlainParameters", "UsageError", "completes", "source_of"]
 
 UsageError: Any = typer.BadParameter.__base__  # typer exports only this subclass
 """Error of the parser for wrong usage."""
@@ -29,6 +29,16 @@ def source_of(ctx: Any, name: str) -> str:
     ``DEFAULT``, also if the line was not parsed up to it."""
     source = ctx.get_parameter_source(name)
     return "DEFAULT" if source is None else str(source.name)
+
+
+def completes(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return the shell completion of a parameter that accepts these words."""
+    known = list(words)
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return complete
 
 
 class PlainParameters:

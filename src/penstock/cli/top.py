@@ -20,6 +20,7 @@ import typer
 from penstock.cli.node_api import NodeApi, NodeOptions, connects_to_node
 from penstock.cli.options import Commands, duration_option
 from penstock.cli.output import escape, shown_bytes, shown_count, shown_duration, shown_rate
+from penstock.cli.parameters import completes
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -292,7 +293,12 @@ def _position(screen: Screen, page: Mapping[str, Any] | None) -> str:
 @connects_to_node
 def top(
     view: Annotated[
-        str, typer.Option(help="First view: " + ", ".join(v.title.lower() for v in VIEWS) + ".", metavar="NAME")
+        str,
+        typer.Option(
+            help="First view: " + ", ".join(v.title.lower() for v in VIEWS) + ".",
+            metavar="NAME",
+            autocompletion=completes(v.title.lower() for v in VIEWS),
+        ),
     ] = "hops",
     interval: Annotated[float, duration_option(text="Time between two requests.", at_least_s=0.2, default="2s")] = 2.0,
     *,

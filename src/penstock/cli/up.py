@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from penstock import compiled
 from penstock.cli.options import DATA_DIR, Commands
 from penstock.cli.output import escape, print_json, use_colour
-from penstock.cli.parameters import source_of
+from penstock.cli.parameters import completes, source_of
 
 if TYPE_CHECKING:
     from penstock.node.config.node import NodeConfig
@@ -24,9 +25,11 @@ __all__ = ["app"]
 app = Commands()
 
 
-def _option(flag: str, text: str, default: str, metavar: str) -> Any:
-    variable = "PENSTOCK_" + flag.upper().replace("-", "_")
-    return typer.Option(f"--{flag}", help=text, envvar=variable, metavar=metavar, show_default=default)
+def _option(flag: str, text: str, default: str, metavar: str, words: Iterable[str] = ()) -> Any:
+    variable, complete = "PENSTOCK_" + flag.upper().replace("-", "_"), completes(words) if words else None
+    return typer.Option(
+        f"--{flag}", help=text, envvar=variable, metavar=metavar, show_default=default, autocompletion=complete
+    )
 
 
 def _listen(flag: str, text: str, default: str) -> Any:
@@ -35,7 +38,7 @@ def _listen(flag: str, text: str, default: str) -> Any:
 
 def _anonymous(flag: str, text: str) -> Any:
     help_text = f"allow: accept clients without credentials at {text}, from other machines as well."
-    return _option(f"{flag}-anonymous", help_text, "only without users, on loopback", "WORD")
+    return _option(f"{flag}-anonymous", help_text, "only without users, on loopback", "WORD", ["allow"])
 
 
 def _advertise(flag: str, text: str) -> Any:
@@ -55,7 +58,7 @@ def up(
     ] = None,
     profile: Annotated[
         str | None,
-        _option("profile", "Settings to add: aio, for applications of Azure IoT Operations.", "none", "WORD"),
+        _option("profile", "Settings to add: aio, for applications of Azure IoT Operations.", "none", "WORD", ["aio"]),
     ] = None,
     data_dir: Annotated[str | None, _option("data-dir", "Data directory.", "./penstock-data", "DIR")] = None,
     durability: Annotated[
@@ -65,6 +68,7 @@ def up(
             "Guarantee of an acknowledgement: durable (fsynced), flushed (written), memory (none).",
             "durable",
             "WORD",
+            ["durable", "flushed", "memory"],
         ),
     ] = None,
     mqtt: Annotated[str | None, _listen("mqtt", "MQTT 5", "127.0.0.1:1883")] = None,
@@ -98,8 +102,11 @@ def up(
         str | None,
         _option("mqtt-faults", "Additional MQTT listener with fault injection, for tests.", "none", "HOST:PORT"),
     ] = None,
-    log_level: Annotated[str | None, _option("log-level", "debug, info, warning or error.", "info", "WORD")] = None,
-    log_format: Annotated[str | None, _option("log-format", "text or json.", "text", "WORD")] = None,
+    log_level: Annotated[
+        str | None,
+        _option("log-level", "debug, info, warning or error.", "info", "WORD", ["debug", "info", "warning", "error"]),
+    ] = None,
+    log_format: Annotated[str | None, _option("log-format", "text or json.", "text", "WORD", ["text", "json"])] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when the node is ready.")] = False,
 ) -> None:
     """Run a node: MQTT broker, state store, TubeMQ and rules in one process.

@@ -43,6 +43,7 @@ def offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> li
         ("penstock tube offset reset l", ["lab", "lake"]),
         ("penstock tube group describe a", ["archive"]),
         ("penstock tube consume water --group la", ["lab", "lake"]),
+        ("penstock pipeline infer --topic w", ["water", "wind"]),
     ],
 )
 def test_names_are_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]) -> None:
@@ -65,6 +66,30 @@ def test_no_completions_are_offered_if_the_master_is_unreachable(
 
     monkeypatch.setattr(tube_web, "call", away)
     assert offered(penstock, monkeypatch, "penstock tube consume w") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("penstock demo plant --fault d", ["drift", "dead", "duplicate"]),
+        (
+            "penstock demo plant --fault ",
+            ["drift", "stuck", "dead", "burst", "late", "duplicate", "broken", "all", "none", "turns"],
+        ),
+        ("penstock top --view t", ["topics"]),
+        ("penstock up --durability f", ["flushed"]),
+        ("penstock up --profile ", ["aio"]),
+        ("penstock up --mqtt-anonymous ", ["allow"]),
+        ("penstock up --log-format ", ["text", "json"]),
+        ("penstock tube broker run --durability m", ["memory"]),
+        ("penstock tube broker run --log-level w", ["warning"]),
+        ("penstock pipeline submit --deploy-mode c", ["client", "cluster"]),
+        ("penstock log level mqtt in", ["info", "inherit"]),
+        ("penstock bench pipeline --table-format ", ["delta", "parquet"]),
+    ],
+)
+def test_words_are_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str, words: list[str]) -> None:
+    assert offered(penstock, monkeypatch, line) == words
 
 
 def test_users_and_parts_of_the_log_are_offered(
@@ -114,6 +139,11 @@ sinks:
   - name: messages
     mqtt: {topic: "alarm", value: bar}
 """
+CASES = """\
+cases:
+  - {name: cold, input: [{value: {bar: 1}}], expect: {rows: []}}
+  - {name: warm, input: [{value: {bar: 2}}], expect: {rows: [{bar: 2.0}]}}
+"""
 
 
 def test_pipeline_files_and_the_names_in_them_are_offered(
@@ -124,7 +154,7 @@ def test_pipeline_files_and_the_names_in_them_are_offered(
     (tmp_path / "penstock-pipelines" / "line3").mkdir(parents=True)
     for name, text in {
         "line3.yaml": PIPELINE, "draft.yml": "name: draft\nsinks:\n  -", "more/lamp.yaml": PIPELINE,
-        "line3.test.yaml": "cases: []", "penstock.yaml": "data_dir: data", "notes.txt": PIPELINE,
+        "line3.test.yaml": CASES, "penstock.yaml": "data_dir: data", "notes.txt": PIPELINE,
     }.items():  # fmt: skip
         (tmp_path / name).write_text(text)
     for line, names in {
@@ -139,6 +169,11 @@ def test_pipeline_files_and_the_names_in_them_are_offered(
         "penstock pipeline sample line3.yaml --step ": ["readings", "warm"],
         "penstock pipeline dead-letter redrive line3.yaml --dry-run --step r": ["readings"],
         "penstock pipeline migrate line3.yaml --sink ": ["rows"],
+        "penstock pipeline test line3.yaml --case ": ["cold", "warm"],
+        "penstock pipeline test more/lamp.yaml --cases line3.test.yaml --case w": ["warm"],
+        "penstock pipeline test more/lamp.yaml --case ": [],
+        "penstock pipeline infer --pipeline line3.yaml --from-source s": ["source"],
+        "penstock pipeline infer --from-source s": [],
         "penstock pipeline sample draft.yml --step ": [],
         "penstock pipeline sample --step ": [],
     }.items():

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline
 
 __all__ = [
+    "complete_case",
     "complete_file",
     "complete_file_or_local_name",
     "complete_file_or_running_name",
     "complete_rejecting_step",
+    "complete_source",
     "complete_step",
     "complete_table_sink",
     "complete_valid_file",
@@ -56,6 +58,27 @@ def complete_file_or_running_name(ctx: typer.Context, incomplete: str) -> list[s
     """Shell completion: pipeline files, and names of pipelines whose runs report to the state store."""
     files = complete_file(incomplete)
     return [*files, *sorted(_reported(ctx, incomplete))] if _START.fullmatch(incomplete) else files
+
+
+def complete_case(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: the test cases of the pipeline in FILE."""
+    from penstock.pipelines.testing.cases import cases_path, load_cases
+
+    file, pipeline = _file(ctx), _pipeline(ctx)
+    if file is None or pipeline is None:
+        return []
+    try:
+        cases = load_cases(Path(ctx.params.get("cases") or cases_path(file)), pipeline)
+    except PenstockError:
+        return []
+    return list(_beginning((case.name for case in cases), incomplete))
+
+
+def complete_source(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shell completion: the sources of the pipeline file in --pipeline."""
+    file = ctx.params.get("pipeline")
+    pipeline = None if file is None else _load(Path(file))
+    return [] if pipeline is None else list(_beginning(pipeline.inputs, incomplete))
 
 
 def complete_step(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -130,11 +153,15 @@ def _file(ctx: typer.Context) -> Path | None:
 
 def _pipeline(ctx: typer.Context) -> Pipeline | None:
     """Return the pipeline in FILE of the line; None if there is none, or it is not valid."""
+    file = _file(ctx)
+    return None if file is None else _load(file)
+
+
+def _load(file: Path) -> Pipeline | None:
     from penstock.pipelines.spec.loader import load
 
-    file = _file(ctx)
     try:
-        return None if file is None else load(file)
+        return load(file)
     except PenstockError:
         return None
 

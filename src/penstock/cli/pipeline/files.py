@@ -13,9 +13,9 @@ import typer
 
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
-from penstock.cli.pipeline.completion import complete_valid_file
+from penstock.cli.pipeline.completion import complete_case, complete_source, complete_valid_file
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
-from penstock.cli.tube.access import MasterOptions, connects_to_master
+from penstock.cli.tube.access import MasterOptions, complete_topic, connects_to_master
 from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.runtime.io.process_end import end_at_sigterm
 
@@ -161,7 +161,12 @@ def infer(
     ] = None,
     topic: Annotated[
         str | None,
-        typer.Option(help="Read records of this TubeMQ topic, instead of a file.", metavar="TOPIC", show_default=False),
+        typer.Option(
+            help="Read records of this TubeMQ topic, instead of a file.",
+            metavar="TOPIC",
+            show_default=False,
+            autocompletion=complete_topic,
+        ),
     ] = None,
     pipeline: Annotated[
         Path | None,
@@ -179,6 +184,7 @@ def infer(
             help="With --pipeline: the source, if the file has several.",
             metavar="NAME",
             show_default=False,
+            autocompletion=complete_source,
         ),
     ] = None,
     records: Annotated[
@@ -466,7 +472,13 @@ def run_cases(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--case", help="Run only this case; repeatable.", metavar="NAME", show_default=False),
+        typer.Option(
+            "--case",
+            help="Run only this case; repeatable.",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=complete_case,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

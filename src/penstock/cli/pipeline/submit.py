@@ -17,6 +17,7 @@ import typer
 
 from penstock.cli.options import DryRun, Json
 from penstock.cli.output import note, print_json
+from penstock.cli.parameters import completes
 from penstock.cli.pipeline.options import Conf, File, Metrics, Once, StateDir, Traces, options_of_spark, state_path
 from penstock.errors import ConfigError
 
@@ -248,7 +249,14 @@ def _check(request: SubmitRequest, kind: str) -> None:
 SparkMaster = Annotated[
     str, typer.Option(help="spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N].", metavar="MASTER")
 ]
-DeployMode = Annotated[str, typer.Option(help="Location of the driver: client or cluster.", metavar="MODE")]
+DeployMode = Annotated[
+    str,
+    typer.Option(
+        help="Location of the driver: client or cluster.",
+        metavar="MODE",
+        autocompletion=completes(["client", "cluster"]),
+    ),
+]
 Python = Annotated[
     str | None, typer.Option(help="Path of Python on the executors.", metavar="PATH", show_default=False)
 ]

@@ -20,6 +20,7 @@ from penstock.cli.options import (
     KeyFile,
     PasswordFile,
     Username,
+    local_addresses,
     local_data_dir,
     local_token,
     shared_options,
@@ -431,8 +432,10 @@ def _completing(ctx: typer.Context) -> TubeConnectionOptions:
         field.name: ctx.params[field.name] for field in fields(TubeConnectionOptions) if ctx.params.get(field.name)
     }
     # Completion parses the line without defaults and environment variables.
-    found = ctx.lookup_default("http")
-    given.setdefault("http", os.environ.get("PENSTOCK_HTTP") or (HTTP if found is None else found))
+    found = os.environ.get("PENSTOCK_HTTP") or ctx.lookup_default("http")
+    if found is None:  # of a command that has no --http, or whose node was not found
+        found = local_addresses(ctx.params, {"http": False}).get("http", HTTP)
+    given.setdefault("http", found)
     return TubeConnectionOptions(**given)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli.options import Commands, Json, duration_option, shared_options, size_option
 from penstock.cli.output import Cell, note, print_json, print_table
+from penstock.cli.parameters import completes
 from penstock.cli.tube.access import BrokerRow, MasterOptions, TubeConnectionOptions, connects, connects_to_master
 from penstock.errors import ConfigError
 
@@ -137,7 +138,12 @@ def run_command(
         ),
     ] = "127.0.0.1:0",
     durability: Annotated[
-        str, typer.Option(help="Guarantee of an acknowledgement: durable, flushed or memory.", metavar="WORD")
+        str,
+        typer.Option(
+            help="Guarantee of an acknowledgement: durable, flushed or memory.",
+            metavar="WORD",
+            autocompletion=completes(["durable", "flushed", "memory"]),
+        ),
     ] = "durable",
     topic_durability: Annotated[
         list[str] | None, typer.Option(help="Durability of one topic; repeatable.", metavar="TOPIC=WORD")
@@ -176,7 +182,14 @@ def run_command(
         float | None,
         duration_option(text="Exit with 1 if no master accepts the broker within this time. Default: wait forever."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", metavar="WORD")] = "info",
+    log_level: Annotated[
+        str,
+        typer.Option(
+            help="debug, info, warning or error.",
+            metavar="WORD",
+            autocompletion=completes(["debug", "info", "warning", "error"]),
+        ),
+    ] = "info",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when the broker is ready.")] = False,
 ) -> None:
     """Run a TubeMQ broker at the master of another node.
