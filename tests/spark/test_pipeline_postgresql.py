@@ -12,9 +12,11 @@ import pytest
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.ledger.plan_changes import check_table_types
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.run.queries import ONE_FILE
 from penstock.pipelines.spec import loader
 from penstock.tube.record import Record
 from tests.postgresql import PASSWORD, Postgres, running_postgres
+from tests.spark.node import SEGMENT_RECORDS
 from tests.spark.pipelines import Setup
 from tests.spark.processes import until
 
@@ -173,16 +175,25 @@ sinks:
     table: {{path: "{lake}/rows"}}
 """
 )
+MOST = 250
+"""Records of a batch. After 100 batches the server lacks too many records for a single batch: see ``is_near``."""
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("batches", "deleted"), [(3, False), pytest.param(100, True, marks=pytest.mark.nightly)])
 def test_a_server_that_is_down_gets_everything_once_it_is_back(
-    setup_of: Callable[..., Setup], postgres: Postgres
+    setup_of: Callable[..., Setup], postgres: Postgres, batches: int, deleted: bool
 ) -> None:
-    setup = setup_of(filled(OUTAGE, postgres, 20), 1)
-    setup.send(*(record(f"r{n}", n) for n in range(60)))
+    """``deleted``: then another outage, in which retention deletes records that PostgreSQL lacks."""
+    postgres.execute("DROP TABLE IF EXISTS after_outage")
+    setup = setup_of(filled(OUTAGE, postgres, MOST), 1)
     stop, failed = threading.Event(), []
+    sent = 0
+
+    def send(count: int) -> None:
+        nonlocal sent
+        setup.send(*(record(f"r{n}", n) for n in range(sent, sent + count)))
+        sent += count
 
     def run() -> None:
         try:
@@ -190,21 +201,69 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
         except Exception as error:  # noqa: BLE001 - told by the thread of the test
             failed.append(error)
 
-    postgres.stop("immediate")
+    def wait_for(holds: Callable[[], bool], what: str) -> None:
+        until(holds, what, alive=lambda: str(failed) if failed else None)
+
+    def queries() -> list[list[str]]:
+        found: list[list[list[str]]] = [event["queries"] for event in list(setup.events) if "queries" in event]
+        return found[-1] if found else []
+
+    def out(sink: str) -> int:
+        return setup.ledger.counts(sink).out
+
+    def warnings(part: str) -> list[str]:
+        found = [event["text"] for event in list(setup.events) if event["event"] == "warning"]
+        return [text for text in found if part in text]
+
+    send(MOST)
     thread = threading.Thread(target=run)
     thread.start()
     try:
+        wait_for(lambda: out("history") == out("rows") == sent, "both sinks to have the first batch")
+        before = setup.ledger.last("rows")
+        postgres.stop("immediate")
+        send(batches * MOST)
         # The other sink of the query does not wait.
-        until(lambda: setup.ledger.counts("rows").out == 60, "the table to have all rows")
-        assert setup.ledger.counts("history").out == 0
+        wait_for(lambda: out("rows") == sent, "the table to have all rows")
+        after = setup.ledger.last("rows")
+        assert before is not None
+        assert after is not None
+        assert after.batch - before.batch >= batches
+        assert out("history") == MOST
+        assert sorted(queries()) == [["history"], ["rows"]]
         postgres.start()
-        until(lambda: setup.ledger.counts("history").out == 60, "PostgreSQL to have all rows")
+        # The newest segment, which retention keeps, has a quarter of its records.
+        send(SEGMENT_RECORDS - sent % SEGMENT_RECORDS + SEGMENT_RECORDS // 4)
+        wait_for(lambda: out("history") == out("rows") == sent, "PostgreSQL to have all rows")
+        wait_for(lambda: queries() == [["history", "rows"]], "the sink to share the query again")
+        assert postgres.rows("SELECT count(*), count(DISTINCT time) FROM after_outage") == [(sent, sent)]
+        accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+        assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
+        assert not warnings("retention")
+        # In a query of its own until it lacks no more than one batch can have.
+        own = sum(entry.read == MOST for entry in setup.ledger.entries("history"))
+        assert own >= (batches * MOST - ONE_FILE) // MOST
+
+        if not deleted:
+            return
+        # First a warning, then an error.
+        setup.node.expire_closed_segments()
+        reached = sent
+        postgres.stop("immediate")
+        send(SEGMENT_RECORDS * 3 // 2)
+        wait_for(lambda: out("rows") == sent, "the table to have all rows")
+        wait_for(lambda: bool(warnings("retention")), "a warning that retention reaches the records")
+        (warning,) = warnings("retention")
+        assert warning.startswith("sink 'history' fails and has not read 86% of the records that a partition stores")
+        setup.node.expire_closed_segments()
+        postgres.start()
+        until(lambda: bool(failed), "the run to end")
     finally:
         stop.set()
         thread.join()
-    assert not failed, failed
-    assert postgres.rows("SELECT count(*), count(DISTINCT time) FROM after_outage") == [(60, 60)]
-    (warning,) = [event["text"] for event in setup.events if event["event"] == "warning" and "history" in event["text"]]
-    assert "is not available; each batch is retried until it is available" in warning
-    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
-    assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
+        assert not failed or deleted, failed
+    assert "sink 'history'" in str(failed[0])
+    assert "is no longer stored" in str(failed[0])
+    # An attempt may have read its records before they were deleted.
+    assert out("history") in (reached, reached + MOST)
+    assert postgres.rows("SELECT count(*), count(DISTINCT time) FROM after_outage") == [(out("history"),) * 2]

@@ -398,6 +398,10 @@ class ProgressMonitor:
         """The newest snapshot, by sink."""
         return self._progress.latest
 
+    def lag_of(self, sink: str) -> Lag | None:
+        """Return the newest lag of ``sink``; None if unknown."""
+        return self._meter.lag_of(sink)
+
     def start(self, ends: Mapping[str, Offsets]) -> None:
         """Start to measure; ``ends`` are the current offsets of the queries."""
         now = time.monotonic()

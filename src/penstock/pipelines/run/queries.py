@@ -672,6 +672,8 @@ class RunningQuery:
     restarts: int = 0
     warned: bool = False
     """True after the warning that it has failed for long."""
+    warned_of_loss: bool = False
+    """True after the warning that retention will delete records that its sinks have not read."""
     strange: int = 0
     ended: bool = False
     stopping: bool = False
@@ -705,12 +707,13 @@ class RunningQuery:
         # Set in any case: a sink that failed does not join the others before it has finished a batch.
         self.failing_since, self.strange = failed.failing_since or time.monotonic(), failed.strange
         self.backoff, self.restarts, self.warned = failed.backoff, failed.restarts, failed.warned
+        self.warned_of_loss = failed.warned_of_loss
 
     def progressed(self) -> None:
         """Reset the failure counters after a finished batch."""
         self.is_up = True
         self.failing_since = None
-        self.warned = False
+        self.warned = self.warned_of_loss = False
         self.strange = 0
         self.backoff.reset()
 

@@ -101,6 +101,9 @@ LONGEST_RETRY_PAUSE_S = 60.0
 query anew, which takes the machine a second."""
 JOIN_S = 2.0
 """Seconds between checks whether a sink has reached those with which it can share a query."""
+UNREAD_SHARE = 0.8
+"""Share of the stored records of a partition that a failing sink has not read, from which on the run warns that
+retention will delete them. With deletion by age, they have then waited for four fifths of the retention time."""
 JOIN_AGAIN_S = 10.0
 """Seconds until the next check after two queries were stopped to be joined."""
 UNREPORTED = frozenset({"start", "end", "table", "letters_table"})
@@ -607,7 +610,24 @@ class _PipelineRun:
             self._report()
             batches = {name: batch for each in self._queries for name, batch in each.built.batches.running.items()}
             self._watch.poll(self._running_queries(), batches)
+            self._warn_of_loss()
             self._stop.wait(POLL_S)
+
+    def _warn_of_loss(self) -> None:
+        """Warn once if retention will soon delete records that a failing sink has not read."""
+        for running in self._queries:
+            if running.failing_since is None or running.warned_of_loss:
+                continue
+            for sink in running.built.unfinished:
+                lag = self._watch.lag_of(sink)
+                if lag is not None and lag.unread >= UNREAD_SHARE:
+                    running.warned_of_loss = True
+                    self._emit_event(
+                        "warning",
+                        text=f"sink {sink!r} fails and has not read {lag.unread:.0%} of the records that a partition "
+                        "stores: retention deletes the oldest ones next, and the run then ends; do: start the system "
+                        "that does not answer, or increase the retention of the topic",
+                    )
 
     def _running_queries(self) -> dict[str, StreamingQuery | None]:
         return {name: running.query for running in self._queries for name in running.built.sinks}

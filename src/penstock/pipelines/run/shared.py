@@ -440,6 +440,8 @@ class QueryBuilder:
         if len(family) == 1:
             single = build_query(self._plans[names[0]], self._checkpoints[names[0]], self._spark, self._context)
             return [RunningQuery(single, family=family)]
+        # In the order of the file, also after one of them has left the others and joins them again.
+        names = [name for name in family if name in names]
         self._context.source.align_starts([name for name in names if not self._checkpoints[name].exists()])
         positions = {name: self._checkpoints[name].position() for name in names}
         starts = {name: self._context.source.start(name) for name in names}

@@ -24,6 +24,7 @@ __all__ = [
     "measure",
     "planned",
     "query_of",
+    "unread_share",
 ]
 
 LAG_TIMEOUT_MS = 1_000
@@ -37,10 +38,12 @@ class Lag(NamedTuple):
 
     ``seconds`` is None if there is a lag and its age is not known, as with Kafka and with Apache's TubeMQ brokers:
     reading the oldest record there requires a registration, and the counts of these brokers cover whole stores.
+    ``unread``: see :func:`unread_share`; the largest of the partitions.
     """
 
     records: int
     seconds: float | None
+    unread: float = 0.0
 
 
 def planned(sink: str) -> str:
@@ -53,6 +56,15 @@ def query_of(name: str) -> str:
     return name.removesuffix(_PLANNED)
 
 
+def unread_share(oldest: int, position: int, end: int) -> float:
+    """Return the share, from 0 to 1, of the stored offsets of a partition that were not read.
+
+    At 1 the next record to read is the oldest one, which retention deletes first, or it is deleted. A partition of
+    which nothing was deleted yet has 0: its retention is not known.
+    """
+    return min((end - position) / (end - oldest), 1.0) if 0 < oldest < end else 0.0
+
+
 def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offsets, now_ms: int) -> Lag:
     """Measure the records in TubeMQ after ``end``, up to ``bounds``.
 
@@ -62,7 +74,7 @@ def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offs
         UnavailableError, DataLossError: raised by ``tube``.
     """
     reached = from_json(end)
-    records, oldest_ms, is_dated = 0, now_ms, True
+    records, oldest_ms, is_dated, unread = 0, now_ms, True, 0.0
     for partition, bound in bounds.items():
         position = max(reached.get(partition, bound.oldest), bound.oldest)
         if position >= bound.end:
@@ -72,13 +84,14 @@ def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offs
             # Partitions share a store and its offsets: the remaining records belong to another partition.
             continue
         records += count
+        unread = max(unread, unread_share(bound.oldest, position, bound.end))
         if not tube.has_ranges(partition):
             is_dated = False
             continue
         first, _ = tube.plan(Slice(partition, position, bound.end), 1)
         for batch in tube.read(Slice(partition, position, first)):
             oldest_ms = min(oldest_ms, *map(int, batch.append_times))
-    return Lag(records, max(now_ms - oldest_ms, 0) / 1000 if is_dated else None)
+    return Lag(records, max(now_ms - oldest_ms, 0) / 1000 if is_dated else None, unread)
 
 
 class SourceMeter(Protocol):

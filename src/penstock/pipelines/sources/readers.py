@@ -32,6 +32,7 @@ from penstock.pipelines.sources.lag import (
     PollingMeter,
     SourceMeter,
     measure,
+    unread_share,
 )
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir import layout
@@ -661,7 +662,8 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
             for name, end in ends.items():
                 waiting = ranges({topic: {**low, **end.get(topic, {})} for topic, low in lows.items()}, latest)
                 records = sum(place.end - place.start for place in waiting)
-                found[name] = Lag(records, None if records else 0.0)
+                unread = [unread_share(lows[at.topic][str(at.partition)], at.start, at.end) for at in waiting]
+                found[name] = Lag(records, None if records else 0.0, max(unread, default=0.0))
             return found
 
         return PollingMeter(lambda: KafkaLog(self._options, LAG_TIMEOUT_MS / 1000), measured)

@@ -234,7 +234,7 @@ class Sources:
 
 
 class _Meters:
-    """Lag of queries with several sources: the sum of records, and the largest number of seconds."""
+    """Lag of queries with several sources: the sum of records, the largest number of seconds and unread share."""
 
     def __init__(self, meters: Mapping[str, SourceMeter], inputs: Mapping[str, Sequence[str]]) -> None:
         self._meters = meters
@@ -255,7 +255,8 @@ class _Meters:
             return None
         seconds = [lag.seconds for lag in known]
         dated = [each for each in seconds if each is not None]
-        return Lag(sum(lag.records for lag in known), max(dated) if len(dated) == len(seconds) else None)
+        oldest_s = max(dated) if len(dated) == len(seconds) else None
+        return Lag(sum(lag.records for lag in known), oldest_s, max(lag.unread for lag in known))
 
     def close(self, ends: Mapping[str, Offsets]) -> None:
         for name, meter in self._meters.items():

@@ -88,13 +88,23 @@ def test_records_and_the_age_of_the_oldest() -> None:
     # New partitions are read from their oldest record on; what is gone is no lag.
     assert lag(tube, {"1:1": 112}) == Lag(2, 9.0)
     tube.oldest = 56
-    assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(2, 2.0)
+    assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(2, 2.0, unread=1.0)
     # Brokers that are not asked for the oldest.
     tube.ranges = False
-    assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(2, None)
+    assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(2, None, unread=1.0)
     tube.ranges = True
     # A clock behind the broker's.
     assert measure(cast(TubeClient, tube), tube.bounds([P0]), {"t": {"1:0": 0}}, 0).seconds == 0.0
+
+
+def test_the_unread_share_of_what_retention_has_left() -> None:
+    # Of records 2 to 11: 10 are stored.
+    tube = Numbers(*((P0, NOW_MS) for _ in range(12)), oldest=56)
+    assert lag(tube, {"1:0": 28 * 4, "1:1": 336}) == Lag(8, 0.0, unread=0.8)
+    assert lag(tube, {"1:0": 336, "1:1": 336}) == Lag(0, 0.0)
+    assert lag(tube, {"1:0": 28, "1:1": 336}) == Lag(10, 0.0, unread=1.0), "the oldest of them is deleted already"
+    tube.oldest = 0
+    assert lag(tube, {"1:0": 0, "1:1": 336}).unread == 0.0, "nothing was deleted yet"
 
 
 def test_the_meter_measures_when_asked_and_a_last_time() -> None:
