@@ -26,6 +26,7 @@ from penstock.pipelines.sinks.table import files, read
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key, run_key
+from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
 from penstock.spark.statestore.writes import write_rows
 from penstock.tube.record import Record
@@ -168,8 +169,14 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
         run(("flow DOUBLE", "flow FLOAT"))
     setup.send(message("m4", 4))
     table = TABLE.format(lake=setup.lake)
-    with pytest.raises(ConfigError, match="state of its dedupe, windows and join has columns of other types") as raised:
-        run((table, "sinks:\n"), ("flow DOUBLE", "flow FLOAT"), file=FILE)
+    changed = (table, "sinks:\n"), ("flow DOUBLE", "flow FLOAT")
+    with pytest.raises(ConfigError, match=r"its window's aggregate min\(flow\) changed") as raised:
+        run(*changed, file=FILE)
+    assert "was: DOUBLE; is: FLOAT" in str(raised.value)
+    # Types that the file does not determine are compared by Spark.
+    layout.shape(setup.state, "alarms").unlink()
+    with pytest.raises(ConfigError, match="state of its dedupe, windows and join has columns of other") as raised:
+        run(*changed, file=FILE)
     assert "give the sink a new name" in str(raised.value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.pipelines.spec import sql
@@ -31,6 +32,7 @@ __all__ = [
     "parse_ddl",
     "quoted_name",
     "sink_types",
+    "state_types",
 ]
 
 RESERVED = "_"
@@ -343,6 +345,27 @@ def joined_columns(pipeline: Pipeline, join: str) -> tuple[list[str] | None, lis
         for columns in (streams.before[join], streams.right_of[join])
     )
     return left, right
+
+
+def state_types(pipeline: Pipeline, steps: Iterable[str]) -> dict[str, str]:
+    """Return the types in the state of the windows and joins among ``steps``, if the file determines them.
+
+    The key is the part of the state, for example "window's aggregate max(flow)". Spark reads a state with no others.
+    """
+    streams = _Streams(pipeline)
+    found: dict[str, str | None] = {}
+    for step in (step for step in pipeline.steps if step.name in steps):
+        columns = streams.before[step.name] or {}
+        types = {name: column.type for name, column in columns.items() if column.type is not None}
+        if step.window is not None:
+            found |= {f"window's group {name}": types.get(name.lower()) for name in step.window.by}
+            for text in (" ".join(expression.split()) for expression in step.window.aggregates.values()):
+                with suppress(ValueError):  # reported by the check of names
+                    found[f"window's aggregate {text}"] = sql.state_type(sql.parse_expression(text), types)
+        if step.join is not None:
+            for side, joined in (("left", columns), ("right", streams.right_of[step.name] or {})):
+                found |= {f"join's {side} column {column.name}": column.type for column in joined.values()}
+    return {what: kind for what, kind in found.items() if kind is not None}
 
 
 class _Streams:

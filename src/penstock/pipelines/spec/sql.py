@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 
-__all__ = ["Projection", "Selection", "evident_type", "parse_expression", "parse_statement", "references"]
+__all__ = ["Projection", "Selection", "evident_type", "parse_expression", "parse_statement", "references", "state_type"]
 
 # The dialect of Databricks also has the paths of variants (`a:b.c`), which Spark accepts.
 _DIALECTS = ("spark", "databricks")
@@ -100,6 +100,32 @@ def evident_type(expression: exp.Expr) -> str | None:
     if isinstance(expression, exp.Cast) and not expression.to.expressions:
         return expression.to.sql(dialect="spark").upper()
     return None
+
+
+_KEPT = (exp.Max, exp.Min, exp.First, exp.Last, exp.AnyValue, exp.ArrayAgg, exp.ArrayUniqueAgg)
+"""Aggregates whose state has the type of their argument."""
+_INTEGERS = ("TINYINT", "SMALLINT", "INT", "BIGINT")
+
+
+def state_type(aggregate: exp.Expr, types: Mapping[str, str]) -> str | None:
+    """Return the type of the state of an aggregate of a column, for example DOUBLE for ``sum(flow)``.
+
+    ``types``: those of the columns, by name in lower case. None if only Spark knows the type, or if it is the same for
+    all types of the column, as that of a count.
+    """
+    found = aggregate.unnest()
+    if not isinstance(found.this, exp.Column):
+        return None
+    kind = types.get(next(_columns(found.this), "").lower())
+    if kind is None or isinstance(found, _KEPT):
+        return kind
+    if not isinstance(found, exp.Sum | exp.Avg):
+        return None
+    if kind in _INTEGERS:
+        return "BIGINT" if isinstance(found, exp.Sum) else "DOUBLE"
+    if kind in ("FLOAT", "DOUBLE"):
+        return "DOUBLE"
+    return kind if kind.startswith("DECIMAL") else None
 
 
 def _columns(expression: exp.Expr) -> Iterator[str]:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, StorageError
-from penstock.pipelines.spec.columns import joined_columns
+from penstock.pipelines.spec.columns import joined_columns, state_types
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.spec.steps import Join, Window
 from penstock.pipelines.state_dir import layout
@@ -311,6 +311,8 @@ def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
         "join": _NOTHING if sink_plan.join is None else _join(sink_plan.join),
         "join's columns": _join_columns(pipeline, sink_plan),
         "deadband": _deadbands(sink_plan),
+        # Only those that are known: an entry that one of two files lacks is not compared.
+        **state_types(pipeline, [step.name for step in sink_plan.steps]),
     }
 
 

@@ -29,6 +29,8 @@ def begun(state: Path) -> None:
         ("{n: count(*)}", "{events: ' count(*)'}"),
         ("path: lake/rows", "path: lake/others"),
         ("topics: [water_flow]", "topics: [water_flow, more]"),
+        # A count has the same state for all types.
+        ("flow DOUBLE", "flow FLOAT"),
         ("  - name: alarms", "  - {name: seen, console: {}}\n  - name: alarms"),
     ],
 )
@@ -62,6 +64,40 @@ def test_changes_that_break_stored_state_are_refused(tmp_path: Path, old: str, n
     with pytest.raises(ConfigError):
         check_shapes(parse(changed), tmp_path)
     check_shapes(parse(), tmp_path)
+
+
+SUMS = "{n: count(*), total: ' sum( flow )', mean: avg(flow), most: max(flow), half: max(flow / 2)}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ("INT", "BIGINT", "max(flow)"),
+        ("INT", "DOUBLE", "sum( flow )"),
+        ("DOUBLE", "FLOAT", "max(flow)"),
+        ("DOUBLE", "DECIMAL(9,2)", "sum( flow )"),
+    ],
+)
+def test_types_in_the_state_of_windows(tmp_path: Path, old: str, new: str, part: str) -> None:
+    text = FILE.replace("{n: count(*)}", SUMS)
+    check_shapes(parse(text.replace("flow DOUBLE", f"flow {old}")), tmp_path)
+    layout.checkpoint(tmp_path, "alarms").mkdir(parents=True)
+    # Only Spark knows the type of a computed column.
+    step = "  - name: once_in_time\n    from: plausible\n"
+    assert step in text
+    computed = "  - {name: doubled, from: plausible, map: {compute: {flow: flow * 2}}}\n"
+    check_shapes(parse(text.replace(step, computed + step.replace("plausible", "doubled"))), tmp_path)
+    with pytest.raises(ConfigError) as told:
+        check_shapes(parse(text.replace("flow DOUBLE", f"flow {new}")), tmp_path)
+    assert told.value.what.startswith(f"sink 'alarms': its window's aggregate {part} changed since")
+
+
+def test_the_type_of_a_group_in_the_state_of_windows(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with pytest.raises(ConfigError) as told:
+        check_shapes(parse(FILE.replace("branch STRING", "branch INT")), tmp_path)
+    assert told.value.what.startswith("sink 'alarms': its window's group branch changed since")
+    assert told.value.why == "was: STRING; is: INT"
 
 
 def test_before_there_is_a_checkpoint_everything_may_change(tmp_path: Path) -> None:
