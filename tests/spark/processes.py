@@ -27,14 +27,20 @@ DEADLINE_S = 240.0
 """A driver starts in 10 s on an idle machine, in more than a minute on a busy one."""
 
 
-def until(holds: Callable[[], bool], what: str, *, alive: Callable[[], str | None] = lambda: None) -> None:
-    """Return once ``holds()``; fails after ``DEADLINE_S``, or with what ``alive`` says is wrong."""
-    deadline = time.monotonic() + DEADLINE_S
+def until(
+    holds: Callable[[], bool],
+    what: str,
+    *,
+    alive: Callable[[], str | None] = lambda: None,
+    deadline_s: float = DEADLINE_S,
+) -> None:
+    """Return once ``holds()``; fails after ``deadline_s``, or with what ``alive`` says is wrong."""
+    deadline = time.monotonic() + deadline_s
     pause = threading.Event()
     while not holds():
         wrong = alive()
         assert wrong is None, f"{what}: {wrong}"
-        assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {deadline_s:g} s"
         pause.wait(0.05)
 
 
@@ -149,16 +155,27 @@ class Driver:
 class Cluster:
     """A Spark master and workers on loopback, out of the Python package of Spark.
 
-    ``python`` is the interpreter of its tasks; ``hidden`` are variables of this process that it does not get.
+    With ``hosts`` each worker has an address of its own: Spark starts no speculative attempt on the host of the first.
+    ``python`` is the interpreter of its tasks; ``hidden`` are variables of this process that it does not get, and
+    ``options`` are those of Java for its master and workers.
     """
 
     def __init__(
-        self, directory: Path, workers: int = 2, *, python: str = sys.executable, hidden: Collection[str] = ()
+        self,
+        directory: Path,
+        workers: int = 2,
+        *,
+        python: str = sys.executable,
+        hidden: Collection[str] = (),
+        options: str = "",
+        hosts: bool = False,
     ) -> None:
         self._directory = directory
         self._count = workers
         self._python = python
         self._hidden = hidden
+        self._hosts = hosts
+        self._options = f"{SHORT_LIVED} {options}".strip()
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: list[subprocess.Popen[bytes]] = []
         self.url = ""
@@ -167,14 +184,8 @@ class Cluster:
         try:
             self._master, log = self._start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
             self.url = self._said(log, r"Starting Spark master at (spark://\S+)")
-            for number in range(self._count):
-                work = str(self._directory / f"work-{number}")
-                worker, log = self._start(
-                    "worker.Worker", self.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
-                    "--webui-port", "0", "--work-dir", work, name=f"worker-{number}",
-                )  # fmt: skip
-                self._workers.append(worker)
-                self._said(log, r"Successfully registered with master (\S+)")
+            for _ in range(self._count):
+                self.add_worker()
         except BaseException:
             self.__exit__()
             raise
@@ -185,6 +196,22 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(DEADLINE_S)
+
+    def add_worker(self) -> None:
+        """Start a worker, and wait until the master has registered it."""
+        number = len(self._workers)
+        work = str(self._directory / f"work-{number}")
+        host = f"127.0.0.{number + 1 if self._hosts else 1}"
+        worker, log = self._start(
+            "worker.Worker", self.url, "--host", host, "--cores", "1", "--memory", "1g",
+            "--webui-port", "0", "--work-dir", work, name=f"worker-{number}",
+        )  # fmt: skip
+        self._workers.append(worker)
+        self._said(log, r"Successfully registered with master (\S+)")
+
+    def decommission(self, number: int = 0) -> None:
+        """Tell a worker and its executors that their machine will go away, as a cluster manager does (SIGPWR)."""
+        os.kill(self._workers[number].pid, signal.SIGPWR)
 
     def executors(self) -> list[int]:
         """Process ids of the executors: children of our workers."""
@@ -206,7 +233,7 @@ class Cluster:
             PYSPARK_PYTHON=self._python,
             # A driver that names no interpreter has its tasks run python3 of the nodes' own PATH.
             PATH=f"{Path(self._python).parent}:{os.environ['PATH']}",
-            SPARK_DAEMON_JAVA_OPTS=SHORT_LIVED,
+            SPARK_DAEMON_JAVA_OPTS=self._options,
             SPARK_DAEMON_MEMORY="256m",
         )
         with log.open("wb") as out:

@@ -18,7 +18,7 @@ from penstock.tube.record import Record
 from tests.postgresql import PASSWORD, Postgres, running_postgres
 from tests.spark.node import SEGMENT_RECORDS
 from tests.spark.pipelines import Setup
-from tests.spark.processes import until
+from tests.spark.processes import DEADLINE_S, until
 
 HEAD = """\
 name: {name}
@@ -179,7 +179,11 @@ MOST = 250
 """Records of a batch. After 100 batches the server lacks too many records for a single batch: see ``is_near``."""
 
 
-@pytest.mark.timeout(900)
+BATCH_S = 12.0
+"""Seconds that a batch may take on a busy machine."""
+
+
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize(("batches", "deleted"), [(3, False), pytest.param(100, True, marks=pytest.mark.nightly)])
 def test_a_server_that_is_down_gets_everything_once_it_is_back(
     setup_of: Callable[..., Setup], postgres: Postgres, batches: int, deleted: bool
@@ -201,8 +205,8 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
         except Exception as error:  # noqa: BLE001 - told by the thread of the test
             failed.append(error)
 
-    def wait_for(holds: Callable[[], bool], what: str) -> None:
-        until(holds, what, alive=lambda: str(failed) if failed else None)
+    def wait_for(holds: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+        until(holds, what, alive=lambda: str(failed) if failed else None, deadline_s=max(deadline_s, DEADLINE_S))
 
     def queries() -> list[list[str]]:
         found: list[list[list[str]]] = [event["queries"] for event in list(setup.events) if "queries" in event]
@@ -224,7 +228,7 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
         postgres.stop("immediate")
         send(batches * MOST)
         # The other sink of the query does not wait.
-        wait_for(lambda: out("rows") == sent, "the table to have all rows")
+        wait_for(lambda: out("rows") == sent, "the table to have all rows", deadline_s=BATCH_S * batches)
         after = setup.ledger.last("rows")
         assert before is not None
         assert after is not None
@@ -234,7 +238,7 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
         postgres.start()
         # The newest segment, which retention keeps, has a quarter of its records.
         send(SEGMENT_RECORDS - sent % SEGMENT_RECORDS + SEGMENT_RECORDS // 4)
-        wait_for(lambda: out("history") == out("rows") == sent, "PostgreSQL to have all rows")
+        wait_for(lambda: out("history") == out("rows") == sent, "PostgreSQL to have all rows", BATCH_S * batches)
         wait_for(lambda: queries() == [["history", "rows"]], "the sink to share the query again")
         assert postgres.rows("SELECT count(*), count(DISTINCT time) FROM after_outage") == [(sent, sent)]
         accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
