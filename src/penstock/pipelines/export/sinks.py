@@ -15,7 +15,6 @@ from penstock.pipelines.export.program import (
     refuse_other_options,
 )
 from penstock.pipelines.export.streams import Streams
-from penstock.pipelines.spec.columns import quoted_name
 from penstock.pipelines.spec.pipeline import SinkPlan, sink_reads
 from penstock.pipelines.spec.sinks import MqttSink, Sink, TableSink
 from penstock.pipelines.spec.sources import (
@@ -23,7 +22,7 @@ from penstock.pipelines.spec.sources import (
     TubeOptions,
     as_texts,
 )
-from penstock.pipelines.spec.values import MASTER_VARIABLE, late_of
+from penstock.pipelines.spec.values import MASTER_VARIABLE, late_of, quoted_name
 
 __all__ = ["Sinks"]
 

@@ -22,7 +22,7 @@ from penstock.pipelines.export.program import (
 )
 from penstock.pipelines.rows import filter_pattern, glob_pattern
 from penstock.pipelines.spec import sql
-from penstock.pipelines.spec.columns import parse_ddl, quoted_name
+from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.pipeline import reads_of
 from penstock.pipelines.spec.sources import (
     SOURCE,
@@ -36,7 +36,7 @@ from penstock.pipelines.spec.sources import (
     as_texts,
 )
 from penstock.pipelines.spec.steps import Enrich, Flatten, Map, Step, Window
-from penstock.pipelines.spec.values import MASTER_VARIABLE, Part, duration_ms, template_parts
+from penstock.pipelines.spec.values import MASTER_VARIABLE, Part, duration_ms, quoted_name, template_parts
 
 __all__ = ["Streams"]
 

@@ -15,7 +15,7 @@ from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.pipelines.spec.steps import Deadband, Explode, Flatten, Join, Map, Parse, Step, Window
-from penstock.pipelines.spec.values import late_of, template_parts
+from penstock.pipelines.spec.values import late_of, quoted_name, template_parts
 from penstock.runtime.config.values import nearest
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "fields_of",
     "joined_columns",
     "parse_ddl",
-    "quoted_name",
     "sink_types",
     "state_types",
 ]
@@ -96,11 +95,6 @@ def parse_ddl(text: str) -> list[Column]:
     found = reader.fields("", 0)
     reader.expect_end()
     return found
-
-
-def quoted_name(name: str) -> str:
-    """Return ``name`` as it is written in DDL."""
-    return name if re.fullmatch("[A-Za-z_0-9]+", name) else "`" + name.replace("`", "``") + "`"
 
 
 def fields_of(kind: str) -> list[Column] | None:

@@ -14,7 +14,8 @@ from datetime import date, datetime
 from typing import NamedTuple
 
 from penstock.errors import shortened
-from penstock.pipelines.spec.columns import RESERVED, quoted_name
+from penstock.pipelines.spec.columns import RESERVED
+from penstock.pipelines.spec.values import quoted_name
 from penstock.spark.option_parsing import json_value
 
 __all__ = ["InferredColumn", "InferredSchema", "infer", "infer_samples"]

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from penstock.payloads.avro_resolution import check_defaults
 from penstock.payloads.avro_schema import parse_avro_schema
 from penstock.payloads.protobuf_schema import ProtobufSchema
+from penstock.pipelines.spec.message_schemas import is_message_schema, message_schema_ddl
 from penstock.pipelines.spec.values import (
     Column,
     Duration,
@@ -92,7 +93,8 @@ class Parse(Part):
     columns: Annotated[str | None, Field(min_length=1, alias="schema")] = Field(
         default=None,
         description="columns as DDL: `name TYPE [NOT NULL], ...`; for `raw` one column of type STRING or BINARY, for "
-        "`cloudevents` those of the data; for `avro` the Avro schema, a record, in JSON; none for `sparkplug`",
+        "`cloudevents` those of the data; for `avro` the Avro schema, a record, in JSON; none for `sparkplug`. Also a "
+        "message schema of Azure IoT Operations: JSON Schema or Delta",
     )
     schema_file: str | None = Field(
         default=None,
@@ -229,6 +231,8 @@ class Parse(Part):
                 columns = given.decode()
             except UnicodeDecodeError as error:
                 raise ValueError(f"expected a readable schema_file: {error}") from None
+            if self.format != "avro" and is_message_schema(columns):
+                columns = message_schema_ddl(columns)
             if self.format == "avro":
                 schema = parse_avro_schema(columns)
                 if self.registry is not None:

@@ -44,6 +44,7 @@ __all__ = [
     "local_path",
     "names_setting",
     "place_of",
+    "quoted_name",
     "run_key",
     "sink_letter",
     "stop_key",
@@ -210,6 +211,11 @@ def template_parts(template: str) -> list[TemplatePart]:
         else:
             raise ValueError(f"expected a column name between the braces of {template!r}, found {column!r}")
     return found
+
+
+def quoted_name(name: str) -> str:
+    """Return ``name`` as it is written in DDL."""
+    return name if re.fullmatch("[A-Za-z_0-9]+", name) else "`" + name.replace("`", "``") + "`"
 
 
 def _checked_duration(text: str) -> str:
