@@ -176,6 +176,14 @@ class TableCursor:
     def value(self) -> bytes:
         return self._rows[self._key] if self._key is not None else b""
 
+    def item(self) -> tuple[bytes, bytes]:
+        return self.key(), self.value()
+
+    def next(self) -> bool:
+        if self._key is None:
+            return self.first()
+        return self._move(bisect_right(self._keys, self._key))
+
     def first(self) -> bool:
         return self.set_range(b"")
 

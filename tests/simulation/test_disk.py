@@ -24,7 +24,7 @@ def some_calls(transaction: lmdb.Transaction[bytes], tables: dict[str, Any], ran
     found: list[object] = []
     for _ in range(random.randrange(1, 8)):
         key = b"%02d" % random.randrange(30)
-        match random.randrange(7):
+        match random.randrange(8):
             case 0:
                 found.append(transaction.put(key, random.randbytes(3), db=rows))
             case 1:
@@ -41,6 +41,12 @@ def some_calls(transaction: lmdb.Transaction[bytes], tables: dict[str, Any], ran
                 more = cursor.set_range(key)
                 found += [more, bytes(cursor.key()), bytes(cursor.value())]
                 found.append([bytes(value) for value in cursor.iternext(keys=False, values=True)])
+            case 6:
+                cursor = transaction.cursor(db=rows)
+                more = cursor.set_range(key)
+                while more:
+                    found.append([bytes(part) for part in cursor.item()])
+                    more = cursor.next()
             case _:
                 cursor = transaction.cursor(db=rows)
                 more = cursor.first()

@@ -50,6 +50,7 @@ class MqttNode(Node):
     """A machine with a node, whose service is that of production."""
 
     member_type = PreloadingMember
+    active_type: type[ActiveNode]
     on_elected: Callable[[], None]
     """Called before an elected node loads its data."""
     gathers: bool
@@ -57,7 +58,7 @@ class MqttNode(Node):
 
     def _open_service(self, member: Member) -> Service:
         self.on_elected()
-        return ActiveNode(self, member, gathers=self.gathers)
+        return self.active_type(self, member, gathers=self.gathers)
 
     def _end_process(self) -> None:
         service = self.service
@@ -187,6 +188,9 @@ class ActiveNode(Service):
     def _accepted(self, link: ServerLink, connection: ClusterConnection) -> None:
         self.server.arrived(link)
         link.connection_made(connection.transport)
+
+
+MqttNode.active_type = ActiveNode
 
 
 class ClusterConnection(Connection):

@@ -26,7 +26,7 @@ from tests.simulation.seeds import SeededSimulation
 from tests.simulation.statestore_client import StoreClient, store_step
 from tests.simulation.tube_client import LogHistory
 
-__all__ = ["FAULTS", "TWO_WHOLE_NODES", "simulate"]
+__all__ = ["FAULTS", "TWO_WHOLE_NODES", "MqttSimulation", "run_to_end", "simulate"]
 
 OPERATIONS: Final = 500
 AMPLE_MS: Final = 45_000
@@ -188,13 +188,17 @@ def simulate(seed: int, faults: Iterable[str] = FAULTS) -> Result:
     Raises:
         Violation: a rule was broken.
     """
+    return run_to_end(MqttSimulation(seed, tuple(faults)))
+
+
+def run_to_end(simulation: MqttSimulation) -> Result:
+    """Run ``simulation``. Raises Violation: a rule was broken, or a part of a node logged an internal error."""
     errors = _Errors()
     log = logging.getLogger("penstock")
     level, propagate = log.level, log.propagate
     log.addHandler(errors)
     log.setLevel(logging.WARNING)
     log.propagate = False
-    simulation = MqttSimulation(seed, tuple(faults))
     try:
         result = simulation.run()
     finally:

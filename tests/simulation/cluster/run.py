@@ -51,6 +51,10 @@ class Result:
     acknowledged: int = 0
     """QoS 1 and 2 messages of clients, of whole nodes."""
     delivered: int = 0
+    loads: int = 0
+    """Snapshots that nodes have loaded."""
+    takeovers: int = 0
+    """Elections of a node that has loaded a snapshot."""
 
 
 class Client:
