@@ -1,16 +1,18 @@
 """Build, describe and check the distributions of a release.
 
-Usage: release.py [--build release|compiled|cached|pure] [--directory DIR] [--draft]
+Usage: release.py [--build release|compiled|cached|pure] [--python PATH ...] [--directory DIR] [--draft]
 
-Writes to ``dist/release/VERSION``: the wheel of this platform, the pure wheel, the source distribution, the components
+Writes to ``dist/release/VERSION``: the wheels of this platform, the pure wheel, the source distribution, the components
 of the node and of pipelines in CycloneDX, a list of their licences, and ``SHA256SUMS``. Then it installs the version
-from an index on loopback, as a user does (``--only-binary``), and runs the quick starts outside of the checkout.
-Nothing is published: the last line is the command that does.
+from an index on loopback, as a user does (``--only-binary``), and runs the quick start outside of the checkout, with
+each interpreter. Nothing is published: the last line is the command that does.
 
 A release is built from a clean checkout whose changelog has the version with a date. ``--draft`` builds without these
-conditions. ``--build`` is the kind of the platform's wheel: ``release`` (default) compiles with a profile, ``compiled``
-without one, ``cached`` uses the core that ``make core`` built, ``pure`` builds no wheel of the platform. Run it once on
-each platform.
+conditions. ``--build`` is the kind of the platform's wheels: ``release`` (default) compiles with a profile,
+``compiled`` without one, ``cached`` uses the core that ``make core`` built, ``pure`` builds no wheel of the platform.
+There is a wheel for the Python that runs this program and for that of each ``--python``, which is built in a virtual
+environment with the pinned build tools; with ``cached`` its core is compiled once, into the user's cache folder. Run it
+once on each platform.
 """
 
 from __future__ import annotations
@@ -23,14 +25,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import venv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import file_digest
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -40,6 +41,9 @@ LICENCES = {"pyrage": "MIT"}
 """Licences of distributions whose wheels have the text only."""
 START_S = 60.0
 """Time in seconds in which the node of the installation must start."""
+OLDEST = (3, 11)
+"""Oldest version of Python, as in pyproject.toml."""
+VERSION = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
 VALIDATE = """
 import sys
 from pathlib import Path
@@ -75,11 +79,52 @@ def check_ready(root: Path, version: str) -> None:
         )
 
 
-def build_distributions(folder: Path, build: str) -> None:
-    """Write the wheel of this platform (unless ``build`` is ``pure``), the pure wheel and the source to ``folder``."""
-    hatch = [sys.executable, "-m", "hatchling", "build", "--target"]
-    if build != "pure":
+class Interpreter(NamedTuple):
+    """A Python of this machine: ``path`` of the program, its version such as 3.12, and a Python that has the build
+    tools."""
+
+    path: Path
+    version: str
+    builder: Path
+
+
+def interpreters(paths: Sequence[Path], work: Path, build: str) -> list[Interpreter]:
+    """Return the Python that runs this program and those at ``paths``, with environments below ``work`` to build with.
+
+    Raises:
+        NotReadyError: a path is no CPython that penstock supports, two have the same version, or the pinned packages
+            do not install.
+    """
+    this = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = {this: Interpreter(Path(sys.executable), this, Path(sys.executable))}
+    for path in paths:
+        try:
+            name, version = _output(str(path), "-c", VERSION).split()
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise NotReadyError(f"--python {path}: it is no Python: {error}") from error
+        if name != "cpython" or tuple(map(int, version.split("."))) < OLDEST:
+            raise NotReadyError(f"--python {path}: it is {name} {version}, and the core needs CPython 3.11 or newer")
+        if version in found:
+            raise NotReadyError(f"--python {path}: {found[version].path} is Python {version} as well")
+        found[version] = Interpreter(path, version, path)
+    if build == "pure":
+        return list(found.values())
+    others = [each for each in found.values() if each.version != this]
+    for each in others:
+        # The profile of a release is measured with the packages of a node.
+        files = ["build.txt", *(["node.txt"] if build == "release" else [])]
+        builder = make_environment(each, work / f"build-{each.version}", *(REQUIREMENTS / file for file in files))
+        found[each.version] = each._replace(builder=builder)
+        if build == "cached":
+            _run(str(builder), str(ROOT / "tools" / "core.py"), "--require")
+    return list(found.values())
+
+
+def build_distributions(folder: Path, build: str, pythons: Sequence[Interpreter]) -> None:
+    """Write the platform's wheels (unless ``build`` is ``pure``), the pure wheel and the source to ``folder``."""
+    for python in pythons if build != "pure" else ():
         unrepaired = folder / "unrepaired"
+        hatch = [str(python.builder), "-m", "hatchling", "build", "--target"]
         _run(*hatch, "wheel", "--directory", str(unrepaired), PENSTOCK_BUILD=build)
         (wheel,) = unrepaired.glob("*.whl")
         if sys.platform == "linux":
@@ -88,16 +133,18 @@ def build_distributions(folder: Path, build: str) -> None:
         else:
             shutil.copy(wheel, folder)
         shutil.rmtree(unrepaired)
+    hatch = [sys.executable, "-m", "hatchling", "build", "--target"]
     _run(*hatch, "wheel", "--directory", str(folder), PENSTOCK_BUILD="pure")
     _run(*hatch, "sdist", "--directory", str(folder))
 
 
-def make_environment(folder: Path, requirements: Path, *options: str) -> Path:
-    """Create a virtual environment with pinned requirements; return its Python."""
-    venv.create(folder, with_pip=True, symlinks=True, clear=True)
-    python = folder / "bin" / "python"
-    _pip(python, "--require-hashes", *options, "-r", str(requirements))
-    return python
+def make_environment(python: Interpreter, folder: Path, *requirements: Path) -> Path:
+    """Create a virtual environment of ``python`` with pinned requirements, from wheels only; return its Python."""
+    _run(str(python.path), "-m", "venv", "--clear", str(folder))
+    created = folder / "bin" / "python"
+    for file in requirements:
+        _pip(created, "--require-hashes", "--only-binary", ":all:", "-r", str(file))
+    return created
 
 
 @contextmanager
@@ -268,28 +315,35 @@ def write_sums(folder: Path) -> None:
     (folder / SUMS).write_text("".join(f"{digest(file)}  {file.name}\n" for file in files), encoding="utf-8")
 
 
-def release(folder: Path, work: Path, build: str, say: Callable[[str], None]) -> str:
-    """Fill the empty ``folder``, check it, and return the command that publishes it. ``work``: temporary files."""
+def release(folder: Path, work: Path, build: str, paths: Sequence[Path], say: Callable[[str], None]) -> str:
+    """Fill the empty ``folder``, check it, and return the command that publishes it. ``work``: temporary files.
+
+    ``paths``: further interpreters to build for.
+    """
     version = version_of(ROOT)
-    say("building the distributions")
-    build_distributions(folder, build)
+    pythons = interpreters(paths, work, build)
+    say(f"building the distributions, for Python {', '.join(each.version for each in pythons)}")
+    build_distributions(folder, build, pythons)
     say("installing the tools")
-    tools = make_environment(work / "tools", REQUIREMENTS / "release.txt", "--only-binary", ":all:")
+    tools = make_environment(pythons[0], work / "tools", REQUIREMENTS / "release.txt")
     twine = str(tools.parent / "twine")
     files = [str(file) for file in distributions(folder)]
     _run(twine, "check", "--strict", *files)
-    say("installing from an index on loopback")
-    node = make_environment(work / "node", REQUIREMENTS / "node.txt", "--only-binary", ":all:")
-    with package_index(folder, work / "index") as url:
-        _pip(node, "--index-url", url, "--no-deps", "--only-binary", ":all:", f"penstock=={version}")
-    core = json.loads(_output(str(node.parent / "penstock"), "version", "--json", cwd=work))["core"]
-    if core != ("interpreted" if build == "pure" else "compiled"):
-        raise NotReadyError(f"the installation has the {core} core: pip did not choose the wheel of this platform")
-    say("running the quick start")
-    (work / "quick-start").mkdir()
-    quick_start(node, work / "quick-start")
+    for python in pythons:
+        say(f"installing from an index on loopback with Python {python.version}")
+        own = work / python.version
+        own.mkdir()
+        node = make_environment(python, own / "node", REQUIREMENTS / "node.txt")
+        with package_index(folder, own / "index") as url:
+            _pip(node, "--index-url", url, "--no-deps", "--only-binary", ":all:", f"penstock=={version}")
+        core = json.loads(_output(str(node.parent / "penstock"), "version", "--json", cwd=work))["core"]
+        if core != ("interpreted" if build == "pure" else "compiled"):
+            raise NotReadyError(f"the installation has the {core} core: pip did not choose the wheel of this platform")
+        say(f"running the quick start with Python {python.version}")
+        (own / "quick-start").mkdir()
+        quick_start(node, own / "quick-start")
     say("listing components and licences")
-    describe(folder, tools, node, f"penstock-{version}")
+    describe(folder, tools, work / pythons[0].version / "node" / "bin" / "python", f"penstock-{version}")
     write_sums(folder)
     return f"{twine} upload {' '.join(files)}"
 
@@ -315,6 +369,9 @@ def _output(*command: str, cwd: Path = ROOT) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--build", choices=("release", "compiled", "cached", "pure"), default="release")
+    parser.add_argument(
+        "--python", type=Path, action="append", default=[], metavar="PATH", help="build for this interpreter as well"
+    )
     parser.add_argument("--directory", type=Path, help="default: dist/release/VERSION")
     parser.add_argument("--draft", action="store_true", help="also from a checkout with changes")
     options = parser.parse_args(arguments)
@@ -329,7 +386,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work = ROOT / "build" / "release" / folder.name
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        publish = release(folder, work, options.build, lambda step: print(f"release: {step}", flush=True))
+        publish = release(
+            folder, work, options.build, options.python, lambda step: print(f"release: {step}", flush=True)
+        )
     except NotReadyError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

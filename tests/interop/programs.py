@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests import kustomize
 from tests.histories import porcupine as histories
 from tests.interop import statestore_go
 from tests.interop import test_statestore_rust as rust
@@ -27,6 +28,7 @@ def main() -> int:
     status = 0
     for name, make in (
         ("the checker of histories", histories.prepare),
+        ("kustomize", kustomize.prepare),
         ("Apache TubeMQ", prepare),
         ("Kafka", find_jars),
         ("the Go SDK", statestore_go.prepare),

@@ -1,5 +1,5 @@
 """The container images and the compose file: what they copy and mount exists, what they run is accepted, and nothing
-runs as root or writes outside its volumes."""
+runs as root or writes outside its volumes. tests/end_to_end/test_container_image.py executes the instructions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
 from penstock.node.config.node import NodeConfig, load_config
+from tests.containers import ImageBuilder, Instruction, context_files, parse
 from tests.unit.cli.test_grammar import LEAVES
 
 ROOT = Path(__file__).parents[3]
@@ -23,23 +24,9 @@ CONTAINERFILE = DEPLOY / "container" / "Containerfile"
 PORTS = {1883, 8715, 8123, 8080}
 
 
-class Instruction(NamedTuple):
-    stage: str
-    name: str
-    value: str
-
-
 def instructions() -> list[Instruction]:
     """The instructions of the container file, each with the name of its stage."""
-    text = re.sub(r"^#.*\n", "", CONTAINERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
-    found: list[Instruction] = []
-    stage = ""
-    for line in filter(None, text.splitlines()):
-        name, _, value = line.partition(" ")
-        if name == "FROM":
-            stage = value.split(" AS ")[1]
-        found.append(Instruction(stage, name, value.strip()))
-    return found
+    return parse(CONTAINERFILE.read_text(encoding="utf-8"))
 
 
 def values(stage: str, name: str) -> list[str]:
@@ -64,7 +51,7 @@ def test_stages_come_from_the_pinned_base_or_an_earlier_stage() -> None:
 def test_pip_installs_pinned_files_and_the_own_wheel_only() -> None:
     commands = [each.value for each in instructions() if each.name == "RUN" and "pip install" in each.value]
     installs = [part for command in commands for part in command.split("&&") if "pip install" in part]
-    assert len(installs) == 6
+    assert len(installs) == 7
     for install in installs:
         if "/dist/" in install:
             assert "--no-deps --no-index" in install
@@ -80,6 +67,45 @@ def test_the_build_context_has_what_the_build_copies() -> None:
     assert all((ROOT / name).exists() for name in wanted)
     # What hatchling reads: pyproject.toml names these.
     assert {"LICENSE", "README.md", "pyproject.toml", "hatch_build.py", "requirements", "src", "tools"} <= set(wanted)
+
+
+def test_the_build_context_has_what_git_has_of_the_build_and_nothing_else() -> None:
+    """Neither tests nor what builds leave: the console's libraries are fetched in the image."""
+    found = {path.as_posix() for path in context_files(ROOT)}
+    assert {"pyproject.toml", "src/penstock/node/node.py", "tools/core.py", "requirements/node.txt"} <= found
+    assert {path.partition("/")[0] for path in found} <= {
+        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    }
+    assert not [path for path in found if "__pycache__" in path or "/web/vendor/" in path]
+
+
+@pytest.mark.parametrize("pattern", ["src/?", "!src/penstock", "a/**/b", "[ab]"])
+def test_an_unknown_pattern_of_the_build_context_is_refused(pattern: str, tmp_path: Path) -> None:
+    (tmp_path / ".dockerignore").write_text(f"*\n{pattern}\n")
+    with pytest.raises(ValueError, match="is not supported"):
+        context_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "ADD a b", 'SHELL ["sh"]', "RUN --mount=type=cache,target=/a true", 'RUN ["true"]', "COPY --chown=1 a b",
+        "COPY *.txt /a/", "COPY a b /c/", "USER penstock", "WORKDIR relative", "HEALTHCHECK --retries=3 CMD []",
+        "ENTRYPOINT penstock", 'VOLUME ["/data"]', "ONBUILD RUN true", "ENV A=$UNKNOWN",
+    ],
+)  # fmt: skip
+def test_the_nightly_build_refuses_an_instruction_that_it_does_not_know(
+    instruction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.containers._debian", lambda release, python: tmp_path / "base")
+    builder = ImageBuilder(f"FROM python:3.11-slim-bookworm AS one\n{instruction}\n", ROOT, tmp_path)
+    with pytest.raises((ValueError, KeyError)):
+        builder.build("one")
+
+
+def test_the_nightly_build_refuses_a_base_that_it_cannot_replace(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"FROM alpine:3\.20: only python:X\.Y-slim-RELEASE"):
+        ImageBuilder("FROM alpine:3.20 AS one\n", ROOT, tmp_path).build("one")
 
 
 @pytest.mark.parametrize("stage", ["node", "pipeline"])

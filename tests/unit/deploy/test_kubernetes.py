@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.node.config.node import load_config
+from tests.kustomize import prepare
 from tests.unit.deploy.test_container import DEPLOY, PORTS, listeners
 
 FOLDER = DEPLOY / "kubernetes"
@@ -71,11 +72,25 @@ def test_the_configuration_is_valid_and_has_the_ports(tmp_path: Path) -> None:
     assert str(config.tube_broker.advertise) == "penstock-0.penstock:8123"
 
 
-def test_kustomize_renders_the_folder() -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:  # no Debian package has it
-        pytest.skip("kubectl is not installed: https://kubernetes.io/docs/tasks/tools")
-    done = subprocess.run([kubectl, "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60)
+def test_kustomize_renders_valid_manifests_with_the_image_of_a_registry(tmp_path: Path) -> None:
+    """As the page says: the image's name is set in kustomization.yaml. The labels must not change the selectors, which
+    cannot be updated in a cluster."""
+    kustomize = prepare(download=False)
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "kustomization.yaml"
+    page = (DEPLOY.parent / "docs" / "operations" / "deploy.md").read_text(encoding="utf-8")
+    assert "(`newName: REGISTRY/penstock`)" in page
+    before, image = file.read_text(encoding="utf-8"), "{name: penstock, newTag: latest}"
+    assert before.count(image) == 1
+    file.write_text(before.replace(image, "{name: penstock, newName: registry.invalid/penstock, newTag: '1'}"))
+    done = subprocess.run([kustomize, "build", str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert len(list(YAML(typ="safe").load_all(done.stdout))) == len(manifests())
-    assert "image: penstock:latest" in done.stdout
+    rendered = {each["kind"]: each for each in YAML(typ="safe").load_all(done.stdout)}
+    assert rendered.keys() == manifests().keys()
+    for manifest in rendered.values():
+        kubernetes_validate.validate(manifest, NEWEST, strict=True)
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/name"] == "penstock"
+    pod = rendered["StatefulSet"]["spec"]["template"]["spec"]
+    assert [container["image"] for container in pod["containers"]] == ["registry.invalid/penstock:1"]
+    for kind, source in manifests().items():
+        assert rendered[kind].get("spec", {}).get("selector") == source.get("spec", {}).get("selector")

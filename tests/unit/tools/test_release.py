@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -49,6 +50,42 @@ def test_a_directory_with_files_is_refused(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "file").write_text("1")
     assert release.main(["--draft", "--directory", str(tmp_path)]) == 1
     assert "is not empty" in capsys.readouterr().err
+
+
+def program(folder: Path, text: str) -> Path:
+    """A program that writes ``text``, as an interpreter that is asked for its version."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\necho {text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("cpython 3.10", "it is cpython 3.10, and the core needs CPython 3.11 or newer"),
+        ("pypy 3.11", "it is pypy 3.11, and the core needs CPython"),
+        ("nothing", "it is no Python"),
+    ],
+)
+def test_a_program_that_cannot_run_penstock_is_refused(said: str, reason: str, tmp_path: Path) -> None:
+    path = program(tmp_path, said)
+    with pytest.raises(release.NotReadyError, match=f"--python {path}: {reason}"):
+        release.interpreters([path], tmp_path / "work", "pure")
+    with pytest.raises(release.NotReadyError, match="--python /none: it is no Python"):
+        release.interpreters([Path("/none")], tmp_path / "work", "pure")
+
+
+def test_two_interpreters_of_one_version_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(release.NotReadyError, match=rf"{sys.executable} is Python 3\.\d+ as well"):
+        release.interpreters([Path(sys.executable)], tmp_path, "pure")
+
+
+def test_a_pure_wheel_needs_no_environments_to_build(tmp_path: Path) -> None:
+    path = program(tmp_path, "cpython 3.99")
+    found = release.interpreters([path], tmp_path / "work", "pure")
+    assert [each.path for each in found] == [Path(sys.executable), path]
+    assert not (tmp_path / "work").exists()
 
 
 def test_the_sums_are_those_of_sha256sum(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""The container images: every instruction of ``deploy/container/Containerfile`` executed, and the node started.
+
+There is no container engine; :mod:`tests.containers` executes the instructions in chroots, in namespaces that end with
+each command. Equal to an image that an engine builds: the build context, the instructions and their order, Debian's
+release, Python's minor version, all pinned Python and npm packages, user, environment, working directory, volume,
+health check and command. Different: Debian's Python with its patches instead of the one of the image ``python`` in
+/usr/local, and base packages in the versions of the mirror's day. By day, tests/unit/deploy/test_container.py checks
+what the files say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.containers import Container, ImageBuilder, new_volume, require_namespaces, run_once
+from tests.unit.deploy.test_container import CONTAINERFILE, DEPLOY, ROOT
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(5_400)]
+
+MOUNTS = Path("/proc/self/mountinfo")
+PAGE = (ROOT / "docs" / "operations" / "deploy.md").read_text(encoding="utf-8")
+PASSWORD = "not-a-secret"
+CLIENT = {"PENSTOCK_USERNAME": "edge", "PENSTOCK_PASSWORD_FILE": "/etc/penstock/edge.password"}
+LISTENING = """
+import socket, sys
+for port in sys.argv[1:]:
+    socket.create_connection(("127.0.0.1", int(port)), 10).close()
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_mounts_are_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever a test does, the machine has no mount of it afterwards."""
+    require_namespaces()
+    yield
+    assert str(tmp_path_factory.getbasetemp()) not in MOUNTS.read_text()
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> ImageBuilder:
+    """The builder of the images; the stage `build`, which both need, is executed once."""
+    require_namespaces()
+    return ImageBuilder(CONTAINERFILE.read_text(encoding="utf-8"), ROOT, tmp_path_factory.mktemp("images"))
+
+
+def documented_options() -> str:
+    """The options of the command in the documentation that starts a node."""
+    match = re.search(r"docker run --detach (.*?) penstock\n", PAGE.replace("\\\n", " "))
+    assert match is not None
+    return " ".join(match[1].split())
+
+
+def test_the_image_of_a_node(
+    builder: ImageBuilder, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    started = time.monotonic()
+    image = builder.build("node")
+    built_s = time.monotonic() - started
+
+    etc, options = tmp_path / "etc", documented_options()
+    etc.mkdir()
+    (etc / "penstock.yaml").write_bytes((DEPLOY / "container" / "penstock.yaml").read_bytes())
+    command = ["user", "create", "/etc/penstock/passwords", "edge"]
+    (tmp_path / "once").mkdir()
+    run_once(image, tmp_path / "once", {"/etc/penstock": etc}, *command, stdin=PASSWORD)
+    (etc / "edge.password").write_text(PASSWORD)
+    uid = image.user.split(":")[0]
+    subprocess.run(["chown", uid, etc / "passwords", etc / "edge.password"], check=True)  # the page says it
+
+    # What Container does is what these options say.
+    assert "--read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges" in options
+    assert "-v /etc/penstock:/etc/penstock:ro -v penstock-data:/var/lib/penstock" in options
+    stop = re.search(r"--stop-timeout (\d+)", options)
+    assert stop is not None
+    volume = new_volume(image, tmp_path / "volume")
+    assert str(volume.stat().st_uid) == uid
+    (tmp_path / "container").mkdir()
+    with Container(image, tmp_path / "container", volume, {"/etc/penstock": etc}) as node:
+        healthy_s = node.start(name="penstock").wait_until_healthy()
+        status = dict(line.split(":", 1) for line in node.output("cat", "/proc/1/status").splitlines())
+        assert status["Uid"].split() == status["Gid"].split() == [uid] * 4
+        assert status["NoNewPrivs"].split() == ["1"]
+        assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+        for path in ("/new", "/opt/penstock/new", "/etc/penstock/new"):
+            assert "Read-only file system" in node.run("touch", path).stderr
+        node.output("touch", "/tmp/new", "/var/lib/penstock/new")
+        assert "Operation not permitted" in node.run("mount", "-o", "remount,rw", "/").stderr.replace(
+            "permission denied", "Operation not permitted"
+        )
+        node.output("python", "-c", LISTENING, *map(str, image.ports))
+        version = json.loads(node.output("penstock", "version", "--json"))
+        assert version["core"] == "compiled"
+        node.output("penstock", "kv", "set", "greeting", "hello", **CLIENT)
+        assert node.output("penstock", "kv", "get", "greeting", **CLIENT).strip() == "hello"
+        assert node.run("penstock", "kv", "get", "greeting").returncode == 1  # the node has users
+        node.output("python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8080/main.js')")
+        before = time.monotonic()
+        assert node.stop(float(stop[1])) == 0, node.log.read_text()
+        stop_s = time.monotonic() - before
+
+        node.start(name="penstock").wait_until_healthy()  # a new container with the same volume
+        assert node.output("penstock", "kv", "get", "greeting", **CLIENT).strip() == "hello"
+        assert node.stop(float(stop[1])) == 0
+    record_property(
+        "summary",
+        f"built in {built_s:.0f} s, {image.size() / 1e6:.0f} MB on its base; healthy after {healthy_s:.1f} s, "
+        f"stopped in {stop_s:.1f} s",
+    )
+
+
+def test_a_failed_instruction_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
+    text = "ARG PYTHON=python:3.11-slim-bookworm\nFROM ${PYTHON} AS one\nRUN echo before && mount && false\n"
+    with pytest.raises(RuntimeError, match=r"one: exit status 1\n(.*\n)+before\n(.*\n)*overlay on / type overlay"):
+        ImageBuilder(text, ROOT, tmp_path).build("one")
