@@ -414,13 +414,16 @@ class Container:
             self._process.wait()
 
     def _first_process(self) -> int:
-        """Return the machine's id of the container's process 1."""
+        """Return the machine's id of the container's process 1, as soon as it is in the container's root."""
         assert self._process is not None
-        for status in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has ended
-                if int(status.read_text().rpartition(")")[2].split()[1]) == self._process.pid:
-                    return int(status.parent.name)
-        raise AssertionError(f"the container has ended: {self.log.read_text(encoding='utf-8')}")
+        root, deadline = Path("/").stat().st_dev, time.monotonic() + DEADLINE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            for status in Path("/proc").glob("[0-9]*/stat"):
+                with contextlib.suppress(OSError):  # it has ended
+                    parent = int(status.read_text().rpartition(")")[2].split()[1])
+                    if parent == self._process.pid and (status.parent / "root").stat().st_dev != root:
+                        return int(status.parent.name)
+        raise AssertionError(f"the container does not run: {self.log.read_text(encoding='utf-8')}")
 
     def _run(
         self, command: Sequence[str], environment: Mapping[str, str], seconds: float
