@@ -34,6 +34,15 @@ for port in sys.argv[1:]:
     socket.create_connection(("127.0.0.1", int(port)), 10).close()
 """
 
+CONSOLE = r"""
+import re
+from urllib.request import Request, urlopen
+url = "http://127.0.0.1:8080/"
+page = urlopen(Request(url, headers={"Accept": "text/html"}), timeout=10).read().decode()
+library = re.search(r'"\./([^"]+/vendor/preact\.mjs)"', page)
+urlopen(url + library[1], timeout=10)
+"""
+
 
 @pytest.fixture(autouse=True)
 def no_mounts_are_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -91,16 +100,14 @@ def test_the_image_of_a_node(
         for path in ("/new", "/opt/penstock/new", "/etc/penstock/new"):
             assert "Read-only file system" in node.run("touch", path).stderr
         node.output("touch", "/tmp/new", "/var/lib/penstock/new")
-        assert "Operation not permitted" in node.run("mount", "-o", "remount,rw", "/").stderr.replace(
-            "permission denied", "Operation not permitted"
-        )
+        assert node.run("mount", "-o", "remount,rw", "/").returncode != 0
         node.output("python", "-c", LISTENING, *map(str, image.ports))
         version = json.loads(node.output("penstock", "version", "--json"))
         assert version["core"] == "compiled"
         node.output("penstock", "kv", "set", "greeting", "hello", **CLIENT)
         assert node.output("penstock", "kv", "get", "greeting", **CLIENT).strip() == "hello"
         assert node.run("penstock", "kv", "get", "greeting").returncode == 1  # the node has users
-        node.output("python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8080/main.js')")
+        node.output("python", "-c", CONSOLE)
         before = time.monotonic()
         assert node.stop(float(stop[1])) == 0, node.log.read_text()
         stop_s = time.monotonic() - before
