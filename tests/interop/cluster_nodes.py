@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from penstock.cluster.client import EtcdClient
 from penstock.cluster.log import LogKeys, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.snapshots import ClusterMember
-from penstock.node.cluster.state import read_cluster, read_reports
+from penstock.node.cluster.state import logs_of, read_cluster, read_reports
 from penstock.node.config.node import load_config
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
@@ -47,6 +49,8 @@ class NodeProcess:
         """More settings."""
         self.program = [PENSTOCK]
         """The command that runs ``penstock``."""
+        self.tls: ssl.SSLContext | None = None
+        """For the HTTP listener, if it has TLS."""
         self._cluster, self._etcd = cluster, etcd
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,6 +58,11 @@ class NodeProcess:
     @property
     def url(self) -> str:
         return f"mqtt://127.0.0.1:{self.mqtt}"
+
+    @property
+    def web(self) -> str:
+        """URL of the HTTP listener, without a slash."""
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.http}"
 
     def write_config(self, **cluster: object) -> None:
         settings: dict[str, object] = {
@@ -104,7 +113,7 @@ class NodeProcess:
         """The body of ``/readyz``; empty without an answer."""
         try:
             try:
-                answer = urllib.request.urlopen(f"http://127.0.0.1:{self.http}/readyz", timeout=5)
+                answer = urllib.request.urlopen(f"{self.web}/readyz", timeout=5, context=self.tls)
             except urllib.error.HTTPError as refused:  # 503
                 answer = refused
             with answer:
@@ -114,10 +123,19 @@ class NodeProcess:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the cluster, without their prefix."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/metrics", timeout=DEADLINE_S) as answer:
+        with urllib.request.urlopen(f"{self.web}/metrics", timeout=DEADLINE_S, context=self.tls) as answer:
             lines = answer.read().decode().splitlines()
         found = [line.partition(" ") for line in lines if line.startswith("penstock_cluster_")]
         return {name.removeprefix("penstock_cluster_"): float(value) for name, _, value in found}
+
+    async def until_metrics(self, wanted: dict[str, float]) -> None:
+        """Wait until these metrics of the cluster have these values; the process may be starting."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                with suppress(OSError):
+                    if wanted.items() <= (await asyncio.to_thread(self.metrics)).items():
+                        return
+                await asyncio.sleep(0.1)
 
     def cluster(self) -> dict[str, Any]:
         """The cluster as the console API shows it."""
@@ -152,7 +170,7 @@ class NodeProcess:
         assert section is not None
         first = section.prefix.encode()
         request = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=first, range_end=first[:-1] + b"0"))
-        client = EtcdClient(section.etcd)
+        client = EtcdClient(section.etcd, section.login())
         try:
             client.call("KV/Txn", pb.TxnRequest(success=[request]), pb.TxnResponse)
         finally:
@@ -162,9 +180,9 @@ class NodeProcess:
         """Delete all commits of the cluster from etcd, as the active node does if there are too many."""
         section = load_config(self.config, {}, {}).cluster
         assert section is not None
-        client = EtcdClient(section.etcd)
+        client = EtcdClient(section.etcd, section.login())
         try:
-            for name in ("statestore", "mqtt"):
+            for name in logs_of(section):
                 keys = LogKeys(section.prefix, name)
                 head = read_head(client, keys)
                 assert head is not None
@@ -178,7 +196,7 @@ class NodeProcess:
         """Wait until a standby reports that it has the commits that etcd has now. Nodes report once a second."""
         section = load_config(self.config, {}, {}).cluster
         assert section is not None
-        client = EtcdClient(section.etcd)
+        client = EtcdClient(section.etcd, section.login())
         reports: list[dict[str, Any]] = []
         try:
             heads = (await asyncio.to_thread(read_cluster, section, client)).commits
@@ -198,7 +216,7 @@ class NodeProcess:
         """Wait until the members of the cluster, by name, are as wanted. Nodes report themselves once a second."""
         section = load_config(self.config, {}, {}).cluster
         assert section is not None
-        client = EtcdClient(section.etcd)
+        client = EtcdClient(section.etcd, section.login())
         found: dict[str, ClusterMember] = {}
         try:
             async with asyncio.timeout(DEADLINE_S):

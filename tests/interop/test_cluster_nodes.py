@@ -120,12 +120,6 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def until_metrics(node: NodeProcess, wanted: dict[str, float]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not wanted.items() <= (await asyncio.to_thread(node.metrics)).items():
-            await asyncio.sleep(0.1)
-
-
 async def stop(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -268,8 +262,8 @@ async def test_a_standby_redirects_and_a_handover_makes_it_active(two: list[Node
     with pytest.raises(HTTPError, match="503") as unavailable:
         await asyncio.to_thread(standby.cluster)
     unavailable.value.close()
-    await until_metrics(standby, {"active": 0, "blocked": 0, "term": 0, "lag_commits": 0, "lag_seconds": 0})
-    await until_metrics(active, {"active": 1, "ready_standbys": 1, "lag_commits": 0, "commit_wait_seconds": 0})
+    await standby.until_metrics({"active": 0, "blocked": 0, "term": 0, "lag_commits": 0, "lag_seconds": 0})
+    await active.until_metrics({"active": 1, "ready_standbys": 1, "lag_commits": 0, "commit_wait_seconds": 0})
     shown = await asyncio.to_thread(active.metrics)
     assert shown["term"] > 0
     assert shown["log_bytes"] > 0
@@ -330,7 +324,7 @@ async def test_a_node_without_the_data_of_the_cluster_loads_a_snapshot_and_takes
     await first.until_active()  # the cluster begins with the data of the single node
     second.start()
     await first.until_members(lambda members: second.name in members and members[second.name].ready)
-    await until_metrics(second, {"snapshots_total": 1, "failed_snapshots_total": 0, "blocked": 0})
+    await second.until_metrics({"snapshots_total": 1, "failed_snapshots_total": 0, "blocked": 0})
     second.signal(signal.SIGTERM)
     assert second.wait() == 0
     async with StateStoreClient.connect(first.url) as store:
@@ -339,7 +333,7 @@ async def test_a_node_without_the_data_of_the_cluster_loads_a_snapshot_and_takes
     await asyncio.to_thread(first.delete_commits)
     second.start()
     await second.until(bool)
-    await until_metrics(second, {"snapshots_total": 1, "blocked": 0})
+    await second.until_metrics({"snapshots_total": 1, "blocked": 0})
     await first.until_members(lambda members: second.name in members and members[second.name].ready)
     assert not (second.data_dir / "snapshot").exists()
     read = [row["user"] for row in read_audit(first.data_dir / "audit") if row["method"] == "snapshot"]

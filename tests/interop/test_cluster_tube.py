@@ -19,6 +19,7 @@ import pytest_asyncio
 from penstock.errors import PenstockError, UnavailableError
 from penstock.mqtt.client.client import MqttClient
 from penstock.security.passwords import edit_passwords, make_credential
+from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.client import web
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
@@ -327,3 +328,47 @@ async def test_tls_listeners_continue_at_a_takeover(two: list[NodeProcess], tmp_
 async def publish(node: NodeProcess) -> None:
     async with MqttClient(node.url) as client:
         await client.publish("plant/1", f"from {node.name}".encode(), qos=1)
+
+
+async def test_a_member_loads_topics_and_keys_over_tls_and_takes_over(tmp_path: Path) -> None:
+    """Both connections, to etcd and to the active node, need client certificates."""
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server", "127.0.0.1")
+    shown = authority.issue("member")
+    client = {"ca": str(authority.file), "certificate": str(shown[0]), "key": str(shown[1])}
+    server = {"certificate": str(certificate), "key": str(key), "client_ca": str(authority.file)}
+    (tmp_path / "etcd").mkdir()
+    etcd = EtcdCluster(tmp_path / "etcd", 1, tls=(certificate, key, authority.file))
+    nodes = [NodeProcess(tmp_path, name, "tls", etcd, number) for number, name in enumerate(("one", "other"), 1)]
+    first, second = nodes
+    login = web.WebLogin("administer", tls=authority.client_context(shown))
+    try:
+        etcd.start()
+        for node in nodes:
+            node.tls = login.tls
+            node.more = {"http": {"bind": f"127.0.0.1:{node.http}", "tls": server}}
+            node.write_config(tls=client, http_tls=client)
+        first.start()
+        await first.until_active()
+        add = {"topicName": "demo", "numPartitions": "1", "createUser": "test"}
+        await asyncio.to_thread(web.call, first.web, "admin_add_new_topic_record", add, login=login)
+        async with StateStoreClient.connect(first.url) as store:
+            await store.set("key", "1")
+        await asyncio.to_thread(first.delete_commits)
+        second.start()
+        await second.until_metrics({"snapshots_total": 1, "failed_snapshots_total": 0, "blocked": 0})
+        await first.until_members(lambda members: second.name in members and members[second.name].ready)
+        first.signal(signal.SIGKILL)
+        first.wait()
+        await second.until_active()
+        topic = {"topicName": "demo"}
+        rows = await asyncio.to_thread(web.call, second.web, "admin_query_topic_info", topic, login=login)
+        assert [row["topicName"] for row in rows] == ["demo"]
+        async with StateStoreClient.connect(second.url) as store:
+            entry = await store.get("key")
+            assert entry is not None
+            assert entry.value == b"1"
+    finally:
+        for node in nodes:
+            node.end()
+        etcd.close()
