@@ -271,14 +271,9 @@ def write_text(path: StoragePath, text: str) -> None:
     if isinstance(path, ObjectPath):
         path.write_bytes(text.encode())
         return
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        make_directory(path.parent)
-        _write(temporary, text.encode())
+    with _temporary(path, text.encode()) as temporary:
         temporary.replace(path)
         sync_directory(path.parent)
-    except OSError as error:
-        raise _failed(path, "written", error) from error
 
 
 def create_json(path: StoragePath, value: Mapping[str, Any]) -> bool:
@@ -307,12 +302,21 @@ def create_bytes(path: StoragePath, data: bytes, *, exclusively: bool = False) -
     """
     if isinstance(path, ObjectPath):
         return path.create(data)
-    # A unique name, since another process may be creating the same file.
+    with _temporary(path, data) as temporary:
+        return _linked(temporary, path, exclusively=exclusively)
+
+
+@contextmanager
+def _temporary(path: Path, data: bytes) -> Iterator[Path]:
+    """A file next to ``path`` that has ``data``, synced; removed at the end, unless it was renamed.
+
+    Its name is unique: another process may be writing the same file, such as that of a run that has lost its lease.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         make_directory(path.parent)
         _write(temporary, data)
-        return _linked(temporary, path, exclusively=exclusively)
+        yield temporary
     except OSError as error:
         raise _failed(path, "written", error) from error
     finally:

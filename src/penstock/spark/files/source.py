@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import bz2
+import fcntl
 import fnmatch
 import gzip
 import json
@@ -57,6 +58,8 @@ __all__ = [
 
 Content = Literal["lines", "whole", "parquet", "delta", "letters"]
 _COUNT_BLOCK = 4 * 1024 * 1024
+_LOCK_S = 10.0
+"""Seconds that a process waits for another one which writes the same log: milliseconds, unless it is paused."""
 _PACKED: dict[str, Callable[..., object]] = {".gz": gzip.open, ".bz2": bz2.open}
 
 
@@ -85,7 +88,8 @@ class FileEntry(NamedTuple):
 
 
 class FileLog:
-    """The log of the query's files at ``path``. It has one writer, the query's planner process.
+    """The log of the query's files at ``path``. It has one writer, the query's planner process; that of a run which has
+    lost its lease may be another one.
 
     Threads may share an object to read it. A call takes a time that depends on what was appended since the last one,
     not on the length of the log.
@@ -167,17 +171,34 @@ class FileLog:
         if not entries:
             return True
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._reading:
-            self._read_on()
-            if after is not None and len(self._known) != after:
-                return False
-        with self.path.open("r+b" if self.path.exists() else "w+b") as log:
+        with self.path.open("ab") as log:
+            self._lock(log)  # until it is closed
+            with self._reading:
+                self._read_on()
+                if after is not None and len(self._known) != after:
+                    return False
             log.truncate(self._size)
-            log.seek(self._size)
             log.write("".join(json.dumps(_stored(entry)) + "\n" for entry in entries).encode())
             log.flush()
             os.fsync(log.fileno())
         return True
+
+    def _lock(self, log: IO[bytes]) -> None:
+        """Exclude other processes from ``log``, which would remove what this one appends after they have read it."""
+        end_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise StorageError(
+                        f"{self.path} cannot be written: another process has been writing it for {_LOCK_S:g} s",
+                        path=str(self.path),
+                        why="an earlier run was paused while it wrote, or its disk does not answer",
+                        do="end the process of that run",
+                    ) from None
+                time.sleep(0.01)
 
     def sync(self) -> None:
         """Sync what a process has appended that was killed before it synced it."""

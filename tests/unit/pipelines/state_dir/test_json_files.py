@@ -39,6 +39,22 @@ def test_files_are_written_and_replaced_atomically(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
 
 
+def test_two_processes_may_replace_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has lost its lease may write a file while the next run does."""
+    path = tmp_path / "file.json"
+    write = layout._write
+
+    def interrupted(temporary: Path, data: bytes) -> None:
+        write(temporary, data)
+        if b"1" in data:
+            write_json(path, {"a": 2})
+
+    monkeypatch.setattr(layout, "_write", interrupted)
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.json"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
 def test_a_file_without_an_object_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file.json"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import gzip
 import os
 import pickle
@@ -96,3 +97,39 @@ def test_entries_already_read_are_not_read_again(tmp_path: Path) -> None:
     assert reader.entries() == []
     writer.path.unlink()
     assert reader.entries() == []
+
+
+def test_no_other_process_appends_between_the_check_and_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its entries, to which an offset may refer, would be removed."""
+    log, later = FileLog(tmp_path / "q.jsonl"), FileLog(tmp_path / "q.jsonl")
+    locked: list[bool] = []
+    read_on = FileLog._read_on
+
+    def look(self: FileLog) -> None:
+        read_on(self)
+        with self.path.open("rb") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                locked.append(True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLog, "_read_on", look)
+        assert log.append([entry("a")], after=0)
+    assert locked == [True]
+    assert not later.append([entry("b")], after=0)
+    assert later.append([entry("b")], after=1)
+    assert [found.path for found in log.entries()] == ["a", "b"]
+
+
+def test_a_process_that_is_paused_while_it_writes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FileLog(tmp_path / "q.jsonl")
+    assert log.append([entry("a")])
+    monkeypatch.setattr("penstock.spark.files.source._LOCK_S", 0.0)
+    with log.path.open("rb") as paused:
+        fcntl.flock(paused, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match="another process has been writing it"):
+            log.append([entry("b")])
+    assert log.append([entry("b")], after=1)
