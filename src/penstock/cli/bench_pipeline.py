@@ -168,17 +168,9 @@ class Load:
 
     def file(self, name: str, topic: str, directory: Path, master: TubeConnectionOptions, broker: str) -> str:
         """Return the pipeline file."""
-        login = {
-            "tubemq.user": master.username,
-            "tubemq.passwordFile": master.password_file,
-            "tubemq.tls": "true" if master.over_tls else None,
-            "tubemq.tlsCa": master.ca_file,
-            "tubemq.tlsCert": master.cert_file,
-            "tubemq.tlsKey": master.key_file,
-            "maxOffsetsPerTrigger": self.batch,
-            "tubemq.group": "",  # no offsets of a group stay in the log
-        }
-        options = {option: str(value) for option, value in login.items() if value is not None}
+        options = {**master.spark_options(), "tubemq.group": ""}  # no offsets of a group stay in the log
+        if self.batch is not None:
+            options["maxOffsetsPerTrigger"] = str(self.batch)
         store: dict[str, str] = {"broker": broker}
         if master.username is not None and "@" not in broker:
             store |= {"username": master.username, "password_file": str(master.password_file)}

@@ -12,6 +12,8 @@ import pytest
 
 from penstock.cli.tube import consume as tube_records
 from penstock.errors import RefusedError, UnavailableError
+from penstock.pipelines.spec.loader import load
+from penstock.pipelines.testing.cases import load_cases
 from penstock.spark.kafka.source import KafkaLog, KafkaRange
 from penstock.tube import consumer, reader
 from penstock.tube.reader import MessageBatch, PartitionInfo
@@ -87,6 +89,48 @@ def test_the_columns_of_the_newest_records(penstock: Command, monkeypatch: pytes
     for arguments in ((), ("-", "--topic", "water")):
         done = penstock("pipeline", "infer", *arguments)
         assert (done.status, "a FILE, --topic or --pipeline, and only one of them" in done.err) == (2, True)
+
+
+@pytest.mark.usefixtures("_reader")
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_pipeline_for_the_records_of_a_topic(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secured: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "password").write_text("secret\n", encoding="utf-8")
+    login = ["--username", "ann", "--password-file", "password"] if secured else []
+    values = [
+        b'{"a b": "x", "n": 1.5, "of": {"deep": 1}, "time": "2026-01-01T00:00:00Z"}', b"nope",
+        b'{"a b": "{y}: $", "n": "n/a", "of": {"deep": 2}, "time": "2026-01-01T00:00:01Z"}',
+    ]  # fmt: skip
+    monkeypatch.setattr(Reader, "data", {0: [(0, 10, values[0]), (56, 30, values[1])], 1: [(28, 20, values[2])]})
+    done = penstock("pipeline", "init", "p.yaml", "--topic", "water", *login)
+    assert (done.status, done.err) == (
+        0,
+        "1 of 3 records are not JSON objects: 1:0@56: Expecting value: line 1 column 1 (char 0)\n",
+    )
+    pipeline = load(tmp_path / "p.yaml")
+    assert [step.name for step in pipeline.steps] == ["water"]
+    assert pipeline.steps[0].parse is not None
+    assert pipeline.steps[0].parse.columns == (
+        "`a b` STRING NOT NULL, n STRING NOT NULL, of STRUCT<deep: BIGINT> NOT NULL, time TIMESTAMP NOT NULL"
+    )
+    options = pipeline.inputs["source"].all_options()  # type: ignore[union-attr] # TubeMQ
+    assert (options["subscribe"], options.get("tubemq.user")) == ("water", "ann" if secured else None)
+    assert pipeline.statestore.username == ("ann" if secured else None)
+    assert "# n has values of several kinds" in (tmp_path / "p.yaml").read_text(encoding="utf-8")
+    (case,) = load_cases(tmp_path / "p.test.yaml", pipeline)
+    assert case.expect["water"] == [{"a b": "{y}: $", "n": "n/a"}]
+    for arguments, status, error in (
+        (("--topic", "fire"), 1, "topic 'fire' does not exist"),
+        (("--topic", "water", "--source", "files"), 2, "--topic and --source files exclude each other"),
+    ):
+        done = penstock("pipeline", "init", "other.yaml", *arguments)
+        assert (done.status, error in done.err) == (status, True), done.err
+    monkeypatch.setattr(Reader, "data", {0: [(0, 10, b"nope")], 1: []})
+    done = penstock("pipeline", "init", "other.yaml", "--topic", "water")
+    assert (done.status, "topic 'water' has no JSON object with columns" in done.err) == (2, True)
+    assert not (tmp_path / "other.yaml").exists()
 
 
 def test_the_columns_of_the_newest_records_of_kafka(

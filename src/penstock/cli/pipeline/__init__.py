@@ -8,7 +8,11 @@ from penstock.cli.pipeline import apply, export, files, ledger, run, sample, sub
 __all__ = ["app"]
 
 app = Commands("Check, run and account for pipelines.")
-app.add("penstock pipeline init", "penstock pipeline init line3.yaml --name line3 --source mqtt")(files.init)
+app.add(
+    "penstock pipeline init",
+    "penstock pipeline init line3.yaml --name line3 --source mqtt",
+    "penstock pipeline init line3.yaml --topic telemetry",
+)(files.init)
 app.add(
     "penstock pipeline infer samples.jsonl > readings.ddl",
     "penstock pipeline infer - --nullable < samples.jsonl",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from penstock.cli.options import Json
+from penstock.cli.options import DEFAULT, Json, local_addresses
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
 from penstock.cli.pipeline.completion import complete_case, complete_source, complete_valid_file
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
@@ -20,12 +20,16 @@ from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.runtime.io.process_end import end_at_sigterm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.pipelines.ledger.plan_changes import PlanChange
+    from penstock.pipelines.spec.inference import InferredSchema
     from penstock.pipelines.testing.runner import Outcome
 
 __all__ = ["infer", "init", "lines_of", "run_cases", "schema", "show_plan", "validate"]
+
+_SAMPLES = 1000
+"""Newest records of each partition from which columns are inferred."""
 
 Source = Literal["tubemq", "mqtt", "files"]
 
@@ -41,11 +45,13 @@ name: {name}
 
 {source}
 # The state store: lease of the run, and keys for enrich steps. ${{VAR:-default}} is read from the environment.
-statestore: {{broker: "${{PENSTOCK_BROKER:-mqtt://127.0.0.1:1883}}"}}
+statestore: {statestore}
 
 # Table of records that a step cannot process: the original bytes and the reason.
-dead_letters: {{path: lake/dead_letters}}
+dead_letters: {{path: lake/{dead_letters}}}
 
+{rest}"""
+_STEPS = """\
 steps:
   # Parse the payload into columns. Invalid records become dead letters.
   - name: readings
@@ -67,6 +73,32 @@ sinks:
     statestore:
       order_by: time
       entries: [{{key: "{name}/newest/{{machine}}", value: [time, celsius, hot]}}]
+"""
+_STEPS_OF_TOPIC = """\
+# More steps: map, filter, enrich, dedupe, window, expectations. Show rows after each one for the newest records:
+#   penstock pipeline sample {file}
+steps:
+  # Parse the payload into columns, inferred from {samples} records. Invalid records become dead letters.
+{notes}  - name: {name}
+    parse:
+      schema: >-
+{columns}
+
+sinks:
+  # Write each row exactly once.
+  - name: {name}
+    table: {{path: lake/{name}}}
+"""
+_CASES_OF_TOPIC = """\
+# Test cases: penstock pipeline test {file}
+cases:
+  - name: a record of the topic
+    input:
+      - value: {good}
+      - value: not a record
+    expect:
+      {name}: [{row}]
+    dead_letters: [{{step: {name}, value: not a record}}]
 """
 _SOURCES: dict[Source, str] = {
     "tubemq": """\
@@ -106,7 +138,9 @@ _GOOD: dict[Source, str] = {"files": '"press,2024-05-01T06:00:00Z,93.5"'}
 _GOOD_JSON = '{machine: press, time: "2024-05-01T06:00:00Z", celsius: 93.5}'
 
 
+@connects_to_master
 def init(
+    master: MasterOptions,
     file: Annotated[
         Path, typer.Argument(help="File to create, with NAME.test.yaml next to it.", metavar="FILE")
     ] = Path("pipeline.yaml"),
@@ -115,8 +149,28 @@ def init(
         typer.Option(help="Name of the pipeline. Default: that of the directory.", metavar="NAME", show_default=False),
     ] = None,
     source: Annotated[Source, typer.Option(help="Source of the records.")] = "tubemq",
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            help="Write the records of this TubeMQ topic to a table; the columns are inferred from the newest records, "
+            "which must be JSON.",
+            metavar="TOPIC",
+            show_default=False,
+            autocompletion=complete_topic,
+        ),
+    ] = None,
 ) -> None:
-    """Create a commented pipeline file and a test case for it. Existing files are not overwritten."""
+    """Create a commented pipeline file and a test case for it. Existing files are not overwritten.
+
+    Without --topic the file is an example to edit. With --topic it can run.
+    """
+    if topic is not None and source != "tubemq":
+        raise ConfigError(
+            f"--topic and --source {source} exclude each other",
+            option="--topic",
+            why="the records of a topic are read with the source tubemq, also those that a rule copied from MQTT",
+            do="omit --source",
+        )
     from penstock.pipelines.spec.loader import load
     from penstock.pipelines.testing.cases import cases_path, load_cases
 
@@ -125,12 +179,11 @@ def init(
         if path.exists():
             raise ConfigError(f"{path} exists already", option="file", do="name another file")
     named = name or _named_after(file.absolute().parent)
-    text = _FILE.format(file=file, name=named, source=_SOURCES[source], parse=_PARSE.get(source, _SCHEMA))
+    text, case = _example(file, named, source) if topic is None else _of_topic(file, named, topic, master)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-        good = _GOOD.get(source, _GOOD_JSON)
-        cases.write_text(_CASES.format(file=file, name=named, good=good), encoding="utf-8")
+        cases.write_text(case, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{error.filename} cannot be written: {error.strerror}", path=str(file)) from error
     try:
@@ -142,6 +195,95 @@ def init(
         raise
     sys.stdout.write(f"wrote {file} and {cases}\n")
     sys.stdout.write(f"next: penstock pipeline test {file}, then penstock pipeline plan {file}\n")
+
+
+def _example(file: Path, name: str, source: Source) -> tuple[str, str]:
+    """Return the text of an example of a pipeline, and that of its test cases."""
+    steps = _STEPS.format(name=name, parse=_PARSE.get(source, _SCHEMA))
+    text = _FILE.format(
+        file=file, name=name, source=_SOURCES[source], rest=steps, dead_letters="dead_letters",
+        statestore=f'{{broker: "${{PENSTOCK_BROKER:-{DEFAULT}}}"}}',
+    )  # fmt: skip
+    return text, _CASES.format(file=file, name=name, good=_GOOD.get(source, _GOOD_JSON))
+
+
+def _of_topic(file: Path, name: str, topic: str, master: MasterOptions) -> tuple[str, str]:
+    """Return the text of a pipeline that writes the records of ``topic`` to a table, and that of its test cases.
+
+    Raises:
+        ConfigError: none of the newest records is a JSON object.
+        RefusedError, UnavailableError: the topic does not exist, or no broker responds.
+    """
+    samples = list(_records_of(topic, master, _SAMPLES))
+    found = _inferred(samples, f"topic {topic!r}", "--topic")
+    if found.refused:
+        note(f"{found.refused} of {found.refused + found.samples} records are not JSON objects: {found.example}")
+    notes = [*found.notes, *(text for column in found.columns for text in column.notes)]
+    step = _step_name(topic)
+    steps = _STEPS_OF_TOPIC.format(
+        file=file,
+        samples=found.samples,
+        notes="".join(f"{line}\n" for text in notes for line in _as_comment(text)),
+        name=step,
+        columns=textwrap.indent(",\n".join(column.ddl(nullable=False) for column in found.columns), " " * 8),
+    )
+    options = master.spark_options()
+    source: dict[str, object] = {"topics": [topic], "options": options} if options else {"topics": [topic]}
+    # JSON is YAML; the variable in it is replaced when the file is read.
+    source["master"] = f"${{PENSTOCK_TUBE_MASTER:-{master.tube_master}}}"
+    broker = local_addresses({}, {"broker": False}).get("broker", DEFAULT)
+    store = {"broker": f"${{PENSTOCK_BROKER:-{broker}}}"}
+    if master.username is not None:
+        store |= {"username": master.username, "password_file": str(master.password_file)}
+    text = _FILE.format(
+        file=file, name=name, source=f"source: {json.dumps(source)}\n", rest=steps, statestore=json.dumps(store),
+        dead_letters=f"{step}_dead_letters",
+    )  # fmt: skip
+    good, row = _sample_row(samples, found)
+    return text, _CASES_OF_TOPIC.format(
+        file=file, name=step, good=json.dumps(good, ensure_ascii=False), row=json.dumps(row, ensure_ascii=False)
+    )
+
+
+def _inferred(samples: Iterable[tuple[str, str]], name: str, option: str) -> InferredSchema:
+    """Return the columns of ``samples``. Raises ConfigError if none has any."""
+    from penstock.pipelines.spec.inference import infer_samples
+
+    found = infer_samples(samples)
+    if not found.columns:
+        raise ConfigError(
+            f"{name} has no JSON object with columns",
+            option=option,
+            why=found.example or None,
+            do=f"give {'a file with a JSON object per line' if option == 'file' else 'a topic with JSON objects'}",
+        )
+    return found
+
+
+def _sample_row(samples: Sequence[tuple[str, str]], found: InferredSchema) -> tuple[str, dict[str, object]]:
+    """Return the newest sample that fits all columns, and its row, without values that are converted (times)."""
+    plain = {"STRING": str, "BIGINT": int, "BOOLEAN": bool, "DOUBLE": float}
+    types = {column.name: column.type for column in found.columns}
+    needed = {column.name for column in found.columns if not column.nullable}
+    for _, text in reversed(samples):
+        try:
+            value = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and needed <= value.keys():
+            row = {name: value.get(name) for name, kind in types.items() if type(value.get(name)) is plain.get(kind)}
+            if row:
+                return text, row
+    raise AssertionError("columns are inferred from samples")
+
+
+def _as_comment(text: str) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), 100, initial_indent="  # ", subsequent_indent="  # ")
+
+
+def _step_name(topic: str) -> str:
+    """Return a name of a step for a topic."""
+    return re.sub(r"[^a-z0-9_]", "_", topic.lower()).lstrip("0123456789_")[:60] or "records"
 
 
 def _named_after(directory: Path) -> str:
@@ -194,7 +336,7 @@ def infer(
             min=1,
             metavar="N",
         ),
-    ] = 1000,
+    ] = _SAMPLES,
     nullable: Annotated[bool, typer.Option("--nullable", help="No column is NOT NULL.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -223,16 +365,7 @@ def infer(
     else:
         assert pipeline is not None
         samples, name, option = _records_of_source(pipeline, source, records), f"source of {pipeline}", "--pipeline"
-    from penstock.pipelines.spec.inference import infer_samples
-
-    found = infer_samples(samples)
-    if not found.columns:
-        raise ConfigError(
-            f"{name} has no JSON object with columns",
-            option=option,
-            why=found.example or None,
-            do=f"give {'a topic with JSON objects' if file is None else 'a file with a JSON object per line'}",
-        )
+    found = _inferred(samples, name, option)
     if found.refused:
         note(f"{found.refused} of {found.refused + found.samples} {what} left out, the first: {found.example}")
     if not as_json:

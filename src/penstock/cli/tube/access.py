@@ -99,6 +99,18 @@ class MasterOptions:
             return self.tls
         return any(path is not None for path in (self.ca_file, self.cert_file, self.key_file))
 
+    def spark_options(self) -> dict[str, str]:
+        """Credentials and TLS as options of the Spark source `tubemq`."""
+        found = {
+            "tubemq.user": self.username,
+            "tubemq.passwordFile": self.password_file,
+            "tubemq.tls": "true" if self.over_tls else None,
+            "tubemq.tlsCa": self.ca_file,
+            "tubemq.tlsCert": self.cert_file,
+            "tubemq.tlsKey": self.key_file,
+        }
+        return {name: str(value) for name, value in found.items() if value is not None}
+
     def client(self) -> ClientOptions:
         """Arguments of a TubeMQ client.
 

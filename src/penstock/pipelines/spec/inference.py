@@ -65,6 +65,10 @@ class InferredColumn(NamedTuple):
     nullable: bool
     notes: tuple[str, ...]
 
+    def ddl(self, *, nullable: bool) -> str:
+        """Return the column as in a schema; ``nullable``: without NOT NULL."""
+        return f"{quoted_name(self.name)} {self.type}{'' if nullable or self.nullable else ' NOT NULL'}"
+
 
 class InferredSchema(NamedTuple):
     """The columns of ``samples`` JSON objects; ``refused`` samples were none, ``example`` is the first of them."""
@@ -80,8 +84,7 @@ class InferredSchema(NamedTuple):
         lines = [_comment(note) for note in self.notes]
         for place, column in enumerate(self.columns, 1):
             lines += [_comment(note) for note in column.notes]
-            null = "" if nullable or column.nullable else " NOT NULL"
-            lines.append(f"{quoted_name(column.name)} {column.type}{null}{',' if place < len(self.columns) else ''}")
+            lines.append(f"{column.ddl(nullable=nullable)}{',' if place < len(self.columns) else ''}")
         return "\n".join(lines) + "\n"
 
 
