@@ -304,8 +304,9 @@ def watch_command(
         seen = 0
         async with store.observe_prefix(name) if prefix else store.observe(name) as changes:
             note(f"watching '{shown(name)}{'*' if prefix else ''}', interrupt with Ctrl-C")
-            if not prefix and name.endswith(b"*"):
-                note(f"KEY is not a pattern; to watch every key that begins with '{shown(name[:-1])}' use --prefix")
+            if not prefix and name.endswith((b"*", b"/")):
+                start = shown(name.removesuffix(b"*"))
+                note(f"KEY is not a pattern; to watch every key that begins with '{start}' use --prefix")
             _report_outages(store, name, None if prefix else changes)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):

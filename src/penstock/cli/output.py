@@ -51,6 +51,9 @@ __all__ = [
 ]
 
 _COLOUR = re.compile(r"\x1b\[\d+m")
+_COMMAND = re.compile(r"`[^`]*`|\bpenstock [a-z][^,;()]*")
+"""Commands in texts: in backquotes, or up to the next punctuation."""
+_LABEL = re.compile(r" *(?:(?:why|do|hint): +)?")
 
 Cell = str | int | float | bool | None
 
@@ -58,15 +61,18 @@ Cell = str | int | float | bool | None
 def fold(first: str, text: str) -> str:
     """Return ``first`` and ``text``, on a terminal folded at its width below the start of ``text``.
 
-    Commands in backquotes are not broken, so that they can be copied. Colour in ``first`` is not counted.
+    Commands are not broken, so that they can be copied. Colour in ``first`` is not counted.
     """
     if not sys.stdout.isatty():
         return first + text
-    indent = _width(_COLOUR.sub("", first))
-    whole = re.sub("`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
+    return first + _folded(text, _width(_COLOUR.sub("", first)))
+
+
+def _folded(text: str, indent: int) -> str:
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
     width = max(shutil.get_terminal_size().columns - indent, 40)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
-    return first + f"\n{'':{indent}}".join(lines).replace("\0", " ")
+    return f"\n{'':{indent}}".join(lines).replace("\0", " ")
 
 
 def use_colour(stream: TextIO) -> bool:
@@ -210,9 +216,19 @@ def print_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str], *, a
 
 
 def note(text: str) -> None:
-    """Print a note to standard error."""
+    """Print a note to standard error, on a terminal folded at its width; a line may begin with `why:` or `do:`."""
+    if sys.stderr.isatty():
+        text = "\n".join(map(_folded_line, text.split("\n")))
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def _folded_line(line: str) -> str:
+    if _width(_COLOUR.sub("", line)) <= shutil.get_terminal_size().columns:
+        return line
+    label = _LABEL.match(line)
+    first = "" if label is None else label[0]
+    return first + _folded(line[len(first) :], len(first) or 2)
 
 
 class LiveTable:

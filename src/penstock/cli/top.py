@@ -242,7 +242,7 @@ def draw(
         name = "prefix" if screen.view.path == "keys" else "filter"
         tabs.append(f"  {name}: {escape(screen.text)}{'_' if screen.typing else ''}", "bold")
     lines.append(tabs)
-    lines.append(_table(screen, _rows(screen, overview, page), height - _HEAD_LINES - _FOOT_LINES - 1))
+    lines.append(_table(screen, page, _rows(screen, overview, page), height - _HEAD_LINES - _FOOT_LINES - 1))
     foot = error or _position(screen, page) + HELP
     lines.append(Text(escape(foot), "red" if error else "dim", no_wrap=True, overflow="ellipsis"))
     return Group(*lines)
@@ -255,26 +255,33 @@ def _rows(screen: Screen, overview: Mapping[str, Any], page: Mapping[str, Any] |
     return () if page is None else page["rows"]
 
 
-def _table(screen: Screen, rows: Sequence[Mapping[str, Any]], height: int) -> RenderableType:
+def _table(
+    screen: Screen, page: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], height: int
+) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, expand=True, pad_edge=False, padding=(0, 1, 0, 0))
     now, falling = screen.sort.removeprefix("-"), screen.sort.startswith("-")
+    shown = rows[: max(0, height)]
     for column in screen.view.columns:
         mark = "" if not column.sort or column.sort != now else "▼" if falling else "▲"
+        width = column.width
+        if width and not column.right:  # the first column, with the names, gets the rest; numbers change too often
+            width = min(width, max(len(column.title + mark), *(len(column.cell(row)) for row in shown), 0))
         table.add_column(
             column.title + mark,
-            width=column.width or None,
+            width=width or None,
             ratio=None if column.width else 1,
             justify="right" if column.right else "left",
             no_wrap=True,
             overflow="ellipsis",
         )
-    shown = rows[: max(0, height)]
     for row in shown:
         table.add_row(*(Text(column.cell(row), no_wrap=True, overflow="ellipsis") for column in screen.view.columns))
-    for _ in range(height - len(shown)):
+    if not shown and page is not None:
+        table.add_row(Text(f"no {screen.view.title.lower()}{' match' if screen.text else ''}", "dim"))
+    for _ in range(height - max(len(shown), 1)):
         table.add_row()
     return table
 

@@ -43,6 +43,28 @@ def test_text_is_folded_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+def test_notes_and_errors_are_folded_on_a_terminal_without_breaking_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = UnavailableError(
+        "topic 'plant' does not exist at the master of this node",
+        why="the master announces no partition of it",
+        do="create it (penstock tube topic create plant), or correct the name (penstock tube topic list)",
+    )
+    for terminal, width in ((io.StringIO(), 7), (Terminal(), 60)):
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", str(width))
+        output.print_error(error)
+        lines = terminal.getvalue().splitlines()
+        assert "  why: the master announces no partition of it" in lines
+        if terminal.isatty():
+            assert lines[-2:] == [
+                "  do:  create it (penstock tube topic create plant), or",
+                "       correct the name (penstock tube topic list)",
+            ]
+            assert lines[:2] == ["penstock: topic 'plant' does not exist at the master of", "  this node"]
+        assert len(lines) == (5 if terminal.isatty() else 3)
+
+
 def test_the_same_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_table(ROWS, ["topic"], as_json=True)
     lines = capsys.readouterr().out.splitlines()

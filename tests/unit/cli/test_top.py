@@ -86,6 +86,16 @@ def test_hops_and_clients_show_what_waits() -> None:
     assert "[bold]lake" in "\n".join(lines(pressed("4"), of(GROUP)))
 
 
+def test_names_get_the_room_that_other_columns_do_not_need() -> None:
+    row = {**CLIENT, "client_id": "penstock-demo-line-3-press", "address": "127.0.0.1:45600", "limits": []}
+    assert "penstock-demo-line-3-press" in "\n".join(lines(pressed("2"), of(row)))
+
+
+def test_an_empty_view_says_so() -> None:
+    assert "no topics" in "\n".join(lines(pressed("3"), of(ROWS["topics"], 0)))
+    assert "no topics match" in "\n".join(lines(pressed("3/x\r"), of(ROWS["topics"], 0)))
+
+
 def test_an_error_replaces_the_last_line() -> None:
     assert "no node is reachable" in lines(Screen(), None, "no node is reachable")[-1]
 
