@@ -24,6 +24,8 @@ class Registry:
 
     def __init__(self, user: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.schemas: dict[int, dict[str, Any]] = {}
+        self.versions: dict[str, dict[str, Any]] = {}
+        """Versions of subjects by path."""
         self.requests: list[str] = []
         """Paths of the requests, in their order."""
         self.answer: Callable[[str], tuple[int, bytes] | None] = lambda _path: None
@@ -42,6 +44,10 @@ class Registry:
                     self._respond(*instead)
                 elif self.path == "/schemas/types":
                     self._respond(200, ["JSON", "PROTOBUF", "AVRO"])
+                elif self.path.startswith("/subjects/"):
+                    unknown = {"error_code": 40402, "message": "Version not found"}
+                    known_version = registry.versions.get(self.path)
+                    self._respond(404 if known_version is None else 200, known_version or unknown)
                 elif (found := registry.schemas.get(int(self.path.rpartition("/")[2]))) is not None:
                     self._respond(200, found)
                 else:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError, RefusedError
 from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import Table, files
+from penstock.pipelines.testing.sample import check_steps, sample_steps
 from penstock.tube.record import Record
 from tests.schema_registry import Registry, framed
 from tests.spark.pipelines import Setup
@@ -40,11 +42,17 @@ steps:
       schema: 'SCHEMA'
       new_fields: add
       new_fields_as: more
+  - {{name: once, dedupe: {{within: 1 day}}}}
 sinks:
   - name: rows
+    from: readings
     table: {{path: "{lake}/rows", format: parquet}}
   - name: same
+    from: readings
     table: {{path: "{lake}/same", format: parquet}}
+  - name: distinct
+    from: once
+    table: {{path: "{lake}/distinct", format: parquet}}
 """.replace("SCHEMA", schema(celsius="double").replace("{", "{{").replace("}", "}}"))
 
 
@@ -69,7 +77,7 @@ def float_record(n: int, celsius: float) -> bytes:
 
 @pytest.mark.timeout(600)
 def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
-    setup_of: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+    setup_of: Callable[..., Setup], spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Registry() as registry:
         setup = setup_of(FILE.replace("URL", registry.url), 1)
@@ -99,7 +107,7 @@ def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
         registry.register(9, schema(celsius="float"))
         setup.send(Record(float_record(9, 4.5), id="later"))
         setup.run()
-        for name in ("rows", "same"):
+        for name in ("rows", "same", "distinct"):
             assert table(setup, name) == expected | {"later": (4.5, None)}
         assert dead(setup) == {"unknown": ("schema.unknown_id", 1)}
         for account in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
@@ -122,14 +130,18 @@ def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
             until(lambda: any(each["event"] == "retry" for each in setup.events), "a retry")
             registry.answer = lambda _path: None
             until(lambda: setup.ledger.counts("same").read == 6, "the last message")
+            until(lambda: setup.ledger.counts("distinct").read == 6, "the last message")
         finally:
             stop.set()
             thread.join()
         retry = next(each for each in setup.events if each["event"] == "retry")
         assert "the schema registry" in str(retry)
         assert "does not answer" in str(retry)
-        assert table(setup, "same")["waits"] == (6.5, None)
+        assert table(setup, "same")["waits"] == table(setup, "distinct")["waits"] == (6.5, None)
         assert dead(setup) == {"unknown": ("schema.unknown_id", 1)}
+
+        (sample,) = sample_steps(spark, setup.pipeline, check_steps(setup.pipeline, ["readings"]), 10, 10)
+        assert (sample.live, [row["celsius"] for row in sample.rows]) == (6, [1.5, 2.5, 9.5, 4.5, 5.5, 6.5])
 
         registry.answer = lambda _path: (401, b"{}")
         with pytest.raises(RefusedError, match="refused the request /schemas/types"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,20 +109,22 @@ class AvroSchema:
         return ", ".join(f"{field.name} {field.type.ddl}" for field in self.record.fields)
 
 
-def parse_avro_schema(text: str) -> AvroSchema:
-    """Parse the JSON of a schema.
+def parse_avro_schema(text: str, references: Sequence[str] = ()) -> AvroSchema:
+    """Parse the JSON of a schema. ``references``: schemas with the types that it uses by name, in order.
 
     Raises:
         ValueError: it is not a schema, or one that cannot be read into columns; the text begins with "expected".
     """
     try:
-        given = json.loads(text)
+        given, *others = map(json.loads, (text, *references))
     except ValueError as error:
         raise ValueError(f"expected an Avro schema in JSON: {error}") from None
     except RecursionError:
         raise ValueError("expected an Avro schema in JSON: it is nested too deeply") from None
     parser = _Parser()
     try:
+        for other in others:
+            parser.type_of(other, "", "a schema that it refers to")
         found = parser.type_of(given, "", "the schema")
         canonical = _canonical(given, "")
     except RecursionError:

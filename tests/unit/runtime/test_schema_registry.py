@@ -22,10 +22,25 @@ def test_schemas_are_found_by_their_id() -> None:
         registry.register(8, "syntax = ...", schemaType="PROTOBUF", references=[{"name": "other"}])
         options = SchemaRegistry(url=f"{registry.url}/")
         check_registry(options)
-        assert schema_by_id(options, 7) == RegisteredSchema('"int"', "AVRO", has_references=False)
-        assert schema_by_id(options, 8) == RegisteredSchema("syntax = ...", "PROTOBUF", has_references=True)
+        assert schema_by_id(options, 7) == RegisteredSchema('"int"', "AVRO")
+        assert schema_by_id(options, 8) == RegisteredSchema("syntax = ...", "PROTOBUF")
         assert schema_by_id(options, 9) is None
         assert registry.requests == ["/schemas/types", "/schemas/ids/7", "/schemas/ids/8", "/schemas/ids/9"]
+
+
+def test_schemas_that_a_schema_refers_to_are_found(tmp_path: Path) -> None:
+    """Each once, before those that refer to it."""
+    with Registry() as registry:
+        names = [{"name": name, "subject": name, "version": 2} for name in ("plant/Site", "Hall")]
+        registry.register(7, '"top"', references=names)
+        registry.versions["/subjects/plant%2FSite/versions/2"] = {"schema": '"site"', "references": names[1:]}
+        registry.versions["/subjects/Hall/versions/2"] = {"schema": '"hall"'}
+        options = SchemaRegistry(url=registry.url)
+        assert schema_by_id(options, 7) == RegisteredSchema('"top"', "AVRO", ('"hall"', '"site"'))
+        del registry.versions["/subjects/Hall/versions/2"]
+        with pytest.raises(ConfigError) as caught:
+            schema_by_id(options, 7)
+        assert "/subjects/Hall/versions/2: it answered with status 404" in (caught.value.why or "")
 
 
 def test_user_and_password_are_sent_over_tls(tmp_path: Path) -> None:
@@ -58,6 +73,7 @@ def test_user_and_password_are_sent_over_tls(tmp_path: Path) -> None:
         (404, b"<html>", ConfigError, "/schemas/ids/7: it answered with status 404"),
         (200, b"<html>", ConfigError, "/schemas/ids/7: it answered with status 200"),
         (200, b'{"schema": 5}', ConfigError, "status 200"),
+        (200, b'{"schema": "", "references": [{"subject": "a"}]}', ConfigError, "status 200"),
         (302, b"", ConfigError, "status 302"),
         (403, b"{}", RefusedError, "it answered with status 403"),
         (429, b"", UnavailableError, "it answered with status 429"),

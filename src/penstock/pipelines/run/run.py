@@ -213,8 +213,7 @@ class _PipelineRun:
             with names_setting("master of the source", MASTER_VARIABLE):
                 self._source.check()
                 self._as_of.check()
-            self._check_registries()
-            for text in [*self._options.warnings, *check_sinks(self._pipeline)]:
+            for text in [*self._options.warnings, *check_sinks(pipeline), *_check_registries(pipeline)]:
                 self._emit_event("warning", text=text)
             if self._options.on_start is not None:
                 self._options.on_start(lambda: self._watch.latest)
@@ -224,14 +223,6 @@ class _PipelineRun:
                 self._run_with_lease()
         finally:
             store.close()
-
-    def _check_registries(self) -> None:
-        """Check the schema registries. One that does not answer is a warning: its schemas may all be stored."""
-        for registry in registries_of(self._pipeline.steps).values():
-            try:
-                check_registry(registry)
-            except UnavailableError as error:
-                self._emit_event("warning", text=f"{error.line()}; schemas that the pipeline has stored are used")
 
     def _run_with_lease(self) -> None:
         token, waiting = self._start_to_acquire()
@@ -460,7 +451,7 @@ class _PipelineRun:
         pipeline = stored_version(self._state, request.version).load()
         check_applicable(self._pipeline, pipeline, self._state, repeats=request.repeats)
         check_topics(pipeline)
-        for text in check_sinks(pipeline):
+        for text in [*check_sinks(pipeline), *_check_registries(pipeline)]:
             self._emit_event("warning", text=text)
         self._store.accept(request)
         self._change = _Change(request, pipeline)
@@ -862,6 +853,21 @@ class _PipelineRun:
 def _as_of_joins(pipeline: Pipeline, state: StoragePath) -> AsOfJoins:
     checkpoints = [Checkpoint(layout.checkpoint(state, found.sink.name)) for found in plan(pipeline)]
     return AsOfJoins(pipeline, state, checkpoints, wall_clock_ms)
+
+
+def _check_registries(pipeline: Pipeline) -> list[str]:
+    """Check the schema registries; return a warning for one that does not answer: its schemas may all be stored.
+
+    Raises:
+        RefusedError, ConfigError: see ``check_registry``.
+    """
+    found = []
+    for registry in registries_of(pipeline.steps).values():
+        try:
+            check_registry(registry)
+        except UnavailableError as error:
+            found.append(f"{error.line()}; schemas that the pipeline has stored are used")
+    return found
 
 
 def _fence_prefixes(pipeline: Pipeline) -> list[str]:

@@ -42,7 +42,7 @@ class StoredSchema(NamedTuple):
 
     text: str | None
     kind: str = "AVRO"
-    has_references: bool = False
+    references: tuple[str, ...] = ()
 
 
 class BatchSchemas(NamedTuple):
@@ -103,7 +103,7 @@ class BatchSchemas(NamedTuple):
         if name in self.known:
             return _schema(read_json(stored))
         paths = [path / "schemas" / f"{batch}-{name}.json" for path, batch in self.batches]
-        found = next((each for each in map(_read, paths) if each is not None), None) or look_up()._asdict()
+        found = next((each for each in map(_read, paths) if each is not None), None) or _as_json(look_up())
         for path in paths:
             # Another task may have decided first, and all of them ask for the files in the same order.
             found = first_json(path, found)
@@ -140,7 +140,12 @@ def remove_old_decisions(checkpoint: StoragePath, batch: int) -> None:
 
 
 def _schema(data: Mapping[str, Any]) -> StoredSchema:
-    return StoredSchema(data["text"], data["kind"], data["has_references"])
+    return StoredSchema(data["text"], data["kind"], tuple(data["references"]))
+
+
+def _as_json(schema: StoredSchema) -> dict[str, Any]:
+    # As a file has it: what is read is compared with it.
+    return {"text": schema.text, "kind": schema.kind, "references": [*schema.references]}
 
 
 def _read(path: StoragePath) -> dict[str, Any] | None:

@@ -92,11 +92,11 @@ class RegistryMessages:
                 _stored[key] = schema
         if schema.text is None:
             return PayloadError(UNKNOWN_SCHEMA, f"the schema registry has no schema with the id {schema_id}")
-        if schema.kind != "AVRO" or schema.has_references:
-            what = "refers to other schemas, which is not supported" if schema.kind == "AVRO" else f"is {schema.kind}"
-            return PayloadError(OTHER_SCHEMA, f"the schema with the id {schema_id} {what}")
+        if schema.kind != "AVRO":
+            return PayloadError(OTHER_SCHEMA, f"the schema with the id {schema_id} is {schema.kind}")
         try:
-            return _resolved(schema.text, self.text, self.new_fields, self.new_fields_as, self.unknown_enums)
+            writer = schema.text, schema.references
+            return _resolved(writer, self.text, self.new_fields, self.new_fields_as, self.unknown_enums)
         except ValueError as error:
             code = error.code if isinstance(error, PayloadError) else OTHER_SCHEMA
             return PayloadError(code, f"schema id {schema_id}: {error}")
@@ -109,10 +109,10 @@ def _looked_up(registry: SchemaRegistry, schema_id: int) -> StoredSchema:
 
 @lru_cache(maxsize=256)
 def _resolved(
-    writer: str, reader: str, new_fields: str, new_fields_as: str | None, unknown_enums: str
+    writer: tuple[str, tuple[str, ...]], reader: str, new_fields: str, new_fields_as: str | None, unknown_enums: str
 ) -> ResolvedMessages:
     return resolve(
-        parse_avro_schema(writer).record,
+        parse_avro_schema(*writer).record,
         parse_avro_schema(reader).record,
         new_fields,
         new_fields_as,

@@ -7,7 +7,7 @@ import http.client
 import json
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.runtime.io.network import ConnectionFailure, connection_failure
@@ -26,11 +26,14 @@ _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 class RegisteredSchema(NamedTuple):
-    """A schema: its text, its ``kind`` (``AVRO``, ``PROTOBUF``, ``JSON``), and whether it refers to other schemas."""
+    """A schema: its text, its ``kind`` (``AVRO``, ``PROTOBUF``, ``JSON``), and the texts of those that it refers to.
+
+    Each of ``references`` is behind those that it refers to itself.
+    """
 
     text: str
     kind: str
-    has_references: bool
+    references: tuple[str, ...] = ()
 
 
 class _Response(NamedTuple):
@@ -59,9 +62,31 @@ def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema |
     data = found.data
     if found.status == HTTPStatus.NOT_FOUND and isinstance(data, dict) and data.get("error_code") == _UNKNOWN_ID:
         return None
+    _check_schema(registry, path, found)
+    kind, references = str(data.get("schemaType") or "AVRO"), dict[str, str]()
+    if kind == "AVRO":
+        try:
+            _add_references(registry, data, references)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _no_registry(registry, path, found) from error
+    return RegisteredSchema(data["schema"], kind, tuple(references.values()))
+
+
+def _add_references(registry: SchemaRegistry, data: Any, known: dict[str, str]) -> None:
+    """Add the texts of the schemas that the schema ``data`` refers to, which have no cycles, to ``known`` by path."""
+    for each in data.get("references") or ():
+        path = f"/subjects/{quote(str(each['subject']), safe='')}/versions/{int(each['version'])}"
+        if path not in known:
+            found = _get(registry, path)
+            _check_schema(registry, path, found)
+            _add_references(registry, found.data, known)
+            known[path] = found.data["schema"]
+
+
+def _check_schema(registry: SchemaRegistry, path: str, found: _Response) -> None:
+    data = found.data
     if found.status != HTTPStatus.OK or not isinstance(data, dict) or not isinstance(data.get("schema"), str):
         raise _no_registry(registry, path, found)
-    return RegisteredSchema(data["schema"], str(data.get("schemaType") or "AVRO"), bool(data.get("references")))
 
 
 def check_registry(registry: SchemaRegistry) -> None:

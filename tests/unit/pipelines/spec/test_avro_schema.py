@@ -192,3 +192,12 @@ def test_a_registry_permits_policies_for_new_fields_and_symbols() -> None:
     assert step.parse is not None
     assert step.parse.ddl == "f0 INT, more MAP<STRING, STRING>"
     assert list(registries_of([step])) == ["08d5f409490f"]
+
+
+def test_types_of_other_schemas_are_known_by_name() -> None:
+    hall = '{"type": "record", "name": "Hall", "namespace": "plant", "fields": [{"name": "n", "type": "int"}]}'
+    site = '{"type": "record", "name": "plant.Site", "fields": [{"name": "hall", "type": "Hall"}]}'
+    schema = parse_avro_schema(record("plant.Site", ["null", "plant.Hall"]), [hall, site])
+    assert schema.ddl == "f0 STRUCT<hall: STRUCT<n: INT>>, f1 STRUCT<n: INT>"
+    with pytest.raises(ValueError, match=r"a known type in the field R\.f0"):
+        parse_avro_schema(record("plant.Site"), [hall])

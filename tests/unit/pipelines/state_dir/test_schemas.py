@@ -24,12 +24,12 @@ def not_asked() -> StoredSchema:
 
 
 def test_a_schema_is_looked_up_once(tmp_path: Path) -> None:
-    protobuf = StoredSchema("syntax", "PROTOBUF", has_references=True)
-    assert begin(tmp_path, rows=0).find("ab", 7, lambda: protobuf) == protobuf
-    assert begin(tmp_path, rows=0).find("ab", 7, not_asked) == protobuf
+    other = StoredSchema("syntax", "PROTOBUF", ("other",))
+    assert begin(tmp_path, rows=0).find("ab", 7, lambda: other) == other
+    assert begin(tmp_path, rows=0).find("ab", 7, not_asked) == other
     later = begin(tmp_path, rows=5, other=3)
     assert later.known == {"ab-7"}
-    assert later.find("ab", 7, not_asked) == protobuf
+    assert later.find("ab", 7, not_asked) == other
     assert decided_schemas(tmp_path / "rows", 5) == {}
 
 
