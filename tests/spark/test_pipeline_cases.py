@@ -119,7 +119,16 @@ def test_the_case_of_a_new_file_holds(source: str, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     "name",
     [
-        *("as-of-join", "deadband", "interval-join", "nested-data", "python", "read-delta", "schema-registry"),
+        *(
+            "as-of-join",
+            "deadband",
+            "formats",
+            "interval-join",
+            "nested-data",
+            "python",
+            "read-delta",
+            "schema-registry",
+        ),
         *("sparkplug", "test"),
     ],
 )

@@ -16,7 +16,7 @@ from penstock.pipelines.export.program import (
 )
 from penstock.pipelines.export.streams import Streams
 from penstock.pipelines.spec.pipeline import SinkPlan, sink_reads
-from penstock.pipelines.spec.sinks import MqttSink, Sink, TableSink
+from penstock.pipelines.spec.sinks import FilesSink, MqttSink, Sink, TableSink
 from penstock.pipelines.spec.sources import (
     SOURCE,
     TubeOptions,
@@ -40,6 +40,7 @@ class Sinks:
             "statestore": self._keys,
             "tubemq": self._messages,
             "mqtt": self._messages,
+            "files": self._files,
             "console": self._console,
         }
 
@@ -167,6 +168,29 @@ class Sinks:
         ]
         mode = "update" if found.changes_windows else "append"
         self._started(made, name, mode, ".foreachBatch(merge)")
+
+    def _files(self, sink: Sink, found: SinkPlan, call: str, _internal: tuple[str, ...]) -> Function:
+        files = sink.files
+        assert files is not None
+        if self._program.is_declarative:
+            raise NotExportable("it writes a file for each batch, which needs a query of its own")
+        if found.changes_windows:
+            raise NotExportable("it receives windows whenever they change, which Spark's files cannot have")
+        if files.order_by is not None:
+            raise NotExportable("it orders the rows of a file (order_by), which needs foreachBatch")
+        made = self._query(sink, f"Sink {sink.name}: files of {files.format.upper()}.")
+        made.add(f"rows = {call}")
+        if files.columns:
+            made.add(f"rows = rows.select({', '.join(map(literal_text, files.columns))})")
+        else:
+            self._program.helper("data_columns")
+            made.add("rows = rows.select(*data_columns(rows))")
+        given = "".join(
+            f".option({literal_text(key)}, {literal_text(value)})" for key, value in files.spark_options.items()
+        )
+        path = f'.option("path", f"{{TABLES}}/{sink.name}")'
+        self._started(made, sink.name, "append", f".format({literal_text(files.format)})", given + path)
+        return made
 
     def _keys(self, sink: Sink, found: SinkPlan, call: str, _internal: tuple[str, ...]) -> Function:
         target = sink.statestore
@@ -377,6 +401,7 @@ _SINK_OPTIONS: Mapping[str, frozenset[str]] = {
     "statestore": frozenset(("entries", "order_by", "fence_prefixes")),
     "tubemq": frozenset((*_MESSAGE_OPTIONS, "master", "options", "key", "headers")),
     "mqtt": frozenset((*_MESSAGE_OPTIONS, "broker", "qos", "retain", "properties")),
+    "files": frozenset(FilesSink.model_fields),
     "console": frozenset(("rows",)),
 }
 """Options of sinks that programs have, or that are not about their rows."""

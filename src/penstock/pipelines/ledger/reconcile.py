@@ -249,12 +249,13 @@ def _compare_batches(
 COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
     "table": _compare_table,
     # These targets have no rows to count: a key has its newest value only, a topic has records of other producers and
-    # deletes old ones, a broker deletes delivered messages.
+    # deletes old ones, a broker deletes delivered messages, and programs take files away.
     "statestore": None,
     "tubemq": None,
     "mqtt": None,
     "kafka": _compare_kafka,
     "postgresql": _compare_postgresql,
+    "files": None,
     "console": None,
 }
 """Comparison with the ledger for each kind in ``SINK_KINDS``; None if the target has no rows to count."""

@@ -36,6 +36,7 @@ from penstock.pipelines.sinks.delivery import (
     mark_unwritable,
 )
 from penstock.pipelines.sinks.delta import check_fields, check_partitions
+from penstock.pipelines.sinks.files import check_flat
 from penstock.pipelines.sinks.partitions import check_partition_columns
 from penstock.pipelines.sinks.postgresql import column_kinds
 from penstock.pipelines.sinks.table import check_columns
@@ -641,6 +642,8 @@ def check_target(spark: SparkSession, sink: Sink, columns: StructType) -> None:
         # A server that is not available now is checked by the first batch.
         with suppress(UnavailableError), connected(sink.postgresql.server, f"penstock {sink.name}") as connection:
             table_columns(connection, sink.postgresql.shape(sink.name), column_kinds(columns))
+    if sink.files is not None:
+        check_flat(sink.name, sink.files, columns)
     if sink.tubemq is not None or sink.mqtt is not None:
         make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
 

@@ -2,7 +2,7 @@
 
 ``DELIVERY`` has an entry for each kind of sink: how to write, which rows cannot be written, and checks before a run
 starts. Parquet tables are in ``table``, Delta tables in ``delta``, tables of PostgreSQL in ``postgresql``, topics of
-Kafka in ``kafka``.
+Kafka in ``kafka``, files for other programs in ``files``.
 
 Messages (``tubemq``, ``mqtt``) are sent inside the batch, and again after a failure. Penstock's TubeMQ brokers accept
 a write once: it is identified by the query of the checkpoint, the sink and the batch, and ordered by the run's lease.
@@ -42,6 +42,7 @@ from penstock.pipelines.rows import (
     too_large,
 )
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
+from penstock.pipelines.sinks.files import FileBatches, write_lines
 from penstock.pipelines.sinks.kafka import write_kafka
 from penstock.pipelines.sinks.one_pass import (
     RECORD,
@@ -699,6 +700,15 @@ def _write_postgresql(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     return write_postgresql(batch.rows, batch.count, sink, batch.number, target)
 
 
+def _write_files(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
+    files = sink.files
+    assert files is not None
+    targets = writer.targets
+    query = writer.identity(batch.number).query
+    batches = FileBatches(files.location, (targets.pipeline.name, sink.name), query, targets.state, files.suffix)
+    return batches.write(batch.number, batch.count, partial(write_lines, batch.rows, files))
+
+
 def _print_rows(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.console is not None
     columns = sf.struct(*data_columns(batch.rows))
@@ -836,6 +846,11 @@ def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
     _check_location(f"sink {sink.name!r}", sink.table.location)
 
 
+def _check_files(_pipeline: Pipeline, sink: Sink) -> None:
+    assert sink.files is not None
+    _check_location(f"sink {sink.name!r}", sink.files.location)
+
+
 def _check_location(whose: str, path: StoragePath) -> None:
     if isinstance(path, ObjectPath):
         path.check_writable(whose)
@@ -931,6 +946,7 @@ DELIVERY: Mapping[str, SinkDelivery] = {
     "mqtt": SinkDelivery(_write_messages, _mark_unsendable, _check_broker),
     "kafka": SinkDelivery(_write_kafka, _mark_unsendable, _check_kafka),
     "postgresql": SinkDelivery(_write_postgresql, mark_unstorable, _check_postgresql),
+    "files": SinkDelivery(_write_files, check=_check_files),
     "console": SinkDelivery(_print_rows),
 }
 """An entry for each kind in ``SINK_KINDS``."""

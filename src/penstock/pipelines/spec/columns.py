@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
-from penstock.pipelines.spec.sinks import Sink, TableSink
+from penstock.pipelines.spec.sinks import FilesSink, Sink, TableSink
 from penstock.pipelines.spec.steps import Deadband, Explode, Flatten, Join, Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, quoted_name, template_parts
 from penstock.runtime.config.values import nearest
@@ -287,6 +287,8 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
         if sink.table is not None:
             reads_windows = stream in streams.of_windows
             yield from _partition_problems(sink.table, columns, where, reads_windows=reads_windows)
+        if sink.files is not None and sink.files.format == "csv":
+            yield from _csv_problems(sink.files, columns, where)
 
 
 def _time_problems(name: str, columns: Columns, where: Location) -> Iterator[Problem]:
@@ -311,6 +313,16 @@ def _deadband_problems(deadband: Deadband, before: Columns, where: Location) -> 
             elif option == "columns" and deadband.limits[name][0] is not None and kind not in _NUMBERS:
                 expected = f"expected `change` for a column that is no number; {name} is {column.type}"
                 yield Problem(place, name, expected)
+
+
+def _csv_problems(files: FilesSink, columns: Columns, where: Location) -> Iterator[Problem]:
+    """Yield columns whose types have no form in CSV."""
+    chosen = {name.lower() for name in files.columns}
+    for column in (columns or {}).values():
+        kind = "" if column.type is None else re.split(r"[<( ]", column.type.upper(), maxsplit=1)[0]
+        if kind in (*_NESTED, "VARIANT", "BINARY") and (not chosen or column.name.lower() in chosen):
+            expected = f"expected columns that are texts, numbers or times; {column.name} is {column.type}"
+            yield Problem((*where, "format"), "csv", f"{expected}: convert it, or use `format: json`")
 
 
 def _partition_problems(
@@ -516,6 +528,12 @@ def _named_by_postgresql(sink: Sink) -> Iterator[Named]:
     yield from _one(("order_by",), sink.postgresql.order_by)
 
 
+def _named_by_files(sink: Sink) -> Iterator[Named]:
+    assert sink.files is not None
+    yield from _listed(("columns",), sink.files.columns)
+    yield from _one(("order_by",), sink.files.order_by)
+
+
 def _named_by_keys(sink: Sink) -> Iterator[Named]:
     assert sink.statestore is not None
     yield from _one(("order_by",), sink.statestore.order_by)
@@ -558,6 +576,7 @@ SINK_COLUMNS: Mapping[str, Callable[[Sink], Iterable[Named]]] = {
     "mqtt": _named_by_mqtt,
     "kafka": _named_by_records,
     "postgresql": _named_by_postgresql,
+    "files": _named_by_files,
     "console": lambda _sink: (),
 }
 """Function for each kind in ``SINK_KINDS`` that yields the column names in a sink."""

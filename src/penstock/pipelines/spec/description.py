@@ -386,6 +386,12 @@ def _stored(_pipeline: Pipeline, sink: Sink) -> str:
     return f"{server.shown} (sslmode {tls}): table {'.'.join(target.table_name)}{key}{deleted}"
 
 
+def _filed(_pipeline: Pipeline, sink: Sink) -> str:
+    assert sink.files is not None
+    compressed = "" if sink.files.compression == "none" else f", {sink.files.compression}"
+    return f"{sink.files.path}: a file of {sink.files.format.upper()} for each batch with rows{compressed}"
+
+
 def _printed(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.console is not None
     return f"the first {sink.console.rows} rows of each batch"
@@ -434,6 +440,12 @@ SINK_DESCRIPTIONS: Mapping[str, SinkDescription] = {
         _stored,
         "exactly once: the batch and its number are committed in one transaction",
         "is refused once a later run has begun a batch; until then it may commit a batch, which is not written again",
+    ),
+    "files": SinkDescription(
+        _filed,
+        "exactly once: each batch is one file, which appears whole; in a bucket, an object that was removed may appear "
+        "again after a crash",
+        "can still write files under hidden names; a file of a batch that a later run has written does not appear",
     ),
     "console": SinkDescription(_printed, "none: rows are printed for tests", "can still print rows"),
 }

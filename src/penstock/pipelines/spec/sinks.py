@@ -61,6 +61,7 @@ __all__ = [
     "LARGEST_RECORD",
     "SINK_KINDS",
     "ConsoleSink",
+    "FilesSink",
     "KafkaSink",
     "KeyedMessages",
     "Maintenance",
@@ -586,18 +587,98 @@ class PostgresqlSink(Part):
         return self
 
 
+class FilesSink(Part):
+    """Write a file of JSON or CSV for each batch with rows, for programs that take files from a directory.
+
+    A file appears whole, and once: a batch that is repeated makes no second file.
+    """
+
+    path: str = Field(min_length=1, description="directory of the files, or `s3://bucket/key`")
+    endpoint: Annotated[str, AfterValidator(endpoint_url)] | None = Field(
+        default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
+    )
+    region: str | None = Field(
+        default=None, min_length=1, description="region of the bucket; default: `AWS_REGION`, or us-east-1"
+    )
+    format: Literal["json", "csv"] = Field(
+        default="json", description="a JSON object in each line, or CSV with quotes as in RFC 4180"
+    )
+    columns: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="columns, in their order in the file; default: all"
+    )
+    order_by: str | None = Field(default=None, description="column that defines the order of the rows of a file")
+    header: bool = Field(default=True, description="CSV: begin each file with the names of the columns")
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(
+        default=",", description="CSV: character between two fields"
+    )
+    compression: Literal["none", "gzip"] = Field(
+        default="none", description="compression of the files; with `gzip` their names end with `.gz`"
+    )
+
+    @property
+    def location(self) -> StoragePath:
+        """The path of the files.
+
+        Raises:
+            ConfigError: it is a URL without a bucket or a key, or AWS_ENDPOINT_URL is not a URL.
+        """
+        return storage_path(self.path, self.endpoint, self.region)
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name of each file."""
+        return f".{self.format}" + (".gz" if self.compression == "gzip" else "")
+
+    @property
+    def spark_options(self) -> dict[str, str]:
+        """The options of Spark's format of the same name, which by default cuts off microseconds."""
+        found = {
+            "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+            "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+            "compression": self.compression,
+        }
+        if self.format == "json":
+            return {**found, "ignoreNullFields": "false"}
+        return {
+            **found,
+            "header": str(self.header).lower(),
+            "sep": self.delimiter,
+            # As in RFC 4180; Spark's default is a backslash. An empty text is quoted, and a null is not.
+            "escape": '"',
+            "emptyValue": '""',
+            "ignoreLeadingWhiteSpace": "false",
+            "ignoreTrailingWhiteSpace": "false",
+        }
+
+    @model_validator(mode="after")
+    def _check_options(self) -> FilesSink:
+        if is_uri(self.path) and not is_object_url(self.path):
+            raise ValueError(f"expected a directory or s3://bucket/key, found {self.path!r}")
+        if (self.endpoint or self.region) and not is_object_url(self.path):
+            raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
+        try:
+            self.location  # noqa: B018 - checks the URL
+        except ConfigError as error:
+            raise ValueError(f"{error.what}; {error.do}") from None
+        if self.format != "csv" and {"header", "delimiter"} & self.model_fields_set:
+            raise ValueError("expected header and delimiter only with `format: csv`")
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError("expected different columns")
+        return self
+
+
 class ConsoleSink(Part):
     """Print the first rows of each batch as lines of JSON on standard output, for tests."""
 
     rows: int = Field(default=20, ge=1, le=1_000, description="rows to print per batch")
 
 
-SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "kafka", "postgresql", "console")
+SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "kafka", "postgresql", "files", "console")
 
 
 class Sink(Part):
     """A sink: a name, its input, and exactly one of ``table``, ``statestore``, ``tubemq``, ``mqtt``, ``kafka``,
-    ``postgresql`` and ``console``."""
+    ``postgresql``, ``files`` and ``console``."""
 
     name: Name = Field(description="name of the sink and of its checkpoint")
     source: Annotated[Stream | None, Field(alias="from")] = Field(
@@ -609,6 +690,7 @@ class Sink(Part):
     mqtt: MqttSink | None = Field(default=None, description="publish MQTT messages")
     kafka: KafkaSink | None = Field(default=None, description="send records to Kafka")
     postgresql: PostgresqlSink | None = Field(default=None, description="write a table of PostgreSQL")
+    files: FilesSink | None = Field(default=None, description="write files of JSON or CSV")
     console: ConsoleSink | None = Field(default=None, description="print rows, for tests")
 
     @property

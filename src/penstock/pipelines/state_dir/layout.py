@@ -14,6 +14,7 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 <state>/ledger/<sink>/closed/           those of older batches, many together (``ledger``)
 <state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
 <state>/files/<sink>-<source>.jsonl     files that a query has found, in order
+<state>/file_batches/<sink>/              files of the newest batches (``sinks/files``)
 <state>/clocks/<sink>-<source>.json     start of a source that generates records
 <state>/inbox/<source>/                 dead letters of files, to be read again
 <state>/shapes/<sink>.json              properties on which the checkpoint of the query depends
@@ -58,6 +59,7 @@ __all__ = [
     "create_json",
     "create_text",
     "failure",
+    "file_batches",
     "file_log",
     "first_json",
     "inbox",
@@ -135,6 +137,11 @@ def starts(state: AnyPath) -> AnyPath:
 def file_log(state: AnyPath, query: str, source: str) -> AnyPath:
     """Return the list of files of ``source`` that ``query`` has found."""
     return _below(state, "files", f"{query}-{source}.jsonl")
+
+
+def file_batches(state: AnyPath, sink: str) -> AnyPath:
+    """Return the directory of the notes of the files that ``sink`` has written."""
+    return _below(state, "file_batches", sink)
 
 
 def clock(state: AnyPath, query: str, source: str) -> AnyPath:

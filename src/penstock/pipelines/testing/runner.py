@@ -240,7 +240,7 @@ def _run(
         return written
     if sink.messages is not None:
         return list(_messages(as_messages(rows, sink, pipeline, batch=0 if sink_plan.windowed else None)))
-    columns = data_columns(rows)
+    columns = data_columns(rows) if sink.files is None else sink.files.columns or data_columns(rows)
     if sink.table is None or sink.table.delete_when is None:
         return _collect(rows, columns)
     deleted = _collect(rows.where(DELETES), [*sink.table.keys, DELETES])

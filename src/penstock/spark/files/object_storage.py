@@ -221,6 +221,14 @@ class ObjectPath:
                     return False
         return True
 
+    def copy(self, target: ObjectPath) -> None:
+        """Copy the object to ``target``, in the same bucket; its contents stay in the storage."""
+        import obstore
+
+        assert target.bucket == self.bucket
+        with _object_errors(self):
+            obstore.copy(self._store, self.key, target.key)
+
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove the object. One that does not exist is no error (``missing_ok``, as of S3)."""
         import obstore

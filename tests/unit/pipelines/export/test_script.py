@@ -217,6 +217,30 @@ sinks:
 """
 
 
+FILES = """\
+name: plant
+source: {topics: [t]}
+steps: [{name: readings, parse: {schema: "machine STRING, celsius DOUBLE"}}]
+sinks:
+  - {name: lines, files: {path: out/lines, format: csv, columns: [celsius], delimiter: ";", compression: gzip}}
+  - {name: all, files: {path: out/all}}
+  - {name: sorted, files: {path: out/sorted, order_by: celsius}}
+"""
+
+
+def test_files_are_those_of_spark(tmp_path: Path) -> None:
+    found = exported(FILES, tmp_path)
+    assert found.left_out == {"sorted": "it orders the rows of a file (order_by), which needs foreachBatch"}
+    lines = "".join(line.strip() for line in program(found).splitlines())
+    assert 'rows = rows.select("celsius")' in lines
+    assert '.format("csv")' in lines
+    for option in ('"sep", ";"', '"compression", "gzip"', '"ignoreTrailingWhiteSpace", "false"', '"header", "true"'):
+        assert f".option({option})" in lines
+    assert "rows = rows.select(*data_columns(rows))" in lines
+    with pytest.raises(ConfigError, match="it writes a file for each batch, which needs a query of its own"):
+        exported(FILES, tmp_path, "declarative")
+
+
 def test_options_that_need_a_run_are_left_out_and_partitions_of_merged_tables_are_written(tmp_path: Path) -> None:
     found = exported(NEWER.replace("at TIMESTAMP", "at TIMESTAMP, tags ARRAY<STRING>", 1), tmp_path)
     reasons = {

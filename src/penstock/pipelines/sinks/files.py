@@ -1,0 +1,198 @@
+"""Files of JSON or CSV for other programs: each batch with rows is one file, which appears whole and once.
+
+    <path>/<pipeline>-<sink>-<query>-<batch>.json       the rows of a batch
+    <path>/.penstock/<sink>-<batch>-<id>/               files of one attempt to write a batch, under hidden names
+    <state>/file_batches/<sink>/<query>-<batch>.json    the attempt that is the file of a batch, and its rows
+
+A program may take a file away as soon as it appears, so the directory cannot tell whether a batch was written. An
+attempt is therefore noted in the state directory before its file is moved: the first note is valid, and a batch that
+has one moves the file of this attempt, if that has not happened yet, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, VariantType
+
+from penstock.errors import ConfigError, StorageError
+from penstock.pipelines.rows import data_columns
+from penstock.pipelines.spec.sinks import FilesSink
+from penstock.pipelines.state_dir.layout import (
+    create_json,
+    file_batches,
+    listed,
+    make_directory,
+    read_json,
+    remove_tree,
+    sync_directory,
+    sync_file,
+)
+from penstock.pipelines.steps.expressions import quoted_column
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["FileBatches", "check_flat", "write_lines"]
+
+ATTEMPTS = ".penstock"
+"""Directory of the attempts, below that of the files, so that a rename moves them. Programs skip hidden names."""
+KEPT_NOTES = 100
+"""Number of batches whose notes are kept. A run that was paused between two calls, and has lost its lease, finds them;
+it can be further behind only if 100 batches were written in this pause."""
+_NOTE = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)\.json")
+
+
+class _Note(NamedTuple):
+    """The attempt whose file is that of a batch: the directory of the attempt, the names of the file in it and as it
+    appears, and the number of rows."""
+
+    attempt: str
+    written: str
+    name: str
+    rows: int
+
+
+class FileBatches:
+    """The files of one sink in the directory ``path``.
+
+    ``name``: of the pipeline and the sink, ``query``: the id in the checkpoint; ``notes``: the directory of the notes.
+    """
+
+    def __init__(self, path: StoragePath, name: tuple[str, str], query: str, state: StoragePath, suffix: str) -> None:
+        # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
+        self.path = path if isinstance(path, ObjectPath) else path.absolute()
+        self._pipeline, self._sink = name
+        self._query = query
+        self._notes = file_batches(state, self._sink)
+        self._suffix = suffix
+
+    def write(self, batch: int, count: int, write: Callable[[StoragePath], None]) -> int:
+        """Make the file of ``batch``, with ``count`` rows, unless an attempt has; return the number of its rows.
+
+        ``write`` writes one file, whose name ends like that of the batch, to a directory that does not exist.
+        """
+        note = self._notes / f"{self._query}-{batch}.json"
+        found = _read(note)
+        if found is None:
+            if not count:
+                return 0
+            found = self._attempt(batch, count, write, note)
+            self._forget(batch - KEPT_NOTES)
+        self._place(found)
+        return found.rows
+
+    def _attempt(self, batch: int, count: int, write: Callable[[StoragePath], None], note: StoragePath) -> _Note:
+        attempt = self.path / ATTEMPTS / f"{self._sink}-{batch}-{uuid.uuid4().hex[:12]}"
+        if not isinstance(attempt, ObjectPath):
+            make_directory(attempt.parent)
+        write(attempt)
+        written = [name for name in _names(attempt) if name.endswith(self._suffix)]
+        if len(written) != 1:
+            raise StorageError(
+                f"sink {self._sink!r}: batch {batch} was written as {len(written)} files instead of one",
+                path=str(attempt),
+            )
+        _sync(attempt, written[0])
+        # A query is recognized by a few of its digits: files of another checkpoint are not replaced.
+        name = f"{self._pipeline}-{self._sink}-{self._query[:8]}-{batch:010}{self._suffix}"
+        mine = _Note(attempt.name, written[0], name, count)
+        create_json(note, mine._asdict())
+        found = _read(note)
+        assert found is not None
+        if found != mine:
+            # A later run has noted its attempt: this run was paused and has lost its lease.
+            _remove(attempt)
+        return found
+
+    def _place(self, found: _Note) -> None:
+        """Give the file of the attempt its name, unless this was done before."""
+        attempt = self.path / ATTEMPTS / found.attempt
+        file, target = attempt / found.written, self.path / found.name
+        if isinstance(file, ObjectPath):
+            assert isinstance(target, ObjectPath)
+            if file.exists():
+                file.copy(target)
+        else:
+            assert isinstance(target, Path)
+            with suppress(FileNotFoundError):
+                file.rename(target)
+            sync_directory(target.parent)
+        _remove(attempt)
+
+    def _forget(self, newest: int) -> None:
+        """Remove the notes of the batches up to ``newest``, and those of other checkpoints."""
+        for match in listed(self._notes, _NOTE):
+            if match["query"] != self._query or int(match["batch"]) <= newest:
+                (self._notes / match[0]).unlink(missing_ok=True)
+
+
+def _read(note: StoragePath) -> _Note | None:
+    try:
+        value: dict[str, Any] = read_json(note)
+    except FileNotFoundError:
+        return None
+    try:
+        return _Note(str(value["attempt"]), str(value["written"]), str(value["name"]), int(value["rows"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{note} is not the note of a file: {error!r}", path=str(note)) from error
+
+
+def _names(directory: StoragePath) -> list[str]:
+    if isinstance(directory, ObjectPath):
+        return directory.names()
+    return [path.name for path in directory.iterdir()]
+
+
+def _sync(attempt: StoragePath, name: str) -> None:
+    """Sync the file and its directories: after a note of the attempt nothing of it may be lost."""
+    if isinstance(attempt, ObjectPath):
+        return
+    sync_file(attempt / name)
+    sync_directory(attempt)
+    sync_directory(attempt.parent)
+
+
+def _remove(attempt: StoragePath) -> None:
+    if isinstance(attempt, ObjectPath):
+        remove_tree(attempt)
+    else:
+        shutil.rmtree(attempt, ignore_errors=True)
+
+
+def write_lines(rows: DataFrame, sink: FilesSink, directory: StoragePath) -> None:
+    """Write ``rows`` as one file of lines to the new ``directory``, with Spark."""
+    names = sink.columns or data_columns(rows)
+    lines = rows.coalesce(1)
+    if sink.order_by is not None:
+        lines = lines.sortWithinPartitions(quoted_column(sink.order_by))
+    writer = lines.select(*map(quoted_column, names)).write.format(sink.format).options(**sink.spark_options)
+    writer.save(spark_path(directory))
+
+
+def check_flat(name: str, sink: FilesSink, columns: StructType) -> None:
+    """Check that the columns of the sink ``name`` can be fields of CSV.
+
+    Raises:
+        ConfigError: one of them has no form in CSV.
+    """
+    if sink.format != "csv":
+        return
+    chosen = {column.lower() for column in sink.columns}
+    for field in columns.fields:
+        if field.name.startswith("_") or (chosen and field.name.lower() not in chosen):
+            continue
+        if isinstance(field.dataType, (ArrayType, BinaryType, MapType, StructType, VariantType)):
+            raise ConfigError(
+                f"sink {name!r}: column {field.name!r} cannot be a field of CSV",
+                option=f"sinks.{name}.files.format",
+                why=f"it is {field.dataType.simpleString().upper()}",
+                do="convert it in a map step (to_json, base64), select other columns, or use format: json",
+            )
