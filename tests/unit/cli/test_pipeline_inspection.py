@@ -329,8 +329,10 @@ def test_the_life_of_a_dead_letter(run: RecordedRun, capsys: pytest.CaptureFixtu
     def command(name: str, *options: str) -> list[str]:
         return ["pipeline", "dead-letter", name, str(run.file), *options]
 
+    assert main(command("correct", "--id", "id-0", "--value", "{0")) == 0
+    assert "step 'parsed' will reject it again: it is not JSON; correct it once more" in capsys.readouterr().err
     assert main(command("correct", "--id", "id-0", "--value", '{"x": 7}')) == 0
-    assert capsys.readouterr().out == "1 letter is corrected\n"
+    assert capsys.readouterr() == ("1 letter is corrected\n", "")
     assert main(command("resolve", "--id", "id-1")) == 0
     assert main(command("redrive", "--dry-run")) == 0
     assert "1 letter would be sent again\n" in capsys.readouterr().out

@@ -491,8 +491,12 @@ def dead_correct(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Store a corrected payload for a dead letter, with which `dead-letter redrive` sends it. The original is kept."""
+    """Store a corrected payload for a dead letter, with which `dead-letter redrive` sends it. The original is kept.
+
+    A note says if the letter's parse step would reject the payload again, as far as this is known without Spark.
+    """
     from penstock.pipelines.ledger.dead_letters import LetterState, letters, set_state
+    from penstock.pipelines.spec.columns import rejection
 
     if (value is None) == (value_file is None):
         raise ConfigError("no corrected payload", option="--value", do="set one of --value TEXT and --value-file FILE")
@@ -508,6 +512,11 @@ def dead_correct(
         )
     set_state(path, chosen, LetterState.CORRECTED, payload)
     _report_changed(len(chosen), LetterState.CORRECTED, as_json=as_json)
+    parses = {step.name: step.parse for step in pipeline.steps if step.parse is not None}
+    for letter in chosen:
+        # A part has the form that an explode step made.
+        if letter.part is None and letter.step in parses and (why := rejection(parses[letter.step], payload)):
+            note(f"step {letter.step!r} will reject it again: {why}; correct it once more before you redrive it")
 
 
 @app.add("penstock pipeline dead-letter resolve pipeline.yaml --step readings", name="resolve")

@@ -6,6 +6,7 @@ names after such a statement are not checked.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ __all__ = [
     "fields_of",
     "joined_columns",
     "parse_ddl",
+    "rejection",
     "sink_types",
     "state_types",
 ]
@@ -771,6 +773,21 @@ def _struct_of(ddl: str) -> str | None:
         # Reported by the check of schemas.
         return None
     return f"STRUCT<{', '.join(f'{quoted_name(field.name)}: {field.type}' for field in fields)}>"
+
+
+def rejection(parse: Parse, payload: bytes) -> str | None:
+    """Return why a parse step rejects a payload in JSON, as far as this is known without Spark; None if it does not."""
+    if parse.format != "json" or (parse.allow_empty and not payload):
+        return None
+    try:
+        found = json.loads(payload)
+    except ValueError:  # also invalid UTF-8
+        return "it is not JSON"
+    if not isinstance(found, dict):
+        return None if isinstance(found, list) else "it is not a JSON object"
+    given = {name.lower() for name, value in found.items() if value is not None}
+    lacking = [each.name for each in parse_ddl(parse.ddl) if not each.nullable and each.name.lower() not in given]
+    return f"it lacks {', '.join(lacking)}, which must not be null" if lacking else None
 
 
 def _parsed(parse: Parse, before: Columns) -> Columns:

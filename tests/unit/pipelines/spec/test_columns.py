@@ -7,9 +7,10 @@ import re
 import pytest
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.pipelines.spec.columns import sink_types
+from penstock.pipelines.spec.columns import rejection, sink_types
 from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import plan
+from penstock.pipelines.spec.steps import Parse
 from tests.unit.pipelines.files import FILE, parse
 
 FULL = """\
@@ -224,3 +225,23 @@ def test_an_unreadable_schema_is_the_only_reported_problem() -> None:
         parse(FILE.replace("flow DOUBLE", "flow DUBLE"))
     assert "did you mean DOUBLE" in caught.value.what
     assert "expected a column" not in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b'{"machine": "press", "N": 1, "more": 2}', None),
+        (b'[{"machine": "press"}]', None),  # only Spark knows
+        (b'{"machine": null}', "it lacks machine, n, which must not be null"),
+        (b'{"machine": "press"}', "it lacks n, which must not be null"),
+        (b"7", "it is not a JSON object"),
+        (b"{", "it is not JSON"),
+        (b"\xff{}", "it is not JSON"),
+        (b"", "it is not JSON"),
+    ],
+)
+def test_a_payload_that_a_parse_step_rejects(payload: bytes, why: str | None) -> None:
+    schema = "machine STRING NOT NULL, n INT NOT NULL, place STRUCT<hall: INT NOT NULL>"
+    assert rejection(Parse.model_validate({"schema": schema}), payload) == why
+    assert rejection(Parse.model_validate({"schema": "line STRING", "format": "raw"}), payload) is None
+    assert rejection(Parse.model_validate({"schema": schema, "allow_empty": True}), b"") is None
