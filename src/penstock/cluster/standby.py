@@ -127,6 +127,8 @@ class Standby:
     ) -> None:
         self.failure: StorageError | None = None
         """Reason why the node cannot follow: it lacks commits that etcd has deleted, or LMDB failed."""
+        self.has_read = False
+        """Whether the logs were read since the start; before that this node may lack commits that etcd has deleted."""
         self.clock_offset: int | None = None
         """Greatest difference between the time of a received commit of ``clock_term`` and :func:`boot_ms` at its
         receipt."""
@@ -210,7 +212,9 @@ class Standby:
                 if time.monotonic() - reported > 1:
                     is_reported = self._report_unless_full()
                     reported = time.monotonic()
-                for name, frames in self._follower.next(self.positions).items():
+                found = self._follower.next(self.positions)
+                self.has_read = True
+                for name, frames in found.items():
                     self._note_clock(frames[-1])
                     self._apply(name, frames)
                 if self._obstacle and is_reported:

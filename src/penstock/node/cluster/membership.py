@@ -883,7 +883,7 @@ class ClusterMembership:
 
     def _put_report(self) -> None:
         applied: dict[str, int] = {}
-        if self._standby is not None:
+        if self._standby is not None and self._standby.has_read:
             applied = {name: position.sequence for name, position in self._standby.positions.items()}
         report = {
             "version": penstock.__version__,
