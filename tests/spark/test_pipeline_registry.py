@@ -107,9 +107,14 @@ def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
         registry.register(9, schema(celsius="float"))
         setup.send(Record(float_record(9, 4.5), id="later"))
         setup.run()
-        for name in ("rows", "same", "distinct"):
-            assert table(setup, name) == expected | {"later": (4.5, None)}
-        assert dead(setup) == {"unknown": ("schema.unknown_id", 1)}
+        expected["later"] = (4.5, None)
+        assert table(setup, "rows") == table(setup, "same") == expected
+        # The query of this sink may have begun after the id was registered: then it has a row, and no letter.
+        distinct = table(setup, "distinct")
+        late = distinct.pop("unknown", None)
+        assert (distinct, late) in ((expected, None), (expected, (9.5, None)))
+        letters = {"unknown": ("schema.unknown_id", 3 if late is None else 2)}
+        assert dead(setup) == letters
         for account in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
             assert (account.off, account.unknown, account.counts.read) == ((), (), 4)
 
@@ -138,7 +143,7 @@ def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
         assert "the schema registry" in str(retry)
         assert "does not answer" in str(retry)
         assert table(setup, "same")["waits"] == table(setup, "distinct")["waits"] == (6.5, None)
-        assert dead(setup) == {"unknown": ("schema.unknown_id", 1)}
+        assert dead(setup) == letters
 
         (sample,) = sample_steps(spark, setup.pipeline, check_steps(setup.pipeline, ["readings"]), 10, 10)
         assert (sample.live, [row["celsius"] for row in sample.rows]) == (6, [1.5, 2.5, 9.5, 4.5, 5.5, 6.5])

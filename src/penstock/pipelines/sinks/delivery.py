@@ -63,6 +63,7 @@ from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
+from penstock.pipelines.spec.steps import registries_of
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
@@ -77,6 +78,7 @@ from penstock.pipelines.steps.expressions import (
     quoted_column,
 )
 from penstock.pipelines.steps.joins import LATE, OUTCOME
+from penstock.pipelines.steps.registry import UNKNOWN_SCHEMA
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
 from penstock.spark.kafka.writes import TopicBatch
 from penstock.spark.kafka.writes import check_topic as check_kafka_topic
@@ -596,12 +598,15 @@ _LETTER_REASON = {name: f"_dead.{name}" for name in ("step", "code", "reason")}
 def letter_condition(plan: SinkPlan) -> str | None:
     """Return the condition in SQL that the query of ``plan`` writes the dead letter of a row; None if it writes none.
 
-    Late rows of a join are letters of each query: a row that is late in one may be joined in another.
+    Late rows of a join are letters of each query: a row that is late in one may be joined in another. So are messages
+    with an unknown schema: its id may be registered between the batches of two sinks.
     """
     steps = ", ".join(map(literal, sorted(plan.dead_letters_of)))
     owned = [f"_dead.step IN ({steps})"] if steps else []
     if plan.keeps_late_rows:
         owned.append(f"_dead.code = {literal(LATE)}")
+    if registries_of(plan.steps):
+        owned.append(f"_dead.code = {literal(UNKNOWN_SCHEMA)}")
     return f"coalesce(({' OR '.join(owned)}) AND NOT _dead.again, false)" if owned else None
 
 

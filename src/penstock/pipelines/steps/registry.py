@@ -18,7 +18,7 @@ from penstock.pipelines.state_dir.schemas import SCHEMAS, BatchSchemas, StoredSc
 from penstock.runtime.kafka.config import SchemaRegistry
 from penstock.runtime.kafka.schema_registry import schema_by_id
 
-__all__ = ["RegistryMessages"]
+__all__ = ["UNKNOWN_SCHEMA", "RegistryMessages"]
 
 _AFTER_ID = 5
 """Place of the record in a message, after a byte 0 and four bytes of the id."""

@@ -10,9 +10,12 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.payloads.avro_schema import _fingerprint, parse_avro_schema
+from penstock.pipelines.sinks.delivery import letter_condition
 from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.loader import load, parse
+from penstock.pipelines.spec.pipeline import plan
 from penstock.pipelines.spec.steps import registries_of
+from penstock.pipelines.steps.expressions import literal
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "avro"
 
@@ -201,3 +204,14 @@ def test_types_of_other_schemas_are_known_by_name() -> None:
     assert schema.ddl == "f0 STRUCT<hall: STRUCT<n: INT>>, f1 STRUCT<n: INT>"
     with pytest.raises(ValueError, match=r"a known type in the field R\.f0"):
         parse_avro_schema(record("plant.Site"), [hall])
+
+
+def test_each_sink_has_dead_letters_of_unknown_ids() -> None:
+    """The first one has those of all other invalid messages."""
+    options = f"schema: '{record('int')}', encoding: confluent, {REGISTRY}"
+    text = PIPELINE.replace("PARSE", options) + "  - {name: second, table: {path: second}}\n"
+    first, second = map(letter_condition, plan(parse(text, name="p.yaml")))
+    unknown = f"_dead.code = {literal('schema.unknown_id')}"
+    assert first is not None
+    assert f" OR {unknown}" in first
+    assert second == f"coalesce(({unknown}) AND NOT _dead.again, false)"
