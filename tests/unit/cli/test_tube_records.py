@@ -109,6 +109,7 @@ def test_a_pipeline_for_the_records_of_a_topic(
         0,
         "1 of 3 records are not JSON objects: 1:0@56: Expecting value: line 1 column 1 (char 0)\n",
     )
+    assert done.out.endswith("next: penstock pipeline test p.yaml, then penstock pipeline run p.yaml\n")
     pipeline = load(tmp_path / "p.yaml")
     assert [step.name for step in pipeline.steps] == ["water"]
     assert pipeline.steps[0].parse is not None

@@ -194,7 +194,8 @@ def init(
         cases.unlink()
         raise
     sys.stdout.write(f"wrote {file} and {cases}\n")
-    sys.stdout.write(f"next: penstock pipeline test {file}, then penstock pipeline plan {file}\n")
+    then = "plan" if topic is None else "run"
+    sys.stdout.write(f"next: penstock pipeline test {file}, then penstock pipeline {then} {file}\n")
 
 
 def _example(file: Path, name: str, source: Source) -> tuple[str, str]:
