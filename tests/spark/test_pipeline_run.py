@@ -27,6 +27,7 @@ from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key, run_key
 from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import incompatible_sinks
 from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
 from penstock.spark.statestore.writes import write_rows
 from penstock.tube.record import Record
@@ -178,6 +179,66 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
     with pytest.raises(ConfigError, match="state of its dedupe, windows and join has columns of other") as raised:
         run(*changed, file=FILE)
     assert "give the sink a new name" in str(raised.value)
+
+
+STATE = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+steps:
+  - name: parsed
+    parse: {{schema: "place STRING NOT NULL, time TIMESTAMP NOT NULL, v INT"}}
+  - name: hours
+    window: {{time: time, duration: 1 hour, watermark: 1 hour, by: [place], aggregates: {{found: AGGREGATE}}}}
+sinks:
+  - {{name: seen, console: {{}}}}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("aggregate", "old", "new"),
+    [
+        ("max(v)", "INT", "BIGINT"),
+        ("min(v)", "DOUBLE", "FLOAT"),
+        ("sum(v)", "INT", "BIGINT"),
+        ("sum(v)", "INT", "DOUBLE"),
+        ("avg(v)", "INT", "DOUBLE"),
+        ("count(v)", "INT", "STRING"),
+    ],
+)
+def test_spark_refuses_the_types_that_the_plan_refuses(
+    setup_of: Callable[..., Setup], aggregate: str, old: str, new: str
+) -> None:
+    setup = setup_of(STATE.replace("AGGREGATE", aggregate).replace("v INT", f"v {old}"), 1)
+    if changed_type(setup, old, new):
+        with pytest.raises(ConfigError, match="state of its dedupe, windows and join has columns of other types"):
+            setup.run()
+    else:
+        setup.run()
+        assert setup.ledger.counts("seen").read == 2
+
+
+@pytest.mark.nightly
+def test_the_plan_refuses_a_type_with_which_spark_misreads_the_state(setup_of: Callable[..., Setup]) -> None:
+    """Spark averages small decimals as integers, so that the state has the same columns as with another type."""
+    setup = setup_of(STATE.replace("AGGREGATE", "avg(v)"), 1)
+    assert changed_type(setup, "INT", "DECIMAL(9,2)")
+    setup.run()
+    *_, rows = [event["rows"] for event in setup.events if event["event"] == "rows"]
+    assert [json.loads(row)["found"] for row in rows] == [0.505]  # of 1 and 1
+
+
+def changed_type(setup: Setup, old: str, new: str) -> bool:
+    """Run with the type ``old``, change it to ``new`` and forget the old one; return whether the plan refuses it."""
+    value = b'{"place": "p", "time": "2022-03-20T10:00:00Z", "v": 1}'
+    setup.send(Record(value, id="m0"))
+    setup.run()
+    setup.pipeline = loader.parse(setup.text.replace(f"v {old}", f"v {new}"), name="p.yaml")
+    is_refused = bool(incompatible_sinks(setup.pipeline, setup.state))
+    layout.shape(setup.state, "seen").unlink()
+    setup.send(Record(value, id="m1"))
+    return is_refused
 
 
 @pytest.mark.nightly
