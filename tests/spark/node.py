@@ -16,6 +16,9 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.server import MqttServer
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture
 from penstock.runtime.io.files import Durability
+from penstock.spark.tube.offsets import Slice
+from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.tube_client import TubeClient
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import StoreOptions
@@ -94,6 +97,17 @@ class Node:
             return list(await asyncio.gather(*results))
 
         return self._run(append())
+
+    def values(self, topic: str) -> list[bytes]:
+        """The values of all records of ``topic``."""
+        options = SourceOptions.parse({"tubemq.master": self.master, "subscribe": topic})
+        with TubeClient.from_options(options) as tube:
+            return [
+                Record.decode(data, int(flag)).value
+                for partition, bounds in tube.bounds(tube.partitions([topic])).items()
+                for batch in tube.read(Slice(partition, bounds.oldest, bounds.end))
+                for flag, data in zip(batch.flags, batch.payloads, strict=True)
+            ]
 
     def expire_closed_segments(self) -> None:
         """As if a month had passed: only the newest segment of each store stays."""
