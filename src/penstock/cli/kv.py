@@ -69,9 +69,16 @@ def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_pattern(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shell completion: keys that begin with ``incomplete``; of keys with a further ``/``, the pattern up to it."""
-    rest = len(incomplete)
-    found = {f"{key[: at + 1]}*" if (at := key.find("/", rest)) >= 0 else key for key in _stored_texts(ctx, incomplete)}
+    found = set()
+    for key in _stored_texts(ctx, incomplete):
+        first, slash, _ = key[len(incomplete) :].partition("/")
+        found.add(incomplete + _literal(first) + (f"{slash}*" if slash else ""))
     return sorted(found)
+
+
+def _literal(text: str) -> str:
+    """Return the pattern that only ``text`` matches."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 
 def _stored_texts(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -81,8 +88,7 @@ def _stored_texts(ctx: typer.Context, incomplete: str) -> list[str]:
         value = ctx.params.get(name) or os.environ.get(f"PENSTOCK_{name.upper()}") or ctx.lookup_default(name)
         if value:
             given[name] = Path(value) if name.endswith("_file") else value
-    pattern = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in incomplete) + "*"
-    found = stored_keys(StateStoreOptions(**given), pattern)
+    found = stored_keys(StateStoreOptions(**given), _literal(incomplete) + "*")
     texts = (key.decode("utf-8", "replace") for key in found)
     return sorted(text for text in texts if text.isprintable() and "\ufffd" not in text)
 
@@ -198,7 +204,7 @@ def set_command(
             )
         return result.applied
 
-    _finish(options, set_)
+    _finish(options, set_, keeps_session=only_new)
 
 
 @app.add("penstock kv del line-3/limit", name="del")
@@ -225,7 +231,7 @@ def del_command(
             _no_key(name)
         return deleted > 0
 
-    _finish(options, delete)
+    _finish(options, delete, keeps_session=True)
 
 
 @app.add("penstock kv vdel line-3/limit 42", name="vdel")
@@ -256,7 +262,7 @@ def vdel_command(
             _no_key(name)
         return deleted > 0
 
-    _finish(options, vdelete)
+    _finish(options, vdelete, keeps_session=True)
 
 
 @app.add("penstock kv watch line-3/limit", "penstock kv watch line-3/ --prefix --json", name="watch")
@@ -397,12 +403,17 @@ def scan_command(
     _finish(options, scan)
 
 
-def _finish(options: StateStoreOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
-    """Run ``work`` with the store; exit with 1 if it returns False."""
+def _finish(
+    options: StateStoreOptions, work: Callable[[StateStoreClient], Awaitable[bool]], *, keeps_session: bool = False
+) -> None:
+    """Run ``work`` with the store; exit with 1 if it returns False.
+
+    ``keeps_session``: for requests whose repetition has another answer, since the first one has executed them.
+    """
     import asyncio
 
     async def main() -> bool:
-        async with options.store() as store:
+        async with options.store(keeps_session=keeps_session) as store:
             return await work(store)
 
     if not asyncio.run(main()):  # without uvloop, whose import takes longer than it saves in a few requests

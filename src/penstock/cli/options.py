@@ -618,13 +618,13 @@ class StateStoreOptions(BrokerOptions):
 
         A command with a few requests has no session, which a durable broker would have to store before CONNACK, and to
         delete: two commits more than the request itself, which etcd refuses when it is full. What a session brings is
-        the answer to a request that was acknowledged, but not answered before the connection was lost: without it
-        GET, SET and the other commands time out, and say that the request may have been executed, as they do if the
-        whole command is lost. A request without an acknowledgement is sent again in both cases. Observations end with
-        the connection in both cases, and are restored by reading the keys.
+        the answer to a request that the store executed, but whose answer was lost with the connection. Without it a
+        request that was acknowledged times out, and the error says that it may have been executed, as if the whole
+        command is lost. A request without an acknowledgement is sent again in both cases, which is harmless for a GET
+        and a plain SET. Observations end with the connection in both cases, and are restored by reading the keys.
 
-        A command that sends many requests for a long time (``keeps_session``) should survive a restart of the node,
-        so it has a session.
+        A command has a session (``keeps_session``) if a repeated request would have another answer (SET NX, DEL, VDEL),
+        or if it sends many requests for a long time and should survive a restart of the node.
 
         Raises:
             UnavailableError: the broker does not respond.

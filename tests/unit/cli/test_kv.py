@@ -269,7 +269,7 @@ def test_the_connection_is_described_once_for_every_command(store: Store, pensto
     tls = store.options.pop("tls")
     assert (tls.ca_file, tls.cert_file) == (Path("ca.pem"), None)
     login = {"username": "u", "password": "s3cret", "authentication": None}
-    assert store.options == {"timeout_s": 2.5, "session_expiry_s": 0, **login}
+    assert store.options == {"timeout_s": 2.5, "session_expiry_s": 300, **login}
     penstock("kv", "del", "k", "--broker", "mqtt://u:p@edge", "--scram")
     assert store.options["authentication"].method == "SCRAM-SHA-256"
     assert (store.options["username"], store.options["password"]) == (None, None), "it is proved, not sent"

@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,6 @@ def test_commands_of_one_request_commit_no_session(tmp_path: Path, penstock: Com
         try:
             for line in (
                 ["set", "line-3/limit", "42"], ["get", "line-3/limit"], ["scan"], ["watch", "no", "--timeout", "0.1s"],
-                ["del", "line-3/limit"],
             ):  # fmt: skip
                 done = await asyncio.to_thread(penstock, "kv", *line, "--broker", f"mqtt://{ready.mqtt}")
                 assert done.status == 0, done.err
@@ -81,6 +81,46 @@ def test_commands_of_one_request_commit_no_session(tmp_path: Path, penstock: Com
             await node.close()
 
     asyncio.run(run())
+
+
+async def _losing_an_answer(node: LocalNode, run: Callable[[str], Done]) -> Done:
+    """Run a command whose first connection ends at the answer to its request, which is not delivered."""
+    host, _, port = node.url.removeprefix("mqtt://").partition(":")
+    ended: list[asyncio.Event] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: bytes | None) -> None:
+        with suppress(OSError):
+            while (data := await reader.read(65_536)) and (last is None or last not in data):
+                writer.write(data)
+        writer.transport.abort()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        last = None if ended else b"__stat"
+        ended.append(asyncio.Event())
+        end = ended[-1]
+        from_node, to_node = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, to_node, None), copy(from_node, writer, last))
+        end.set()
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    done = await asyncio.to_thread(run, f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    server.close()
+    for end in ended:
+        await end.wait()
+    assert len(ended) == 2
+    return done
+
+
+@pytest.mark.parametrize("line", [["set", "k", "v", "--nx"], ["del", "k"], ["vdel", "k", "v"]], ids=" ".join)
+def test_a_command_whose_first_answer_is_lost_reports_what_it_did(
+    node: LocalNode, store: Client, penstock: Command, line: list[str]
+) -> None:
+    """The request is sent again, after the first one was executed."""
+    if line[0] != "set":
+        store.set("k", "v")
+    done = asyncio.run(_losing_an_answer(node, lambda url: penstock("kv", *line, "--broker", url)))
+    assert (done.status, done.err) == (0, "")
+    assert (store.get("k") is None) == (line[0] != "set")
 
 
 def test_keys_and_contexts_are_offered_by_shell_completion(
@@ -100,7 +140,7 @@ def test_keys_and_contexts_are_offered_by_shell_completion(
     assert offered(f"penstock kv get --broker {node.url} line-3/") == ["line-3/a", "line-3/b"]
     assert offered(f"penstock kv del --broker {node.url} line*") == ["line*"]
     assert offered(f"penstock kv lock --broker {node.url} line-3/") == ["line-3/a", "line-3/b"]
-    assert offered(f"penstock kv scan --broker {node.url} l") == ["line*", "line-3/*"]
+    assert offered(f"penstock kv scan --broker {node.url} l") == ["line-3/*", "line[*]"]
     assert offered(f"penstock kv export --broker {node.url} line-3/") == ["line-3/a", "line-3/b"]
     assert offered("penstock kv get --broker 127.0.0.1:1 l") == []
     penstock("context", "add", "lab", "--broker", node.url)
