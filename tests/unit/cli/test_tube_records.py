@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from penstock.cli.pipeline import files
 from penstock.cli.tube import consume as tube_records
 from penstock.errors import RefusedError, UnavailableError
+from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.loader import load
 from penstock.pipelines.testing.cases import load_cases
 from penstock.spark.kafka.source import KafkaLog, KafkaRange
@@ -132,6 +134,45 @@ def test_a_pipeline_for_the_records_of_a_topic(
     done = penstock("pipeline", "init", "other.yaml", "--topic", "water")
     assert (done.status, "topic 'water' has no JSON object with columns" in done.err) == (2, True)
     assert not (tmp_path / "other.yaml").exists()
+
+
+@pytest.mark.usefixtures("_reader")
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [
+        ([b'{"a": "${HOME} $${x} ${NO_SUCH_VARIABLE}", "n": 1}'], {"a": "${HOME} $${x} ${NO_SUCH_VARIABLE}", "n": 1}),
+        ([b'{"a": "${file:password}"}'], {"a": "${file:password}"}),
+        ([b'{"${HOME}": "x", "# : [": true}'], {"${HOME}": "x", "# : [": True}),
+        (['{"a": "\x7f\x85\u2028\ufeff\U0001f600"}'.encode()], {"a": "\x7f\x85\u2028\ufeff\U0001f600"}),
+        ([rb'{"a\u007f\u2028\n": "x"}'], {"a\x7f\u2028\n": "x"}),
+        ([rb'{"a": "\ud800", "n": 1}'], {"n": 1}),
+        ([rb'{"a": 5, "n": 1}', '{"a": "\x7f\ufeff", "n": 1}'.encode(), rb'{"a": "\ud800", "n": 2}'], {"n": 2}),
+        ([b'{"time": "2026-01-01T00:00:00Z", "of": {"deep": 1}}'], {}),
+        ([b'{"a": 1.5}', b'{"a": NaN}', b'{"a": 2.5, "a": 3.5}', b"[" * 100_000], {"a": 1.5}),
+        ([b'{"a": 1.5}', b'{"a": 1e400}'], {"a": 1.5}),
+    ],
+)
+def test_the_test_case_for_a_topic_has_any_record_unchanged(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, values: list[bytes], row: dict[str, object]
+) -> None:
+    """Variables in a record are not replaced, and files that it names not read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "password").write_text("secret\n", encoding="utf-8")
+    monkeypatch.setattr(Reader, "data", {0: [(28 * n, 10, value) for n, value in enumerate(values)], 1: []})
+    done = penstock("pipeline", "init", "p.yaml", "--topic", "water")
+    assert done.status == 0, done.err
+    pipeline = load(tmp_path / "p.yaml")
+    parsed = pipeline.steps[0].parse
+    assert parsed is not None
+    assert {column.name for column in parse_ddl(parsed.columns or "")} >= row.keys()
+    (case,) = load_cases(tmp_path / "p.test.yaml", pipeline)
+    assert case.input[0].payload in values
+    assert case.expect == {"water": [row]}
+
+
+@pytest.mark.parametrize(("topic", "name"), [("source", "records"), ("Plant-1", "plant_1"), ("7", "records")])
+def test_the_name_of_the_step_for_a_topic(topic: str, name: str) -> None:
+    assert files._step_name(topic) == name
 
 
 def test_the_columns_of_the_newest_records_of_kafka(

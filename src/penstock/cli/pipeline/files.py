@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import textwrap
@@ -20,7 +21,7 @@ from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.runtime.io.process_end import end_at_sigterm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from penstock.pipelines.ledger.plan_changes import PlanChange
     from penstock.pipelines.spec.inference import InferredSchema
@@ -81,8 +82,7 @@ steps:
   # Parse the payload into columns, inferred from {samples} records. Invalid records become dead letters.
 {notes}  - name: {name}
     parse:
-      schema: >-
-{columns}
+      schema: {columns}
 
 sinks:
   # Write each row exactly once.
@@ -226,24 +226,52 @@ def _of_topic(file: Path, name: str, topic: str, master: MasterOptions) -> tuple
         samples=found.samples,
         notes="".join(f"{line}\n" for text in notes for line in _as_comment(text)),
         name=step,
-        columns=textwrap.indent(",\n".join(column.ddl(nullable=False) for column in found.columns), " " * 8),
+        columns=_schema_as_yaml([column.ddl(nullable=False) for column in found.columns]),
     )
     options = master.spark_options()
-    source: dict[str, object] = {"topics": [topic], "options": options} if options else {"topics": [topic]}
-    # JSON is YAML; the variable in it is replaced when the file is read.
-    source["master"] = f"${{PENSTOCK_TUBE_MASTER:-{master.tube_master}}}"
+    source = {
+        "topics": _as_yaml([topic]),
+        **({"options": _as_yaml(options)} if options else {}),
+        "master": json.dumps(f"${{PENSTOCK_TUBE_MASTER:-{master.tube_master}}}"),
+    }
     broker = local_addresses({}, {"broker": False}).get("broker", DEFAULT)
-    store = {"broker": f"${{PENSTOCK_BROKER:-{broker}}}"}
+    store = {"broker": json.dumps(f"${{PENSTOCK_BROKER:-{broker}}}")}
     if master.username is not None:
-        store |= {"username": master.username, "password_file": str(master.password_file)}
+        store |= {"username": _as_yaml(master.username), "password_file": _as_yaml(str(master.password_file))}
     text = _FILE.format(
-        file=file, name=name, source=f"source: {json.dumps(source)}\n", rest=steps, statestore=json.dumps(store),
+        file=file, name=name, source=f"source: {_yaml_mapping(source)}\n", rest=steps, statestore=_yaml_mapping(store),
         dead_letters=f"{step}_dead_letters",
     )  # fmt: skip
     good, row = _sample_row(samples, found)
-    return text, _CASES_OF_TOPIC.format(
-        file=file, name=step, good=json.dumps(good, ensure_ascii=False), row=json.dumps(row, ensure_ascii=False)
+    return text, _CASES_OF_TOPIC.format(file=file, name=step, good=_as_yaml(good), row=_as_yaml(row))
+
+
+def _as_yaml(value: object) -> str:
+    """Return ``value`` on one line; ``${`` in its texts, and characters that YAML does not permit, are escaped."""
+    if isinstance(value, dict):
+        return _yaml_mapping({_quoted(name): _as_yaml(inner) for name, inner in value.items()})
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    # Variables are replaced in values, not in keys.
+    return _quoted(value.replace("${", "$${")) if isinstance(value, str) else json.dumps(value)
+
+
+def _yaml_mapping(values: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{name}: {value}' for name, value in values.items())}}}"
+
+
+def _quoted(text: str) -> str:
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(
+        c if c.isprintable() else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in quoted
     )
+
+
+def _schema_as_yaml(columns: Sequence[str]) -> str:
+    """Return a schema with a column per line, or on one line if a name has characters that need an escape."""
+    if not all(column.isprintable() for column in columns):
+        return _as_yaml(", ".join(columns))
+    return ">-\n" + textwrap.indent(",\n".join(columns).replace("${", "$${"), " " * 8)
 
 
 def _inferred(samples: Iterable[tuple[str, str]], name: str, option: str) -> InferredSchema:
@@ -262,29 +290,46 @@ def _inferred(samples: Iterable[tuple[str, str]], name: str, option: str) -> Inf
 
 
 def _sample_row(samples: Sequence[tuple[str, str]], found: InferredSchema) -> tuple[str, dict[str, object]]:
-    """Return the newest sample that fits all columns, and its row, without values that are converted (times)."""
-    plain = {"STRING": str, "BIGINT": int, "BOOLEAN": bool, "DOUBLE": float}
+    """Return the newest sample that fits all columns, and its row, without values that may be converted (times).
+
+    The row is empty only if no sample has other values.
+    """
+    from penstock.spark.option_parsing import json_value
+
     types = {column.name: column.type for column in found.columns}
     needed = {column.name for column in found.columns if not column.nullable}
+    fitting: list[str] = []
     for _, text in reversed(samples):
         try:
-            value = json.loads(text)
+            value = json_value(text)
         except ValueError:
             continue
         if isinstance(value, dict) and needed <= value.keys():
-            row = {name: value.get(name) for name, kind in types.items() if type(value.get(name)) is plain.get(kind)}
+            row = {name: value[name] for name, kind in types.items() if _is_unchanged(value.get(name), kind)}
             if row:
                 return text, row
-    raise AssertionError("columns are inferred from samples")
+            fitting.append(text)
+    return fitting[0], {}
+
+
+def _is_unchanged(value: object, kind: str) -> bool:
+    """Whether a column of the type ``kind`` has the ``value`` of the JSON as it is."""
+    if type(value) is not {"STRING": str, "BIGINT": int, "BOOLEAN": bool, "DOUBLE": float}.get(kind):
+        return False
+    if isinstance(value, str):
+        return not any("\ud800" <= c <= "\udfff" for c in value)  # half of a pair, which UTF-8 cannot have
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _as_comment(text: str) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), 100, initial_indent="  # ", subsequent_indent="  # ")
+    shown = escape(" ".join(text.split()))
+    return textwrap.wrap(shown, 100, initial_indent="  # ", subsequent_indent="  # ")
 
 
 def _step_name(topic: str) -> str:
     """Return a name of a step for a topic."""
-    return re.sub(r"[^a-z0-9_]", "_", topic.lower()).lstrip("0123456789_")[:60] or "records"
+    name = re.sub(r"[^a-z0-9_]", "_", topic.lower()).lstrip("0123456789_")[:60]
+    return name if name not in {"", "source"} else "records"  # the single source has that name
 
 
 def _named_after(directory: Path) -> str:
