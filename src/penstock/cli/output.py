@@ -15,6 +15,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
@@ -65,12 +66,20 @@ def fold(first: str, text: str) -> str:
     """
     if not sys.stdout.isatty():
         return first + text
-    return first + _folded(text, _width(_COLOUR.sub("", first)))
+    return first + _folded(text, _width(_COLOUR.sub("", first)), _columns(sys.stdout))
 
 
-def _folded(text: str, indent: int) -> str:
+def _columns(stream: TextIO) -> int:
+    """Return the width of the terminal ``stream``; the one of ``shutil`` is that of standard output."""
+    with suppress(OSError, ValueError):
+        if not os.environ.get("COLUMNS"):
+            return os.get_terminal_size(stream.fileno()).columns or 80
+    return shutil.get_terminal_size().columns
+
+
+def _folded(text: str, indent: int, columns: int) -> str:
     whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
-    width = max(shutil.get_terminal_size().columns - indent, 40)
+    width = max(columns - indent, 40)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
     return f"\n{'':{indent}}".join(lines).replace("\0", " ")
 
@@ -218,17 +227,18 @@ def print_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str], *, a
 def note(text: str) -> None:
     """Print a note to standard error, on a terminal folded at its width; a line may begin with `why:` or `do:`."""
     if sys.stderr.isatty():
-        text = "\n".join(map(_folded_line, text.split("\n")))
+        columns = _columns(sys.stderr)
+        text = "\n".join(_folded_line(line, columns) for line in text.split("\n"))
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
-def _folded_line(line: str) -> str:
-    if _width(_COLOUR.sub("", line)) <= shutil.get_terminal_size().columns:
+def _folded_line(line: str, columns: int) -> str:
+    if _width(_COLOUR.sub("", line)) <= columns:
         return line
     label = _LABEL.match(line)
     first = "" if label is None else label[0]
-    return first + _folded(line[len(first) :], len(first) or 2)
+    return first + _folded(line[len(first) :], len(first) or 2, columns)
 
 
 class LiveTable:
@@ -285,7 +295,8 @@ def print_error(error: BaseException) -> None:
     if _json_errors:
         known = error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__}: {error}")
         shown_error = {"what": known.what, "why": known.why, "hint": known.hint}
-        note(json.dumps({"error": shown_error}, ensure_ascii=False))
+        sys.stderr.write(json.dumps({"error": shown_error}, ensure_ascii=False) + "\n")  # one line, not folded
+        sys.stderr.flush()
         return
     text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     red, plain = ("\x1b[31m", "\x1b[0m") if use_colour(sys.stderr) else ("", "")

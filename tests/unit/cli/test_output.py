@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import sys
+import termios
 
 import pytest
 
@@ -63,6 +66,26 @@ def test_notes_and_errors_are_folded_on_a_terminal_without_breaking_commands(mon
             ]
             assert lines[:2] == ["penstock: topic 'plant' does not exist at the master of", "  this node"]
         assert len(lines) == (5 if terminal.isatty() else 3)
+
+
+def test_an_error_in_json_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(output, "_json_errors", True)
+    monkeypatch.setenv("COLUMNS", "40")
+    output.print_error(UnavailableError("a long error " * 9, do="run `penstock up`"))
+    assert terminal.getvalue().count("\n") == 1
+    assert json.loads(terminal.getvalue())["error"]["what"] == "a long error " * 9
+
+
+def test_notes_have_the_width_of_the_terminal_of_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output may be a pipe."""
+    controller, name = pty.openpty()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with os.fdopen(controller, "rb"), os.fdopen(name, "w", encoding="utf-8") as terminal:
+        termios.tcsetwinsize(name, (24, 61))
+        assert output._columns(terminal) == 61
+        monkeypatch.setenv("COLUMNS", "50")
+        assert output._columns(terminal) == 50
 
 
 def test_the_same_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -783,6 +783,8 @@ def rejection(parse: Parse, payload: bytes) -> str | None:
         found = json.loads(payload)
     except ValueError:  # also invalid UTF-8
         return "it is not JSON"
+    except RecursionError:
+        return None
     if not isinstance(found, dict):
         return None if isinstance(found, list) else "it is not a JSON object"
     given = {name.lower() for name, value in found.items() if value is not None}

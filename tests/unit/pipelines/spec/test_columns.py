@@ -238,6 +238,7 @@ def test_an_unreadable_schema_is_the_only_reported_problem() -> None:
         (b"{", "it is not JSON"),
         (b"\xff{}", "it is not JSON"),
         (b"", "it is not JSON"),
+        (b"[" * 100_000, None),
     ],
 )
 def test_a_payload_that_a_parse_step_rejects(payload: bytes, why: str | None) -> None:
