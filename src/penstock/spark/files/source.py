@@ -181,7 +181,16 @@ class FileLog:
             log.write("".join(json.dumps(_stored(entry)) + "\n" for entry in entries).encode())
             log.flush()
             os.fsync(log.fileno())
+            if not self._size:
+                self._sync_name()
         return True
+
+    def _sync_name(self) -> None:
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def _lock(self, log: IO[bytes]) -> None:
         """Exclude other processes from ``log``, which would remove what this one appends after they have read it."""

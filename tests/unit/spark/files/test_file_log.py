@@ -99,6 +99,23 @@ def test_entries_already_read_are_not_read_again(tmp_path: Path) -> None:
     assert reader.entries() == []
 
 
+def test_the_name_of_a_new_log_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a loss of power could remove a log to which an offset refers."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    log = FileLog(tmp_path / "q.jsonl")
+    assert log.append([entry("a")])
+    assert synced == [log.path.stat().st_ino, tmp_path.stat().st_ino]
+    assert log.append([entry("b")])
+    assert synced[2:] == [log.path.stat().st_ino]
+
+
 def test_no_other_process_appends_between_the_check_and_the_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
