@@ -16,7 +16,7 @@ from penstock.cluster.watch import KeyWatch
 from penstock.errors import StorageError
 from penstock.runtime.io.commit_log import LogPosition
 
-__all__ = ["LogFollower"]
+__all__ = ["LOOK_S", "LogFollower"]
 
 LOOK_S = 1.0
 """Maximum seconds between two reads of the heads."""

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import CommitFrame
-from penstock.cluster.follow import LogFollower
+from penstock.cluster.follow import LOOK_S, LogFollower
 from penstock.cluster.log import LogKeys, MissingCommitsError, is_full, read_frames, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
@@ -212,7 +212,7 @@ class Standby:
                 if time.monotonic() - reported > 1:
                     is_reported = self._report_unless_full()
                     reported = time.monotonic()
-                found = self._follower.next(self.positions)
+                found = self._follower.next(self.positions, LOOK_S if self.has_read else 0.0)
                 self.has_read = True
                 for name, frames in found.items():
                     self._note_clock(frames[-1])

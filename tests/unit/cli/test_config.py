@@ -138,7 +138,11 @@ def test_a_configuration_that_a_node_would_refuse(penstock: Command, file: Path,
 def test_a_missing_extra_is_found_before_the_start(
     penstock: Command, file: Path, monkeypatch: pytest.MonkeyPatch, module: str, setting: str, extra: str
 ) -> None:
-    for importer in ("penstock.cluster.client", "penstock.runtime.observability.tracing"):
+    for importer in (
+        "penstock.cluster.client",
+        "penstock.cluster.grpc_import",
+        "penstock.runtime.observability.tracing",
+    ):
         monkeypatch.delitem(sys.modules, importer, raising=False)
     monkeypatch.setattr(logs, "configure", lambda *_: None)  # for the whole process
     file.write_text(f"{setting}\n", encoding="utf-8")

@@ -83,7 +83,7 @@ class ScriptedFollower:
         self.found = found
         self.steps = steps
 
-    def next(self, _applied: Mapping[str, LogPosition]) -> dict[str, list[CommitFrame]]:
+    def next(self, _applied: Mapping[str, LogPosition], _wait_s: float) -> dict[str, list[CommitFrame]]:
         step = self.steps.pop(0)
         if not self.steps:
             self.found[0]._closed.set()
