@@ -552,7 +552,8 @@ def _inside(
     """Return the command that enters a root and runs ``command`` there as ``user``, with this environment only."""
     variables = [f"{name}={value}" for name, value in environment.items()]
     uid, gid = user.split(":")
-    identity = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", *setpriv]
+    # The signal of unshare's --kill-child, which the kernel forgets when a process changes its user.
+    identity = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--pdeathsig=keep", *setpriv]
     return [*enter, "/usr/bin/env", "-i", f"--chdir={folder}", *variables, *identity, *command]
 
 

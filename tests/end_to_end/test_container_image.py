@@ -10,6 +10,7 @@ what the files say.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers import Container, ImageBuilder, new_volume, require_namespaces, run_once
+from tests.end_to_end.nodes import wait_until
 from tests.unit.deploy.test_container import CONTAINERFILE, DEPLOY, ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(5_400)]
@@ -28,6 +30,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 PAGE = (ROOT / "docs" / "operations" / "deploy.md").read_text(encoding="utf-8")
 PASSWORD = "not-a-secret"
 CLIENT = {"PENSTOCK_USERNAME": "edge", "PENSTOCK_PASSWORD_FILE": "/etc/penstock/edge.password"}
+SLEEPING = b"sleep\x0086399\x00"
 LISTENING = """
 import socket, sys
 for port in sys.argv[1:]:
@@ -126,3 +129,30 @@ def test_a_failed_instruction_is_reported_and_leaves_nothing(tmp_path: Path) -> 
     text = "ARG PYTHON=python:3.11-slim-bookworm\nFROM ${PYTHON} AS one\nRUN echo before && mount && false\n"
     with pytest.raises(RuntimeError, match=r"one: exit status 1\n(.*\n)+before\n(.*\n)*overlay on / type overlay"):
         ImageBuilder(text, ROOT, tmp_path).build("one")
+
+
+def is_sleeping() -> bool:
+    """Whether the process of the next test runs, anywhere on the machine."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if path.read_bytes() == SLEEPING:
+                return True
+    return False
+
+
+def test_a_container_ends_with_its_test(tmp_path: Path) -> None:
+    """Also as another user than root: the kernel forgets --kill-child when a process changes its user."""
+    text = """
+FROM python:3.11-slim-bookworm AS one
+USER 10001:10001
+VOLUME /var/lib
+HEALTHCHECK --timeout=5s CMD ["true"]
+ENTRYPOINT ["sleep"]
+CMD ["86399"]
+"""
+    image = ImageBuilder(text, ROOT, tmp_path).build("one")
+    (tmp_path / "container").mkdir()
+    with Container(image, tmp_path / "container", new_volume(image, tmp_path / "volume"), {}) as container:
+        container.start(name="penstock").wait_until_healthy()
+        assert is_sleeping()
+    wait_until(lambda: not is_sleeping(), "the process continues")
