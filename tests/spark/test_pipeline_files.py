@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable
 
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.spark.files.object_storage import ObjectPath, storage_path
+from tests.object_storage import ObjectStorage
 from tests.spark.pipelines import Setup
 
 FILE = """\
@@ -70,3 +72,28 @@ def test_each_batch_is_a_file_that_other_programs_read(setup_of: Callable[..., S
     assert [account.off for account in accounts] == [(), ()]
     sums = [setup.ledger.counts(sink) for sink in ("json", "csv")]
     assert [(s.read, s.out, s.dead) for s in sums] == [(9, 8, 1)] * 2
+
+
+IN_BUCKET = """\
+name: {{name}}
+source: {{{{topics: ["{{topic}}"], master: "{{master}}"}}}}
+statestore: {{{{broker: "{{broker}}"}}}}
+steps:
+  - name: rows
+    parse: {{{{schema: "n INT NOT NULL"}}}}
+sinks:
+  - name: json
+    files: {{{{path: "{url}", endpoint: "{endpoint}"}}}}
+"""
+
+
+def test_files_in_a_bucket_need_no_jars(setup_of: Callable[..., Setup], object_storage: ObjectStorage) -> None:
+    setup = setup_of(IN_BUCKET.format(url=object_storage.url, endpoint=object_storage.endpoint))
+    setup.send(b'{"n": 1}', b'{"n": 2}')
+    setup.run()
+    setup.forget_the_last_data("json")
+    setup.run()
+    out = storage_path(object_storage.url)
+    assert isinstance(out, ObjectPath)
+    (name,) = out.names()
+    assert sorted((out / name).read_bytes().splitlines()) == [b'{"n":1}', b'{"n":2}']

@@ -487,7 +487,8 @@ class SinkWriter:
 
     def _write_staged(self, spark: SparkSession, sink: Sink, batch: int, staged: WrittenFiles) -> int:
         if not staged.rows:
-            return 0
+            # A file of an earlier attempt, which had rows, may not have its name yet.
+            return 0 if sink.files is None else self.write(sink, SinkBatch(batch, spark.range(0), 0))
         rows = spark.read.parquet(*(spark_path(staged.attempt / name) for name in staged.names))
         if sink.table is not None:
             return self.write_table(sink, batch, rows, staged.rows)

@@ -1,18 +1,20 @@
 """Files of JSON or CSV for other programs: each batch with rows is one file, which appears whole and once.
 
     <path>/<pipeline>-<sink>-<query>-<batch>.json       the rows of a batch
-    <path>/.penstock/<sink>-<batch>-<id>/               files of one attempt to write a batch, under hidden names
+    <path>/.penstock/<query>-<sink>-<batch>-<id>/       files of one attempt to write a batch
     <state>/file_batches/<sink>/<query>-<batch>.json    the attempt that is the file of a batch, and its rows
 
 A program may take a file away as soon as it appears, so the directory cannot tell whether a batch was written. An
 attempt is therefore noted in the state directory before its file is moved: the first note is valid, and a batch that
 has one moves the file of this attempt, if that has not happened yet, and writes nothing.
+
+With a path in a bucket, where there is no rename, the attempts are below ``<state>/file_batches/<sink>``: Spark writes
+to the state directory without further jars. The driver copies the file.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,7 +37,7 @@ from penstock.pipelines.state_dir.layout import (
     sync_file,
 )
 from penstock.pipelines.steps.expressions import quoted_column
-from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors, open_input, spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,17 +49,22 @@ ATTEMPTS = ".penstock"
 KEPT_NOTES = 100
 """Number of batches whose notes are kept. A run that was paused between two calls, and has lost its lease, finds them;
 it can be further behind only if 100 batches were written in this pause."""
+_BLOCK_BYTES = 8 << 20
 _NOTE = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)\.json")
 
 
 class _Note(NamedTuple):
-    """The attempt whose file is that of a batch: the directory of the attempt, the names of the file in it and as it
-    appears, and the number of rows."""
+    """The attempt whose file is that of a batch: the name of its directory, the names of the file in it and as it
+    appears, and the number of rows.
+
+    ``path``: the directory of the files then, another one than now if the pipeline file has changed; empty: a bucket.
+    """
 
     attempt: str
     written: str
     name: str
     rows: int
+    path: str
 
 
 class FileBatches:
@@ -71,7 +78,8 @@ class FileBatches:
         self.path = path if isinstance(path, ObjectPath) else path.absolute()
         self._pipeline, self._sink = name
         self._query = query
-        self._notes = file_batches(state, self._sink)
+        notes = file_batches(state, self._sink)
+        self._notes = notes if isinstance(notes, ObjectPath) else notes.absolute()
         self._suffix = suffix
 
     def write(self, batch: int, count: int, write: Callable[[StoragePath], None]) -> int:
@@ -90,42 +98,64 @@ class FileBatches:
         return found.rows
 
     def _attempt(self, batch: int, count: int, write: Callable[[StoragePath], None], note: StoragePath) -> _Note:
-        attempt = self.path / ATTEMPTS / f"{self._sink}-{batch}-{uuid.uuid4().hex[:12]}"
-        if not isinstance(attempt, ObjectPath):
-            make_directory(attempt.parent)
-        write(attempt)
-        written = [name for name in _names(attempt) if name.endswith(self._suffix)]
-        if len(written) != 1:
-            raise StorageError(
-                f"sink {self._sink!r}: batch {batch} was written as {len(written)} files instead of one",
-                path=str(attempt),
-            )
-        _sync(attempt, written[0])
+        path = "" if isinstance(self.path, ObjectPath) else str(self.path)
+        attempts = self._attempts(path)
+        attempt = attempts / f"{self._query}-{self._sink}-{batch}-{uuid.uuid4().hex[:12]}"
+        if not isinstance(attempts, ObjectPath):
+            make_directory(attempts)
+        try:
+            write(attempt)
+            written = [name for name in _names(attempt) if name.endswith(self._suffix)]
+            if len(written) != 1:
+                raise StorageError(
+                    f"sink {self._sink!r}: batch {batch} was written as {len(written)} files instead of one",
+                    path=str(attempt),
+                )
+            _sync(attempt, written[0])
+        except Exception:
+            # A batch is repeated until it succeeds: the attempts would fill a disk.
+            remove_tree(attempt)
+            raise
         # A query is recognized by a few of its digits: files of another checkpoint are not replaced.
         name = f"{self._pipeline}-{self._sink}-{self._query[:8]}-{batch:010}{self._suffix}"
-        mine = _Note(attempt.name, written[0], name, count)
+        mine = _Note(attempt.name, written[0], name, count, path)
         create_json(note, mine._asdict())
         found = _read(note)
         assert found is not None
         if found != mine:
             # A later run has noted its attempt: this run was paused and has lost its lease.
-            _remove(attempt)
+            remove_tree(attempt)
+        else:
+            self._remove_attempts(attempts, batch, mine)
         return found
+
+    def _attempts(self, path: str) -> StoragePath:
+        """Return the directory of the attempts to write files to the directory ``path``; empty: to a bucket."""
+        return Path(path) / ATTEMPTS if path else self._notes
+
+    def _remove_attempts(self, attempts: StoragePath, batch: int, noted: _Note) -> None:
+        """Remove the attempts up to ``batch``, in which runs were killed, or could not make the note.
+
+        The file of an earlier batch was moved before this batch began. In a bucket they stay.
+        """
+        names = re.compile(re.escape(f"{self._query}-{self._sink}-") + "([0-9]+)-[0-9a-f]{12}")
+        for match in listed(attempts, names):
+            if int(match[1]) <= batch and match[0] != noted.attempt:
+                remove_tree(attempts / match[0])
 
     def _place(self, found: _Note) -> None:
         """Give the file of the attempt its name, unless this was done before."""
-        attempt = self.path / ATTEMPTS / found.attempt
-        file, target = attempt / found.written, self.path / found.name
-        if isinstance(file, ObjectPath):
-            assert isinstance(target, ObjectPath)
-            if file.exists():
-                file.copy(target)
-        else:
-            assert isinstance(target, Path)
+        attempt = self._attempts(found.path) / found.attempt
+        file = attempt / found.written
+        if found.path:
+            assert isinstance(file, Path)
+            target = Path(found.path) / found.name
             with suppress(FileNotFoundError):
                 file.rename(target)
             sync_directory(target.parent)
-        _remove(attempt)
+        elif file.exists():
+            _copy(file, self.path / found.name)
+        remove_tree(attempt)
 
     def _forget(self, newest: int) -> None:
         """Remove the notes of the batches up to ``newest``, and those of other checkpoints."""
@@ -140,7 +170,8 @@ def _read(note: StoragePath) -> _Note | None:
     except FileNotFoundError:
         return None
     try:
-        return _Note(str(value["attempt"]), str(value["written"]), str(value["name"]), int(value["rows"]))
+        texts = {name: str(value[name]) for name in ("attempt", "written", "name", "path")}
+        return _Note(rows=int(value["rows"]), **texts)
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{note} is not the note of a file: {error!r}", path=str(note)) from error
 
@@ -160,11 +191,20 @@ def _sync(attempt: StoragePath, name: str) -> None:
     sync_directory(attempt.parent)
 
 
-def _remove(attempt: StoragePath) -> None:
-    if isinstance(attempt, ObjectPath):
-        remove_tree(attempt)
-    else:
-        shutil.rmtree(attempt, ignore_errors=True)
+def _copy(file: StoragePath, target: StoragePath) -> None:
+    """Copy ``file`` to ``target``, which appears whole; ``target`` is a local one only if the path was in a bucket."""
+    with object_storage_errors(file), open_input(file) as source:
+        blocks = iter(lambda: source.read(_BLOCK_BYTES), b"")
+        if isinstance(target, ObjectPath):
+            target.write_blocks(blocks)
+            return
+        make_directory(target.parent)
+        hidden = target.with_name(f".{target.name}")
+        with hidden.open("wb") as made:
+            made.writelines(blocks)
+        sync_file(hidden)
+        hidden.replace(target)
+        sync_directory(target.parent)
 
 
 def write_lines(rows: DataFrame, sink: FilesSink, directory: StoragePath) -> None:

@@ -26,6 +26,7 @@ from penstock.pipelines.spec.sources import (
     SOURCE,
     TUBE_FORMATS,
     DeltaSource,
+    FilesSource,
     KafkaSource,
     MqttSource,
     Source,
@@ -38,6 +39,7 @@ from penstock.pipelines.spec.steps import CLOUDEVENT_ATTRIBUTES, Enrich, Parse, 
 from penstock.pipelines.spec.values import (
     BROKER_VARIABLE,
     MASTER_VARIABLE,
+    is_uri,
     late_of,
     lease_key,
     place_of,
@@ -540,6 +542,17 @@ def _same_table(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
+def _reads_file(source: str, directory: str, name: str) -> bool:
+    """Return True if a source with the path or glob ``source`` reads the file ``name`` in ``directory``."""
+    if is_uri(directory):
+        return False
+    place = Path(os.path.realpath(directory))
+    if os.path.realpath(source) == str(place):
+        return True
+    head, pattern = os.path.split(source)
+    return (place / name).match(os.path.join(os.path.realpath(head), pattern))  # noqa: PTH118 - a glob
+
+
 def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
     """Yield problems of sinks that send messages."""
     for index, sink in enumerate(pipeline.sinks):
@@ -563,6 +576,13 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
             yield Problem(
                 (*where, "path"), sink.table.path, "expected another table: the pipeline would read what it writes"
             )
+        if sink.files is not None and any(
+            _reads_file(source.path, sink.files.path, f"{pipeline.name}-{sink.name}-0-0{sink.files.suffix}")
+            for source in pipeline.inputs.values()
+            if isinstance(source, FilesSource)
+        ):
+            expected = "expected another directory: the pipeline would read what it writes"
+            yield Problem((*where, "path"), sink.files.path, expected)
         if sink.mqtt is not None:
             yield from _mqtt(sink.mqtt, where)
             yield from _named(sink.mqtt.properties, (*where, "properties"))

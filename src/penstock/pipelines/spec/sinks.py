@@ -662,8 +662,9 @@ class FilesSink(Part):
             raise ValueError(f"{error.what}; {error.do}") from None
         if self.format != "csv" and {"header", "delimiter"} & self.model_fields_set:
             raise ValueError("expected header and delimiter only with `format: csv`")
-        if len(set(self.columns)) < len(self.columns):
-            raise ValueError("expected different columns")
+        # Spark compares names of columns case-insensitively.
+        if len({name.lower() for name in self.columns}) < len(self.columns):
+            raise ValueError("expected different columns, in any case")
         return self
 
 

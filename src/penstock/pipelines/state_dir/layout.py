@@ -14,7 +14,7 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 <state>/ledger/<sink>/closed/           those of older batches, many together (``ledger``)
 <state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
 <state>/files/<sink>-<source>.jsonl     files that a query has found, in order
-<state>/file_batches/<sink>/              files of the newest batches (``sinks/files``)
+<state>/file_batches/<sink>/            notes of the files of the newest batches (``sinks/files``)
 <state>/clocks/<sink>-<source>.json     start of a source that generates records
 <state>/inbox/<source>/                 dead letters of files, to be read again
 <state>/shapes/<sink>.json              properties on which the checkpoint of the query depends

@@ -171,6 +171,13 @@ class ObjectPath:
         with _object_errors(self):
             obstore.put(self._store, self.key, data, use_multipart=False)
 
+    def write_blocks(self, blocks: Iterator[bytes]) -> None:
+        """Create the object from ``blocks``, or replace it; it appears whole, after the last block."""
+        import obstore
+
+        with _object_errors(self):
+            obstore.put(self._store, self.key, blocks)
+
     def create(self, data: bytes) -> bool:
         """Create the object unless it exists; return True if it has the contents ``data`` because of this call.
 
@@ -220,14 +227,6 @@ class ObjectPath:
                 except FileNotFoundError:
                     return False
         return True
-
-    def copy(self, target: ObjectPath) -> None:
-        """Copy the object to ``target``, in the same bucket; its contents stay in the storage."""
-        import obstore
-
-        assert target.bucket == self.bucket
-        with _object_errors(self):
-            obstore.copy(self._store, self.key, target.key)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove the object. One that does not exist is no error (``missing_ok``, as of S3)."""

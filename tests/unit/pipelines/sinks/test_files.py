@@ -32,9 +32,7 @@ def text(number: int) -> Callable[[StoragePath], None]:
     """Return a function that writes one file, as Spark does, with ``number``."""
 
     def write(attempt: StoragePath) -> None:
-        if isinstance(attempt, ObjectPath):
-            (attempt / "part-0.json").write_bytes(str(number).encode())
-            return
+        assert isinstance(attempt, Path), "Spark may not have the jars of s3a"
         attempt.mkdir(parents=True)
         (attempt / "_SUCCESS").touch()
         (attempt / "part-0.json").write_text(str(number))
@@ -104,6 +102,53 @@ def test_notes_of_old_batches_and_other_checkpoints_are_removed(
 def test_an_attempt_without_a_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="sink 's': batch 0 was written as 0 files instead of one"):
         files_of(tmp_path / "out", tmp_path / "state").write(0, 1, lambda path: Path(str(path)).mkdir(parents=True))
+
+
+def test_a_file_appears_although_the_path_was_changed_after_a_crash(tmp_path: Path) -> None:
+    before, after, state = tmp_path / "before", tmp_path / "after", tmp_path / "state"
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(FileBatches, "_place", crash)
+        with pytest.raises(PowerLoss):
+            files_of(before, state).write(0, 2, text(1))
+    assert files_of(after, state).write(0, 3, text(2)) == 2
+    assert files_of(after, state).write(1, 1, text(3)) == 1
+    # The batch was begun for this directory.
+    assert seen(before) == {"p-s-0f3e9a1c-0000000000.json": "1"}
+    assert seen(after) == {"p-s-0f3e9a1c-0000000001.json": "3"}
+
+
+def test_failed_attempts_do_not_fill_the_disk(tmp_path: Path) -> None:
+    out, state = tmp_path / "out", tmp_path / "state"
+
+    def broken(attempt: StoragePath) -> None:
+        text(0)(attempt)
+        raise StorageError("no space left", path="out")
+
+    for fault in (broken, text(0)):
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(module, "create_json", fail_to_write)
+            for _ in range(3):
+                with pytest.raises(StorageError):
+                    files_of(out, state).write(0, 1, fault)
+    # Without a note an attempt may be the file of the batch: the answer to the request may be lost.
+    assert len(list((out / ".penstock").iterdir())) == 3
+    # Another sink and another pipeline have attempts in this directory.
+    others = [FileBatches(out, ("p", "s-0"), QUERY, state, ".json"), files_of(out, tmp_path / "other", "1111-0000")]
+    for other in others:
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(FileBatches, "_place", crash)
+            with pytest.raises(PowerLoss):
+                other.write(0, 1, text(4))
+    assert files_of(out, state).write(0, 1, text(1)) == 1
+    assert len(list((out / ".penstock").iterdir())) == 2
+    for other in others:
+        assert other.write(0, 1, text(5)) == 1
+    assert sorted(seen(out).values()) == ["1", "4", "4"]
+    assert list((out / ".penstock").iterdir()) == []
+
+
+def fail_to_write(*_: object) -> None:
+    raise StorageError("no space left", path="state")
 
 
 class PowerLoss(BaseException):
@@ -188,7 +233,7 @@ def test_a_file_in_a_bucket_appears_once(object_storage: ObjectStorage, tmp_path
     assert isinstance(out, ObjectPath)
     name = "p-s-0f3e9a1c-0000000000.json"
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(ObjectPath, "copy", crash)
+        patches.setattr(ObjectPath, "write_blocks", crash)
         with pytest.raises(PowerLoss):
             files_of(out, tmp_path / "state").write(0, 2, text(1))
     assert out.names() == []
@@ -201,6 +246,15 @@ def test_a_file_in_a_bucket_appears_once(object_storage: ObjectStorage, tmp_path
     assert out.names() == []
 
 
+def test_a_file_appears_in_a_directory_that_replaces_a_bucket(object_storage: ObjectStorage, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(ObjectPath, "write_blocks", crash)
+        with pytest.raises(PowerLoss):
+            files_of(storage_path(f"{object_storage.url}/out"), tmp_path / "state").write(0, 2, text(1))
+    assert files_of(tmp_path / "out", tmp_path / "state").write(0, 3, text(2)) == 2
+    assert seen(tmp_path / "out") == {"p-s-0f3e9a1c-0000000000.json": "1"}
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -208,7 +262,7 @@ def test_a_file_in_a_bucket_appears_once(object_storage: ObjectStorage, tmp_path
         ({"path": "s3://"}, "bucket"),
         ({"path": "out", "region": "eu-west-1"}, "expected endpoint and region only with `path: s3://bucket/key`"),
         ({"path": "out", "header": False}, "expected header and delimiter only with `format: csv`"),
-        ({"path": "out", "columns": ["a", "a"]}, "expected different columns"),
+        ({"path": "out", "columns": ["a", "A"]}, "expected different columns, in any case"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], expected: str) -> None:
@@ -222,3 +276,28 @@ def test_columns_without_a_form_in_csv_are_refused_before_the_start() -> None:
     with pytest.raises(ConfigError, match=r"tags is ARRAY<STRING>: convert it, or use `format: json`"):
         parse(head + sink % "")
     assert parse(head + sink % ", columns: [x]").sinks[0].files is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("out", True),
+        ("./out/*.json", True),
+        ("*/p-*", True),
+        ("out/*.csv", False),
+        ("in/*.json", False),
+        ("out/*/*.json", False),
+    ],
+)
+def test_a_pipeline_that_would_read_what_it_writes_is_refused(source: str, *, reads: bool) -> None:
+    text = f"""
+name: p
+source: {{format: files, path: "{source}"}}
+steps: [{{name: a, parse: {{schema: x INT}}}}]
+sinks: [{{name: s, files: {{path: out}}}}]
+"""
+    if not reads:
+        assert parse(text).sinks[0].files is not None
+        return
+    with pytest.raises(ConfigError, match="expected another directory: the pipeline would read what it writes"):
+        parse(text)
