@@ -6,8 +6,13 @@ import csv
 import gzip
 import json
 from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.sinks.files import write_lines
+from penstock.pipelines.spec.sinks import FilesSink
 from penstock.spark.files.object_storage import ObjectPath, storage_path
 from tests.object_storage import ObjectStorage
 from tests.spark.pipelines import Setup
@@ -97,3 +102,11 @@ def test_files_in_a_bucket_need_no_jars(setup_of: Callable[..., Setup], object_s
     assert isinstance(out, ObjectPath)
     (name,) = out.names()
     assert sorted((out / name).read_bytes().splitlines()) == [b'{"n":1}', b'{"n":2}']
+
+
+def test_a_null_in_the_only_column_of_csv_is_a_line(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("a",), (None,), ("",), ("b\r",)], "text STRING")
+    write_lines(rows.coalesce(1), FilesSink(path="out", format="csv"), tmp_path / "out")
+    (file,) = (tmp_path / "out").glob("*.csv")
+    with file.open(encoding="utf-8", newline="") as lines:
+        assert list(csv.reader(lines)) == [["text"], ["a"], [""], [""], ["b\r"]]

@@ -214,6 +214,9 @@ def write_lines(rows: DataFrame, sink: FilesSink, directory: StoragePath) -> Non
     if sink.order_by is not None:
         lines = lines.sortWithinPartitions(quoted_column(sink.order_by))
     writer = lines.select(*map(quoted_column, names)).write.format(sink.format).options(**sink.spark_options)
+    if sink.format == "csv" and len(names) == 1:
+        # The line of a null would be empty, and Spark leaves it out.
+        writer = writer.option("nullValue", '""')
     writer.save(spark_path(directory))
 
 

@@ -662,6 +662,9 @@ class FilesSink(Part):
             raise ValueError(f"{error.what}; {error.do}") from None
         if self.format != "csv" and {"header", "delimiter"} & self.model_fields_set:
             raise ValueError("expected header and delimiter only with `format: csv`")
+        if self.delimiter in '"\\\r\n\0':
+            # Fields could not be told apart; a backslash begins an escape sequence in Spark's option.
+            raise ValueError(f"expected a delimiter other than {self.delimiter!r}")
         # Spark compares names of columns case-insensitively.
         if len({name.lower() for name in self.columns}) < len(self.columns):
             raise ValueError("expected different columns, in any case")

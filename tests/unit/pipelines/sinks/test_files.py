@@ -262,6 +262,10 @@ def test_a_file_appears_in_a_directory_that_replaces_a_bucket(object_storage: Ob
         ({"path": "s3://"}, "bucket"),
         ({"path": "out", "region": "eu-west-1"}, "expected endpoint and region only with `path: s3://bucket/key`"),
         ({"path": "out", "header": False}, "expected header and delimiter only with `format: csv`"),
+        *(
+            ({"path": "out", "format": "csv", "delimiter": each}, "expected a delimiter other than")
+            for each in '"\\\r\n'
+        ),
         ({"path": "out", "columns": ["a", "A"]}, "expected different columns, in any case"),
     ],
 )
