@@ -188,7 +188,10 @@ class Observations:
         if not observed.prefix:
             # The current entry is the reference for differences after a reconnect.
             known, entry = observed.version, await self._read(observed.key)
-            observed.compare(entry)
+            if entry is not None or observed.version == known:
+                observed.compare(entry)
+            # Otherwise a change was reported during the GET. The answer that the key is missing has no version; it is
+            # the older one, or a deletion that was reported, too.
             whole = entry is not None and entry.version == known
         else:
             if again:

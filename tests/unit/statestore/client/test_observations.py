@@ -14,6 +14,7 @@ from penstock.statestore.client.requests import RequestSender
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.engine.record import Change as Written
 from penstock.statestore.engine.record import Record
+from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc, parse
 
 OK = (b"+OK\r\n", Hlc(10, 0, "store"))
@@ -51,6 +52,44 @@ async def test_an_observation_of_a_single_key_starts_with_its_value() -> None:
     store = Store()
     async with store.observations.observe(b"line/1") as changes:
         assert changes.entry == store.entry
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await anext(aiter(changes))
+
+
+class ChangedBehindTheRead(Store):
+    """The key is missing at each GET, and is set before whoever waits for the answer goes on; does not resume."""
+
+    async def call(self, words: list[bytes], **_: object) -> tuple[bytes, Hlc]:
+        if b"AFTER" in words:
+            raise InvalidRequestError("no such option", text="syntax error")
+        return OK
+
+    async def read(self, key: bytes) -> Entry | None:  # type: ignore[override]
+        change = Written(key, Record(key, b"new", self.entry.version), self.entry.version)
+        self.observations.receive_notification(notification(change, "me", SDK))
+        return None
+
+
+async def test_a_change_right_after_the_answer_that_the_key_is_missing_is_the_entry() -> None:
+    store = ChangedBehindTheRead()
+    async with store.observations.observe(b"line/1") as changes:
+        assert changes.entry == store.entry
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await anext(aiter(changes))
+
+
+async def test_it_is_no_deletion_after_a_reconnect() -> None:
+    store = ChangedBehindTheRead()
+    async with store.observations.observe(b"line/1") as changes:
+        store.entry = Entry(b"newer", Hlc(12, 0, "store"))
+        await store.observations.restore()
+        assert changes.entry is not None
+        assert changes.entry.version == store.entry.version
+        async with asyncio.timeout(60):
+            change = await anext(aiter(changes))
+        assert (change.operation, change.version) == ("SET", store.entry.version)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await anext(aiter(changes))
