@@ -368,6 +368,8 @@ async def test_the_keyboard_reaches_pages_filter_rows_and_help(node: Node) -> No
         await expect(page.get_by_role("heading", name="lake", level=1)).to_be_visible()
         await page.keyboard.press("g")
         await page.keyboard.press("t")
+        # The page of the group has links to the topic, too.
+        await expect(page.get_by_role("heading", name="Topics", level=1)).to_be_visible()
         await expect(page.get_by_role("link", name="water")).to_be_visible()
         await page.keyboard.press("/")
         await page.keyboard.type("gt?")  # no shortcut inside an input
