@@ -27,8 +27,8 @@ from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.rows import data_columns
 from penstock.pipelines.spec.sinks import FilesSink
 from penstock.pipelines.state_dir.layout import (
-    create_json,
     file_batches,
+    first_json,
     listed,
     make_directory,
     read_json,
@@ -70,7 +70,8 @@ class _Note(NamedTuple):
 class FileBatches:
     """The files of one sink in the directory ``path``.
 
-    ``name``: of the pipeline and the sink, ``query``: the id in the checkpoint; ``notes``: the directory of the notes.
+    ``name``: of the pipeline and the sink, ``query``: the id in the checkpoint; ``state``: the state
+    directory, which has the notes.
     """
 
     def __init__(self, path: StoragePath, name: tuple[str, str], query: str, state: StoragePath, suffix: str) -> None:
@@ -105,7 +106,7 @@ class FileBatches:
             make_directory(attempts)
         try:
             write(attempt)
-            written = [name for name in _names(attempt) if name.endswith(self._suffix)]
+            written = [match[0] for match in listed(attempt, re.compile(f"part-.*{re.escape(self._suffix)}"))]
             if len(written) != 1:
                 raise StorageError(
                     f"sink {self._sink!r}: batch {batch} was written as {len(written)} files instead of one",
@@ -119,9 +120,7 @@ class FileBatches:
         # A query is recognized by a few of its digits: files of another checkpoint are not replaced.
         name = f"{self._pipeline}-{self._sink}-{self._query[:8]}-{batch:010}{self._suffix}"
         mine = _Note(attempt.name, written[0], name, count, path)
-        create_json(note, mine._asdict())
-        found = _read(note)
-        assert found is not None
+        found = _parsed(note, first_json(note, mine._asdict()))
         if found != mine:
             # A later run has noted its attempt: this run was paused and has lost its lease.
             remove_tree(attempt)
@@ -166,20 +165,17 @@ class FileBatches:
 
 def _read(note: StoragePath) -> _Note | None:
     try:
-        value: dict[str, Any] = read_json(note)
+        return _parsed(note, read_json(note))
     except FileNotFoundError:
         return None
+
+
+def _parsed(note: StoragePath, value: dict[str, Any]) -> _Note:
     try:
         texts = {name: str(value[name]) for name in ("attempt", "written", "name", "path")}
         return _Note(rows=int(value["rows"]), **texts)
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{note} is not the note of a file: {error!r}", path=str(note)) from error
-
-
-def _names(directory: StoragePath) -> list[str]:
-    if isinstance(directory, ObjectPath):
-        return directory.names()
-    return [path.name for path in directory.iterdir()]
 
 
 def _sync(attempt: StoragePath, name: str) -> None:

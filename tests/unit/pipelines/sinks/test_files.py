@@ -126,7 +126,7 @@ def test_failed_attempts_do_not_fill_the_disk(tmp_path: Path) -> None:
 
     for fault in (broken, text(0)):
         with pytest.MonkeyPatch.context() as patches:
-            patches.setattr(module, "create_json", fail_to_write)
+            patches.setattr(module, "first_json", fail_to_write)
             for _ in range(3):
                 with pytest.raises(StorageError):
                     files_of(out, state).write(0, 1, fault)
