@@ -79,7 +79,7 @@ from penstock.pipelines.steps.expressions import (
 )
 from penstock.pipelines.steps.joins import LATE, OUTCOME
 from penstock.pipelines.steps.registry import UNKNOWN_SCHEMA
-from penstock.spark.files.object_storage import ObjectPath, StoragePath, spark_path
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, absolute_path, spark_path
 from penstock.spark.kafka.writes import TopicBatch
 from penstock.spark.kafka.writes import check_topic as check_kafka_topic
 from penstock.spark.mqtt.source import check_broker
@@ -352,8 +352,7 @@ class Targets:
 
     def staged(self, sink: str) -> StoragePath:
         """Return a new directory for rows of one attempt on their way to ``sink``."""
-        found = layout.staged(self.state, sink) / uuid.uuid4().hex
-        return found if isinstance(found, ObjectPath) else found.absolute()
+        return absolute_path(layout.staged(self.state, sink) / uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, slots=True)

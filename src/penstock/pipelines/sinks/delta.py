@@ -61,6 +61,7 @@ from penstock.spark.files.delta_log import CHANGE_FEED, DeltaLog, lines, version
 from penstock.spark.files.object_storage import (
     ObjectPath,
     StoragePath,
+    absolute_path,
     object_storage_error,
     object_storage_errors,
 )
@@ -211,7 +212,7 @@ class DeltaWriter:
         change_data_feed: bool = False,
     ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
-        self.path = path = path if isinstance(path, ObjectPath) else path.absolute()
+        self.path = path = absolute_path(path)
         self._staging = staging
         self._change_data_feed = change_data_feed
         self.writer = writer

@@ -37,7 +37,14 @@ from penstock.pipelines.state_dir.layout import (
     sync_file,
 )
 from penstock.pipelines.steps.expressions import quoted_column
-from penstock.spark.files.object_storage import ObjectPath, StoragePath, object_storage_errors, open_input, spark_path
+from penstock.spark.files.object_storage import (
+    ObjectPath,
+    StoragePath,
+    absolute_path,
+    object_storage_errors,
+    open_input,
+    spark_path,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,11 +83,10 @@ class FileBatches:
 
     def __init__(self, path: StoragePath, name: tuple[str, str], query: str, state: StoragePath, suffix: str) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
-        self.path = path if isinstance(path, ObjectPath) else path.absolute()
+        self.path = absolute_path(path)
         self._pipeline, self._sink = name
         self._query = query
-        notes = file_batches(state, self._sink)
-        self._notes = notes if isinstance(notes, ObjectPath) else notes.absolute()
+        self._notes = absolute_path(file_batches(state, self._sink))
         self._suffix = suffix
 
     def write(self, batch: int, count: int, write: Callable[[StoragePath], None]) -> int:

@@ -31,7 +31,7 @@ from penstock.pipelines.sinks.delta import (
     without_bounds_of_floats,
 )
 from penstock.pipelines.state_dir.layout import locked
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, absolute_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -74,7 +74,7 @@ def maintain(
         PenstockError: another process maintains the table.
         StorageError: the table cannot be read or written.
     """
-    path = path if isinstance(path, ObjectPath) else path.absolute()
+    path = absolute_path(path)
     if not is_delta_table(path):
         raise ConfigError(f"{str(path)!r} is not a Delta table", option="path")
     with nullcontext() if isinstance(path, ObjectPath) else _locked(path):

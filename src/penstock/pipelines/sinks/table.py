@@ -49,7 +49,7 @@ from penstock.pipelines.state_dir.layout import (
     write_json,
 )
 from penstock.spark.files.delta_log import DeltaLog
-from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath, object_storage_errors
+from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath, absolute_path, object_storage_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,7 +99,7 @@ class Table:
         self, path: StoragePath, writer: str, query: str, staging: Callable[[], StoragePath] | None = None
     ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
-        self.path = path = path if isinstance(path, ObjectPath) else path.absolute()
+        self.path = path = absolute_path(path)
         self._staging = staging
         self.writer = writer
         self.query = query

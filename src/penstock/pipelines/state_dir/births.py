@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from penstock.errors import StorageError
 from penstock.pipelines.state_dir.layout import create_text, listed, sync_names
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.files.object_storage import StoragePath, absolute_path
 
 __all__ = ["Birth", "BirthLog", "MetricDefinition", "birth_directory"]
 
@@ -45,7 +45,7 @@ def birth_directory(checkpoint: StoragePath) -> StoragePath:
     It is absolute, because workers may have another working directory.
     """
     found = checkpoint / "births"
-    return found if isinstance(found, ObjectPath) else found.absolute()
+    return absolute_path(found)
 
 
 class MetricDefinition(NamedTuple):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from penstock.errors import StorageError
 from penstock.pipelines.spec.steps import Enrich
 from penstock.pipelines.state_dir.layout import create_bytes, listed, read_bytes, sync_names
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.files.object_storage import StoragePath, absolute_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,7 +160,7 @@ class ChangeFiles:
     """The files of one directory. ``directory`` is absolute, because workers may have another working directory."""
 
     def __init__(self, directory: StoragePath) -> None:
-        self.directory = directory if isinstance(directory, ObjectPath) else directory.absolute()
+        self.directory = absolute_path(directory)
 
     def names(self) -> list[str]:
         """Return the names of the files in the order in which they are read: the newest snapshot first."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import StorageError
 from penstock.pipelines.state_dir.layout import create_bytes, first_json, listed, read_bytes
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, absolute_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ def deadband_directory(checkpoint: StoragePath) -> StoragePath:
     It is absolute, because workers may have another working directory.
     """
     found = checkpoint / "deadbands"
-    return found if isinstance(found, ObjectPath) else found.absolute()
+    return absolute_path(found)
 
 
 MAX_BUCKETS = 32

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import StorageError
 from penstock.pipelines.state_dir.layout import create_json, first_json, listed, read_json, sync_names
-from penstock.spark.files.object_storage import ObjectPath, StoragePath, storage_path
+from penstock.spark.files.object_storage import ObjectPath, StoragePath, absolute_path, storage_path
 
 __all__ = ["SCHEMAS", "BatchSchemas", "StoredSchema", "decided_schemas", "remove_old_decisions"]
 
@@ -63,7 +63,7 @@ class BatchSchemas(NamedTuple):
         cls, state: StoragePath, registries: Iterable[str], batches: Sequence[tuple[StoragePath, int]]
     ) -> BatchSchemas:
         """Begin an attempt of ``batches``, which are computed together, with schemas of ``registries``."""
-        directory = _absolute(state / "schemas")
+        directory = absolute_path(state / "schemas")
         known = set[str]()
         for registry in registries:
             # A worker that was killed may not have synced a name.
@@ -72,7 +72,7 @@ class BatchSchemas(NamedTuple):
         # After the stored ones: an id that is decided now is not among them, or decided as known.
         for checkpoint, batch in batches:
             known -= decided_schemas(checkpoint, batch).keys()
-        return cls(directory, tuple((_absolute(path), batch) for path, batch in batches), frozenset(known))
+        return cls(directory, tuple((absolute_path(path), batch) for path, batch in batches), frozenset(known))
 
     def as_text(self) -> str:
         """Return it as a property of a Spark job."""
@@ -153,11 +153,6 @@ def _read(path: StoragePath) -> dict[str, Any] | None:
         return read_json(path)
     except FileNotFoundError:
         return None
-
-
-def _absolute(path: StoragePath) -> StoragePath:
-    """Return ``path`` for workers, which may have another working directory."""
-    return path if isinstance(path, ObjectPath) else path.absolute()
 
 
 def _as_data(path: StoragePath) -> list[str | None]:

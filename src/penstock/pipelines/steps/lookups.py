@@ -35,7 +35,7 @@ from penstock.pipelines.state_dir.changes import (
 )
 from penstock.pipelines.steps.arrow_functions import arrow_function
 from penstock.pipelines.steps.parsing import from_json, schema_of
-from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.files.object_storage import StoragePath, absolute_path
 from penstock.spark.option_parsing import json_value
 from penstock.spark.statestore.lookup import read_values
 
@@ -240,7 +240,7 @@ def store_lookup(broker: str, state: StoragePath) -> WithLookup:
         found = read_values(encoded.values(), broker, refresh_ms=lookup.refresh_ms, timeout_ms=lookup.wait_ms)
         return {key: found[name] for key, name in encoded.items()}
 
-    directory = state if isinstance(state, ObjectPath) else state.absolute()
+    directory = absolute_path(state)
     return lookup_with(get, broker, partial(_known_history, directory))
 
 

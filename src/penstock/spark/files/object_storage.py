@@ -36,6 +36,7 @@ __all__ = [
     "ObjectPath",
     "StoragePath",
     "StoredObject",
+    "absolute_path",
     "endpoint_url",
     "is_object_url",
     "object_storage_error",
@@ -327,6 +328,11 @@ def open_input(path: StoragePath) -> pa.NativeFile:
 def spark_path(path: StoragePath) -> str:
     """Return ``path`` as Spark reads and writes it; in a bucket with the jars of ``s3a``."""
     return f"s3a://{path.bucket}/{path.key}" if isinstance(path, ObjectPath) else str(path)
+
+
+def absolute_path(path: StoragePath) -> StoragePath:
+    """Return ``path`` for processes that may have another working directory, such as Java and Spark's workers."""
+    return path if isinstance(path, ObjectPath) else path.absolute()
 
 
 def is_object_url(path: str) -> bool:
