@@ -64,6 +64,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "user": CommandEntry("penstock.cli.user", "Manage the users in a password file."),
     "context": CommandEntry("penstock.cli.context", "Manage contexts: named addresses and credentials of nodes."),
     "audit": CommandEntry("penstock.cli.audit", "Show the audit trail of a node or broker."),
+    "reload": CommandEntry("penstock.cli.reload", "Have a running node read users, policies and certificates again."),
     "log": CommandEntry("penstock.cli.log", "Show and change the log levels of a running node."),
     "backup": CommandEntry("penstock.cli.backup", "Back up a node, running or stopped, to a directory."),
     "restore": CommandEntry("penstock.cli.restore", "Create a data directory from a backup."),

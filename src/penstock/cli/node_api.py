@@ -182,6 +182,11 @@ class NodeApi:
         with self._response("PUT", path, parameters, b"") as response:
             return self._json(response)
 
+    def post(self, path: str) -> Any:
+        """Request a change and return the JSON data of the response. Raises the errors of :meth:`get`."""
+        with self._response("POST", path, None, b"") as response:
+            return self._json(response)
+
     def metrics(self) -> str:
         """Return the metrics of the node in Prometheus' text format. Raises the errors of :meth:`get`."""
         with self._response("GET", "/metrics", None) as response:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import Commands, Json, local_data_dir
+from penstock.cli.options import Commands, Json
 from penstock.cli.output import escape, note, print_table
 from penstock.errors import ConfigError, PenstockError, RefusedError
 
@@ -21,7 +20,7 @@ __all__ = ["app"]
 app = Commands("""Manage the users in a password file, for MQTT, TubeMQ and HTTP.
 
     The password is read from the terminal, or from one line of standard input. It is never an argument, because every
-    user of the machine can see arguments. A running node reads the file again on SIGHUP.""")
+    user of the machine can see arguments. A running node reads the file again after penstock reload.""")
 
 MOST_READ = 4096
 
@@ -140,8 +139,7 @@ def _put(file: Path, user: str, *, new: bool) -> None:
 
 
 def _note_reload() -> None:
-    lock = shlex.quote(str(local_data_dir() / "lock"))
-    note(f"a running node reads the file on SIGHUP: systemctl reload penstock, or kill -HUP $(cat {lock})")
+    note("a running node reads the file when it is reloaded: penstock reload")
 
 
 def _existing(file: Path) -> None:

@@ -96,6 +96,7 @@ class _Api:
         commands: PipelineCommands,
         permissions: Callable[[str], Permissions | None],
         clients: ConsoleClients,
+        reload: Callable[[], dict[str, object]] | None,
     ) -> None:
         self._console = console
         self._server = server
@@ -104,6 +105,7 @@ class _Api:
         self._commands = commands
         self._permissions = permissions
         self._clients = clients
+        self._reload = reload
         self._reads: dict[tuple[str, ...], float] = {}
         """When the last entry about a reader of a topic, or of the rows of a sample, was written."""
 
@@ -215,6 +217,14 @@ class _Api:
         await self._access.record("set_log_level", caller, {"part": part, "level": text})
         set_level(part, wanted)
         return {"levels": levels()}
+
+    async def reload(self, _request: Request, caller: Caller) -> object:
+        reload = _there(self._reload)
+        await self._access.record("reload", caller, {})
+        try:
+            return reload()
+        except PenstockError as error:
+            raise ApiFailure(409, "reload_failed", error.what, error.hint, error.why) from None
 
     async def subscriptions(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.mqtt).subscriptions(_query(request))
@@ -525,12 +535,14 @@ def api_routes(
     commands: PipelineCommands,
     permissions: Callable[[str], Permissions | None] = lambda _: None,
     clients: ConsoleClients | None = None,
+    reload: Callable[[], dict[str, object]] | None = None,
 ) -> list[Route]:
     """Routes of the API. ``names``: further host names for requests over loopback; ``backups`` returns those of the
     node, None before it is ready; ``permissions`` returns those of a user by the policies, None for all; ``clients``:
-    connections for users."""
+    connections for users; ``reload`` reads the configuration again, and returns what changed, or raises PenstockError.
+    """
     access = ApiAccess("node", identify, trail, names)
-    api = _Api(console, server, access, trail, commands, permissions, clients or ConsoleClients(server))
+    api = _Api(console, server, access, trail, commands, permissions, clients or ConsoleClients(server), reload)
     route = api.route
     return [
         route("/session", api.session),
@@ -577,6 +589,7 @@ def api_routes(
         route("/key-changes", api.key_changes, Role.VIEWER),
         route("/log-levels", api.log_levels, Role.VIEWER),
         route("/log-levels/{part}", api.set_log_level, Role.ADMINISTRATOR, method="PUT"),
+        route("/reload", api.reload, Role.ADMINISTRATOR, method="POST"),
         backup_route(access, backups),
     ]
 

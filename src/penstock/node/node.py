@@ -136,11 +136,18 @@ class ReadyNode:
 class Node:
     """All parts of a node on one data directory. Call ``close()`` also after a failed ``start()``.
 
-    ``membership``: that of an elected node in its cluster, whose broker already runs; None: no cluster.
+    ``membership``: that of an elected node in its cluster, whose broker already runs; None: no cluster. ``on_reload``
+    executes a reload that an administrator requests, as SIGHUP; default: :meth:`reload` with ``config``.
     """
 
-    def __init__(self, config: NodeConfig, membership: ClusterMembership | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        membership: ClusterMembership | None = None,
+        on_reload: Callable[[], bool] | None = None,
+    ) -> None:
         self.config = config
+        self._on_reload = on_reload or (lambda: self.reload(lambda: config))
         self._membership = membership
         hold_s = config.clock_step_hold_s
         self.clock = SteppedClock(hold_s=hold_s) if membership is None else membership.clock.version_clock(hold_s)
@@ -244,6 +251,13 @@ class Node:
             self._tube_broker.access_changed()
         return done
 
+    def _reloaded(self) -> dict[str, object]:
+        """Reload as on SIGHUP; return what changed. Raises PenstockError: nothing, the error of the file."""
+        if not self._on_reload() and self.security.failure is not None:
+            raise self.security.failure
+        warnings = [warning.line() for warning in self.security.waiting_for_restart]
+        return {"disconnected": self.security.disconnected, "warnings": warnings}
+
     async def start(self) -> ReadyNode:
         """Start every part; returns when all are ready.
 
@@ -296,6 +310,7 @@ class Node:
                     self.console, self.security.server, identify, trail, names, lambda: self._backups,
                     commands, self.security.permissions_of,
                     ConsoleClients(self.security.server, self.security.console_access, config.console.schemas),
+                    self._reloaded,
                 ),
                 *([] if membership is None else [membership.snapshot_route(lambda: self._backups)]),
                 *web.routes(),
@@ -941,11 +956,14 @@ async def _serve(
     membership: ClusterMembership | None,
     notifier: ServiceNotifier,
 ) -> None:
-    node = Node(config, membership)
 
-    def reload() -> None:
+    def reload() -> bool:
         notifier.reloading()
-        notifier.reloaded(done=node.reload(read_again))
+        done = node.reload(read_again)
+        notifier.reloaded(done=done)
+        return done
+
+    node = Node(config, membership, reload)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     try:

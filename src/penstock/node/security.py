@@ -127,6 +127,8 @@ class NodeSecurity:
         self.waiting_for_restart: list[ConfigError] = []
         """Warnings about changes that the last reload read and that need a restart."""
         self.reloads = 0
+        self.disconnected = 0
+        """Number of clients that the last successful reload disconnected."""
         self.failed_reloads = 0
         self._started_with = config
         self.stats = AccessStats()
@@ -410,9 +412,9 @@ class NodeSecurity:
         self._warn_of_open_rules()
         self.failure = None
         self.reloads += 1
-        revoked = self.server.reauthorise() if self.server.listeners else 0
-        self.stats.revoked += revoked
-        _log.info("reloaded", extra={"fields": {"disconnected": revoked}})
+        self.disconnected = self.server.reauthorise() if self.server.listeners else 0
+        self.stats.revoked += self.disconnected
+        _log.info("reloaded", extra={"fields": {"disconnected": self.disconnected}})
         self.warn_of_expiry()
         return True
 

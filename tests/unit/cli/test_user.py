@@ -34,9 +34,7 @@ def test_the_life_of_a_user(penstock: Command, tmp_path: Path) -> None:
 
 def test_a_change_says_when_a_running_node_reads_it(penstock: Command, tmp_path: Path) -> None:
     file = str(tmp_path / "passwords")
-    note = (
-        "a running node reads the file on SIGHUP: systemctl reload penstock, or kill -HUP $(cat penstock-data/lock)\n"
-    )
+    note = "a running node reads the file when it is reloaded: penstock reload\n"
     created = penstock("user", "create", file, "ann", stdin=b"secret\n")
     assert created == (0, "", f"user 'ann' was added to {file}\n{note}")
     assert penstock("user", "update", file, "ann", stdin=b"other\n") == (
