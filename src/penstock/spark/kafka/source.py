@@ -208,7 +208,11 @@ class KafkaLog:
         consumer.assign([TopicPartition(place.topic, place.partition, place.start)])
         seen = time.monotonic()
         while True:
-            messages = consumer.consume(together, _SLICE_S)
+            # With a time limit, the client waits for the number of records that is requested: at the end of a partition
+            # until the limit.
+            messages = consumer.consume(1, _SLICE_S)
+            if messages and together > 1:
+                messages += consumer.consume(together - 1, 0)
             self._check_connection()
             found: list[Message] = []
             is_done = False
@@ -230,6 +234,7 @@ class KafkaLog:
                     is_done = True
                     break
                 found.append(message)
+                is_done = offset + 1 == place.end
             if found:
                 yield found
             if is_done:
@@ -274,7 +279,6 @@ class KafkaLog:
         found = set()
         for topic, partition, offset in places:
             try:
-                # One: the client would wait until it has as many as are requested.
                 (message,) = next(self.read(KafkaRange(topic, partition, offset, offset + 1), 1), [None])
             except DataLossError:
                 message = None
@@ -332,6 +336,11 @@ class KafkaLog:
             "auto.offset.reset": "error",
             "isolation.level": self._options.isolation,
             "queued.max.messages.kbytes": 32 << 10,
+            # Records of a range exist, so Kafka waits only before it reports the end of a partition, which is needed if
+            # the range ends with a marker of a transaction [500].
+            "fetch.wait.max.ms": 20,
+            # Time without a fetch after the queue was full: a task would empty the queue in this time [1000].
+            "fetch.queue.backoff.ms": 20,
         }
         return self._connected(Consumer, settings)
 

@@ -57,10 +57,13 @@ class Message(NamedTuple):
 
 
 class Broker:
-    """Answers ``consume`` with ``answers``, in order; then with nothing."""
+    """Answers ``consume`` with ``answers``, in order; then with nothing. As the client, it answers a call that may wait
+    once it has the requested number of messages, or none come any more: with as many as an answer has."""
 
     def __init__(self, *answers: list[Message]) -> None:
-        self.answers = list(answers)
+        self.answers = [list(answer) for answer in answers]
+        self.waits = 0
+        """Calls that waited for more messages than there were."""
 
     def assign(self, partitions: object) -> None:
         pass
@@ -68,15 +71,24 @@ class Broker:
     def unassign(self) -> None:
         pass
 
-    def consume(self, _number: int, _timeout: float) -> list[Message]:
-        return self.answers.pop(0) if self.answers else []
+    def consume(self, number: int, timeout: float) -> list[Message]:
+        given, left = (self.answers[0][:number], self.answers[0][number:]) if self.answers else ([], [])
+        if not left:
+            self.answers = self.answers[1:]
+        else:
+            self.answers[0] = left
+        self.waits += timeout > 0 and len(given) < number
+        return given
+
+
+def read(broker: Broker, start: int, end: int, timeout_s: float = 30.0) -> list[int]:
+    log = KafkaLog(TOPICS, timeout_s)
+    log._opened = cast(Any, broker)
+    return [message.offset() or 0 for found in log.read(KafkaRange("a", 0, start, end)) for message in found]
 
 
 def offsets(start: int, end: int, *answers: list[Message], timeout_s: float = 30.0) -> list[int]:
-    log = KafkaLog(TOPICS, timeout_s)
-    opened: Any = Broker(*answers)
-    log._opened = opened
-    return [message.offset() or 0 for found in log.read(KafkaRange("a", 0, start, end)) for message in found]
+    return read(Broker(*answers), start, end, timeout_s)
 
 
 def test_a_range_ends_at_its_end_in_spite_of_gaps() -> None:
@@ -87,6 +99,16 @@ def test_a_range_ends_at_its_end_in_spite_of_gaps() -> None:
     assert offsets(0, 3, [m(0)], [m(3, "_PARTITION_EOF")]) == [0]
     assert offsets(0, 3, [m(9)]) == []
     assert offsets(0, 3, [m(0), m(1, "_TRANSPORT"), m(1, "_RETRY"), m(1)], [m(5, "_PARTITION_EOF")]) == [0, 1]
+
+
+def test_a_range_at_the_end_of_its_partition_is_read_without_a_wait() -> None:
+    whole = Broker([Message(0), Message(1)], [Message(2)])
+    assert read(whole, 0, 3) == [0, 1, 2]
+    assert whole.waits == 0
+    # Behind the last record is the marker of a transaction.
+    marked = Broker([Message(0), Message(1)], [Message(3, "_PARTITION_EOF")])
+    assert read(marked, 0, 3) == [0, 1]
+    assert marked.waits == 0
 
 
 def test_a_range_that_cannot_be_read_is_an_error() -> None:
