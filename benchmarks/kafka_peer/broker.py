@@ -103,7 +103,9 @@ def kafka_process(peer: KafkaPeer) -> Iterator[tuple[str, int]]:
         )
         java = [str(find_java().home / "bin" / "java"), f"-Xmx{HEAP}", f"-Xms{HEAP}", "-cp", f"{peer.broker}/*"]
         number = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        _run([*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", number, "-c", str(settings)])
+        # After a space, an id that begins with a dash would be an option.
+        id_ = f"--cluster-id={number}"
+        _run([*java, "kafka.tools.StorageTool", "format", "--standalone", id_, "-c", str(settings)])
         with (Path(folder) / "log").open("wb") as log:
             process = subprocess.Popen(
                 [*java, "kafka.Kafka", str(settings)], cwd=folder, stdout=log, stderr=subprocess.STDOUT
