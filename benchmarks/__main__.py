@@ -63,9 +63,12 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a run")
     parser.add_argument("--keys", type=int, default=1_000_000, help="keys of statestore-keys, scale and memory")
+    parser.add_argument("--gigabytes", type=float, default=20.0, help="data of pipeline-drain")
     parser.add_argument("--tube-peer", metavar="HOST:PORT", help="master of an Apache TubeMQ with a topic demo")
     options = parser.parse_args()
-    settings = Settings(options.durability, options.repeats, options.seconds, options.keys, options.tube_peer)
+    settings = Settings(
+        options.durability, options.repeats, options.seconds, options.keys, options.gigabytes, options.tube_peer
+    )
     machine = describe()
     print(json.dumps(machine))
     for name in options.cases or list(CASES):

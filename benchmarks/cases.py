@@ -21,6 +21,9 @@ from benchmarks.isolation import isolation, isolation_remote
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.observed import observed
+from benchmarks.pipeline_drain import pipeline_drain
+from benchmarks.pipeline_kafka import pipeline_partitions, pipeline_steps, pipeline_tables
+from benchmarks.pipeline_latency import pipeline_latency
 from benchmarks.processes import processes
 from benchmarks.scale import memory, scale
 from benchmarks.spark import spark_source, spark_stream
@@ -114,6 +117,11 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "spark-pipeline": spark_pipeline,
     "spark-batches": spark_batches,
     "spark-start": spark_start,
+    "pipeline-partitions": pipeline_partitions,
+    "pipeline-steps": pipeline_steps,
+    "pipeline-tables": pipeline_tables,
+    "pipeline-latency": pipeline_latency,
+    "pipeline-drain": pipeline_drain,
     "keys": keys,
 }
 IN_MEMORY = frozenset({"isolation", "isolation-remote", "observed"})

@@ -21,6 +21,8 @@ class Settings:
     seconds: float = 2.0
     keys: int = 1_000_000
     """Keys of the cases that load many."""
+    gigabytes: float = 20.0
+    """Data of a drain."""
     tube_peer: str | None = None
     """Masters of an Apache TubeMQ with a topic ``demo``, HOST:PORT."""
 

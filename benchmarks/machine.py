@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from benchmarks import servers
 from penstock import compiled
 from tools.core import is_release
 
-__all__ = ["cpu_of_tree", "describe", "family"]
+__all__ = ["cpu_by_kind", "cpu_of_tree", "describe", "family", "kind_of"]
 
 PACKAGES = ("penstock", "uvloop", "lmdb", "protobuf", "numpy", "pyspark", "pyarrow")
 PEERS = {"mosquitto": "-h", "redis-server": "--version"}
@@ -40,8 +40,46 @@ def family(root: int) -> dict[int, list[str]]:
 def cpu_of_tree() -> float:
     """Return the processor seconds of this process and its descendants, which depend little on the load of the
     machine."""
-    ticks = sum(int(ticks) for fields in family(os.getpid()).values() for ticks in fields[11:15])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return _seconds(family(os.getpid()).values())
+
+
+def kind_of(process: int, driver: int) -> str:
+    """Return the kind of a process of a Spark application that ``driver`` started: ``driver``, ``JVM`` or ``workers``.
+
+    Raises:
+        OSError: it has ended.
+    """
+    if process == driver:
+        return "driver"
+    program = Path(f"/proc/{process}/cmdline").read_bytes().partition(b"\0")[0].decode()
+    return "JVM" if Path(program).name == "java" else "workers"
+
+
+def cpu_by_kind(driver: int, servers: Mapping[int, str]) -> dict[str, float]:
+    """Return the processor seconds of this process and its descendants, by kind (:func:`kind_of`).
+
+    ``servers``: names of processes that are none of Spark's, each with its descendants. Processes that are neither
+    theirs nor Spark's are left out.
+    """
+    found: dict[str, float] = {}
+    spark = family(driver)
+    for root, name in servers.items():
+        own = family(root)
+        found[name] = _seconds(own.values())
+        spark = {process: fields for process, fields in spark.items() if process not in own}
+    for process, fields in spark.items():
+        with suppress(OSError):  # it has ended; its parent includes it next time
+            kind = kind_of(process, driver)
+            found[kind] = found.get(kind, 0.0) + _seconds([fields], 11, 13)
+            if kind != "driver":  # whose children that have ended are not Spark's; those of the JVM are workers
+                found["workers"] = found.get("workers", 0.0) + _seconds([fields], 13, 15)
+    return found
+
+
+def _seconds(processes: Iterable[list[str]], begin: int = 11, end: int = 15) -> float:
+    """Return the processor seconds of processes: 11 to 13 their own, 13 to 15 those of their children that have
+    ended."""
+    return sum(int(ticks) for fields in processes for ticks in fields[begin:end]) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_model() -> str:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from benchmarks import servers
 from benchmarks.figures import Figure, Settings
-from benchmarks.machine import family
+from benchmarks.machine import family, kind_of
 from penstock.spark.environment.java import find_java
 
-__all__ = ["spark_batches"]
+__all__ = ["memory_by_kind", "spark_batches"]
 
 BATCHES = (500, 1_000, 1_500, 2_000, 2_500, 3_000)
 RATE = 100
@@ -74,7 +74,8 @@ def spark_batches(_settings: Settings) -> list[Figure]:
             try:
                 for count in BATCHES:
                     _wait_for_batch(state / "checkpoints" / "rows" / "commits", count, running)
-                    for kind, mb in _memory(running.pid, jcmd).items():
+                    found = {**memory_by_kind(running.pid), "live heap": _live_heap(running.pid, jcmd)}
+                    for kind, mb in found.items():
                         figures.append(Figure(f"after {count:,} batches, {kind}", "penstock", "MB", [mb]))
                         print(f"{count} batches: {kind} {mb:.1f} MB", file=sys.stderr, flush=True)
             finally:
@@ -91,24 +92,26 @@ def _wait_for_batch(commits: Path, count: int, process: subprocess.Popen[bytes])
         time.sleep(0.02)
 
 
-def _memory(pid: int, jcmd: Path) -> dict[str, float]:
-    """Return the memory in MB by kind of process, and of the objects of the JVM that are in use."""
+def memory_by_kind(pid: int) -> dict[str, float]:
+    """Return the memory in MB by kind of process, with and without files; ``pid`` is the driver's."""
     kinds: dict[str, int] = {}
-    java = 0
     for process in family(pid):
         try:
-            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            kind = kind_of(process, pid)
             parts = _PSS.findall(Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii"))
         except OSError:  # it has ended
             continue
-        program = Path(command.partition(b"\0")[0].decode()).name
-        kind = "driver" if process == pid else "JVM" if program == "java" else "workers"
-        java = process if kind == "JVM" else java
         for part, kb in parts:  # none of a process that is ending
             name = f"{kind} without files" if part else kind
             kinds[name] = kinds.get(name, 0) + int(kb)
-    subprocess.run([jcmd, str(java), "GC.run"], check=True, stdout=subprocess.DEVNULL)
-    heap = subprocess.run([jcmd, str(java), "GC.heap_info"], check=True, capture_output=True, text=True).stdout
+    return {kind: kb / 1024 for kind, kb in kinds.items()}
+
+
+def _live_heap(pid: int, jcmd: Path) -> float:
+    """Return the MB of the objects of the JVM that are in use."""
+    java = next(str(process) for process in family(pid) if kind_of(process, pid) == "JVM")
+    subprocess.run([jcmd, java, "GC.run"], check=True, stdout=subprocess.DEVNULL)
+    heap = subprocess.run([jcmd, java, "GC.heap_info"], check=True, capture_output=True, text=True).stdout
     used = _USED.search(heap)
     assert used is not None, heap
-    return {**{kind: kb / 1024 for kind, kb in kinds.items()}, "live heap": int(used[1]) / 1024}
+    return int(used[1]) / 1024

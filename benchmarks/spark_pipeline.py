@@ -8,26 +8,21 @@ Spark session, which has run each of them before.
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from benchmarks import servers
 from benchmarks.figures import Figure, Run, Settings, alternate
 from benchmarks.machine import cpu_of_tree
-from benchmarks.spark_job import write_rows
-from penstock.pipelines.run import errors
-from penstock.pipelines.run import run as running
-from penstock.pipelines.spec import loader
+from benchmarks.pipeline_load import FLIGHTS, flights, pipeline_file, run_pipeline
+from benchmarks.spark_job import from_tube, write_rows
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
@@ -41,12 +36,6 @@ START_RECORDS = 1_000
 START_LIMIT_S = 120
 TOPIC = "flights"
 SINKS = (1, 3, 8)
-_TEXTS = ("carrier", "flight", "tailnum", "origin", "dest", "gate", "status")
-_NUMBERS = ("year", "month", "day", "dep_time", "arr_time", "air_time", "distance", "hour", "minute")
-_FRACTIONS = ("dep_delay", "arr_delay", "fuel")
-SCHEMA = ", ".join(
-    [*(f"{n} STRING" for n in _TEXTS), *(f"{n} INT" for n in _NUMBERS), *(f"{n} DOUBLE" for n in _FRACTIONS)]
-)
 
 
 def spark_start(settings: Settings) -> list[Figure]:
@@ -55,7 +44,7 @@ def spark_start(settings: Settings) -> list[Figure]:
         asyncio.run(_fill(ready["tube_master"], START_RECORDS))
 
         def job(folder: Path) -> tuple[list[str], Path]:
-            arguments = ["benchmarks.spark_job", ready["tube_master"], TOPIC, SCHEMA, str(folder)]
+            arguments = ["benchmarks.spark_job", ready["tube_master"], TOPIC, FLIGHTS, str(folder)]
             return arguments, folder / "state" / "commits" / "0"
 
         def pipeline(folder: Path) -> tuple[list[str], Path]:
@@ -102,7 +91,9 @@ def spark_pipeline(settings: Settings) -> list[Figure]:
         asyncio.run(_fill(ready["tube_master"], RECORDS))
         spark = session("benchmarks", "local[2]")
         stack.callback(spark.stop)
-        runs = {"hand-written": partial(_timed, partial(write_rows, spark, ready["tube_master"], TOPIC, SCHEMA))}
+        runs = {
+            "hand-written": partial(_timed, partial(write_rows, spark, from_tube(ready["tube_master"], TOPIC), FLIGHTS))
+        }
         for sinks in SINKS:
             name = "penstock" if sinks == 1 else f"{sinks} tables"
             runs[name] = partial(_timed, partial(_pipeline, spark, ready, sinks))
@@ -113,15 +104,8 @@ def spark_pipeline(settings: Settings) -> list[Figure]:
 
 async def _fill(master: str, count: int) -> None:
     async with Producer(master) as producer:
-        await producer.send_all(TOPIC, _records(count))
-
-
-def _records(count: int) -> Iterator[Record]:
-    for n in range(count):
-        fields: dict[str, Any] = {name: f"{name[:2]}{n * 7919 % 9973}" for name in _TEXTS}
-        fields |= dict.fromkeys(_NUMBERS, n * 31 % 2400)
-        fields |= dict.fromkeys(_FRACTIONS, n % 977 / 8)
-        yield Record(json.dumps(fields).encode(), key=b"%d" % (n % 64))
+        records = (Record(value, key=b"%d" % (n % 64)) for n, value in enumerate(flights(count)))
+        await producer.send_all(TOPIC, records)
 
 
 def _timed(work: Any) -> Run:
@@ -132,42 +116,9 @@ def _timed(work: Any) -> Run:
 
 
 def _pipeline(spark: SparkSession, ready: dict[str, Any], sinks: int, folder: Path) -> None:
-    with mock.patch.object(errors, "session", return_value=_Shared(spark)):
-        running.run(
-            loader.parse(_file(ready, sinks, folder), name="benchmark.yaml"),
-            state=folder / "state",
-            options=running.RunOptions(available_now=True),
-            emit=lambda _: None,
-            stop=threading.Event(),
-        )
+    run_pipeline(spark, _file(ready, sinks, folder), folder)
 
 
 def _file(ready: dict[str, Any], sinks: int, folder: Path) -> str:
-    text = f"""\
-name: benchmark_{sinks}
-source: {{topics: [{TOPIC}], master: "{ready["tube_master"]}"}}
-statestore: {{broker: "mqtt://{ready["mqtt"]}"}}
-dead_letters: {{path: "{folder}/dead"}}
-steps:
-  - name: flights
-    parse: {{schema: "{SCHEMA}"}}
-"""
-    text += "".join(f"  - {{name: step{n}, from: flights, filter: month <> {n}}}\n" for n in range(1, sinks))
-    return (
-        text
-        + "sinks:\n"
-        + "".join(
-            f'  - {{name: sink{n}, from: {f"step{n}" if n else "flights"}, table: {{path: "{folder}/table{n}"}}}}\n'
-            for n in range(sinks)
-        )
-    )
-
-
-class _Shared:
-    """A session that a run does not stop."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-
-    def __getattr__(self, name: str) -> Any:
-        return (lambda: None) if name == "stop" else getattr(self._spark, name)
+    source = {"topics": [TOPIC], "master": ready["tube_master"]}
+    return pipeline_file(source, ready["mqtt"], FLIGHTS, folder, tables=sinks)

@@ -1,5 +1,5 @@
 """``python -m benchmarks.steady MASTERS TOPIC RATE SECONDS``: a producer at a steady rate; each message contains its
-send time."""
+send time. ``kafka://HOST:PORT`` instead of masters of TubeMQ: a producer to Kafka that sends immediately."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import uvloop
 from penstock.cli.bench_operations import paced
 from penstock.tube.producer import Producer
 
-__all__ = ["steady"]
+__all__ = ["steady", "steady_kafka"]
 
+KAFKA = "kafka://"
 TURN_S = 0.01
 """Messages are sent in groups, a hundred groups per second."""
 
@@ -28,5 +29,25 @@ async def steady(masters: str, topic: str, rate: float, seconds: float) -> None:
             group.create_task(producer.send(topic, b"%.6f" % time.time()))
 
 
+async def steady_kafka(address: str, topic: str, rate: float, seconds: float) -> None:
+    """The same for a topic of Kafka.
+
+    Raises:
+        KafkaException: it is not reachable, or its queue is full because it is slower than ``rate``.
+    """
+    from confluent_kafka import Producer as KafkaProducer
+
+    until = time.perf_counter() + seconds
+    producer = KafkaProducer({"bootstrap.servers": address, "linger.ms": 0})
+    async for due in paced(rate, turn_s=TURN_S):
+        if due >= until:
+            break
+        producer.produce(topic, b"%.6f" % time.time())
+        producer.poll(0)
+    producer.flush()
+
+
 if __name__ == "__main__":
-    uvloop.run(steady(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])))
+    _, masters, topic, rate, seconds = sys.argv
+    work = steady_kafka if masters.startswith(KAFKA) else steady
+    uvloop.run(work(masters.removeprefix(KAFKA), topic, float(rate), float(seconds)))
