@@ -72,16 +72,14 @@ docs: core
 bench: setup ## Benchmarks beside a named peer; results as JSON under benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)
 
-nightly: setup ## Tests that repeat or wait: all, or one part (PART=unit|interpreted|faults|interop|end_to_end|spark|docs|simulation|two-nodes|fuzz|cluster), 45 minutes at most each
+nightly: setup ## Tests that repeat or wait: all, or one part (PART=unit|interpreted|faults|interop|end_to_end|spark|docs|simulation|two-nodes|fuzz|cluster|audit), 45 minutes at most each
 	@$(BIN)/python -m tools.nightly $(PART)
 
 simulate: core ## Simulate nodes under faults with the seeds FIRST to LAST: SEEDS=FIRST-LAST, or their number
 	@$(BIN)/python -m tests.simulation $(SEEDS)
 
-audit: setup ## Look for known vulnerabilities of the pinned requirements (needs the internet)
-	$(PYTHON) -m venv build/audit
-	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
-	build/audit/bin/pip-audit --require-hashes --disable-pip -r requirements/build.txt -r requirements/dev.txt
+audit: setup ## Look for known vulnerabilities of the pinned packages (needs the internet)
+	@$(BIN)/python -m tools.audit
 
 lock: ## Pin requirements/*.in with hashes; versions that are still permitted stay, ARGS=--upgrade takes the newest ones
 	@bash tools/lock.sh "$(PYTHON)" $(ARGS)

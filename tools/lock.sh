@@ -18,6 +18,7 @@ cd requirements
 "${compile[@]}" proto.in -o proto.txt
 "${compile[@]}" go.in -o go.txt
 "${compile[@]}" release.in -o release.txt
+"${compile[@]}" audit.in -o audit.txt
 "${compile[@]}" npm.in -o npm.txt
 for other in spark-*.in; do
   "${compile[@]}" "$other" -o "${other%.in}.txt"

@@ -37,6 +37,7 @@ OWN = {
     "two-nodes": "tests/simulation/cluster",
     "fuzz": "tests/fuzz",
     "cluster": "tests/histories/test_cluster.py",
+    "audit": "tests/unit/tools/test_audit.py",
 }
 PARTS = {
     **{part: [path for path in paths if path not in OWN.values()] for part, paths in PYTEST.items()},

@@ -1,6 +1,7 @@
 """What is installed is what was reviewed: every requirement is pinned by version and hash, and has a known licence.
 
-Known vulnerabilities change without a commit, and a list of them needs the internet: `make audit` looks there.
+Known vulnerabilities change without a commit, and a list of them needs the internet:
+`make audit` and a nightly test look there.
 """
 
 from __future__ import annotations
