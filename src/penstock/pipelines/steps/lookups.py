@@ -274,7 +274,7 @@ def lookup_with(get: GetValues, name: str, history: GetHistory) -> WithLookup:
             return _as_array(look_up_keys(get, name, lookup, texts, values))
 
         function = arrow_function(look, _RESULT)
-        columns = [sf.col(name).cast("string") for name in lookup.columns]
+        columns = [sf.col(column).cast("string") for column in lookup.columns]
         wanted = sf.array(*columns) if columns else sf.expr("CAST(array() AS array<string>)")
         return rows.withColumn(lookup.into, function(sf.col(lookup.key), wanted))
 

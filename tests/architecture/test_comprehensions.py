@@ -1,0 +1,62 @@
+"""No comprehension hides a variable that an inner function takes from an outer one.
+
+CPython 3.12 and newer compile a comprehension into its function. If its variable has the name of a variable that the
+function only passes on to an inner function, the inner one gets a NameError (python/cpython#121377, #156664)::
+
+    def outer(name):
+        def function(names):
+            def inner():
+                return name  # NameError
+            return inner, [name for name in names]
+
+The tests run on 3.11, which computes the right value.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from symtable import SymbolTable, symtable
+
+import pytest
+
+from tests.architecture.sources import SOURCE
+
+COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp")
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="the symbol tables of Python 3.12 and newer have no comprehensions"
+)
+
+
+def hidden(table: SymbolTable) -> Iterator[tuple[int, str]]:
+    """Line and name of the variables of comprehensions that their function passes on."""
+    passed_on = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_free()}
+    for child in table.get_children():
+        if child.get_name() in COMPREHENSIONS:
+            own = {symbol.get_name() for symbol in child.get_symbols() if symbol.is_local()}
+            yield from ((child.get_lineno(), name) for name in sorted(own & passed_on))
+        yield from hidden(child)
+
+
+def test_no_comprehension_hides_a_variable_that_is_passed_on() -> None:
+    found = [
+        (str(path.relative_to(SOURCE)), *place)
+        for path in sorted(SOURCE.rglob("*.py"))
+        for place in hidden(symtable(path.read_text(encoding="utf-8"), str(path), "exec"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("[name for name in names]", [(5, "name")]),
+        ("{name: 1 for _, name in names}", [(5, "name")]),
+        ("{(name, each) for each in names}", []),
+        ("sum(name for name in names)", []),  # a generator expression has its own function
+    ],
+)
+def test_the_variables_that_are_found(expression: str, found: list[tuple[int, str]]) -> None:
+    lines = ["def outer(name):", " def function(names):", "  def inner():", "   return name", f"  return {expression}"]
+    assert list(hidden(symtable("\n".join(lines), "source", "exec"))) == found
