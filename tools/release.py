@@ -4,8 +4,8 @@ Usage: release.py [--build release|compiled|cached|pure] [--python PATH ...] [--
 
 Writes to ``dist/release/VERSION``: the wheels of this platform, the pure wheel, the source distribution, the components
 of the node and of pipelines in CycloneDX, a list of their licences, and ``SHA256SUMS``. Then it installs the version
-from an index on loopback, as a user does (``--only-binary``), and runs the quick start outside of the checkout, with
-each interpreter. Nothing is published: the last line is the command that does.
+from an index on loopback, as a user does (``--only-binary``), and runs the quick start and ``penstock demo`` outside of
+the checkout, with each interpreter. Nothing is published: the last line is the command that does.
 
 A release is built from a clean checkout whose changelog has the version with a date. ``--draft`` builds without these
 conditions. ``--build`` is the kind of the platform's wheels: ``release`` (default) compiles with a profile,
@@ -31,6 +31,7 @@ from functools import partial
 from hashlib import file_digest
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +42,10 @@ LICENCES = {"pyrage": "MIT"}
 """Licences of distributions whose wheels have the text only."""
 START_S = 60.0
 """Time in seconds in which the node of the installation must start."""
+DEMO_S = 600.0
+"""Time in seconds in which the demo of the installation must end."""
+FROM_SOURCE = ("--no-binary", "pyspark", "--no-build-isolation")
+"""Options of pip for what PyPI has as source only; the pinned build tools build it."""
 OLDEST = (3, 11)
 """Oldest version of Python, as in pyproject.toml."""
 VERSION = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
@@ -139,11 +144,12 @@ def build_distributions(folder: Path, build: str, pythons: Sequence[Interpreter]
 
 
 def make_environment(python: Interpreter, folder: Path, *requirements: Path) -> Path:
-    """Create a virtual environment of ``python`` with pinned requirements, from wheels only; return its Python."""
+    """Create a virtual environment of ``python`` with pinned requirements; return its Python. All are wheels but
+    PySpark, which is built here."""
     _run(str(python.path), "-m", "venv", "--clear", str(folder))
     created = folder / "bin" / "python"
     for file in requirements:
-        _pip(created, "--require-hashes", "--only-binary", ":all:", "-r", str(file))
+        _pip(created, "--require-hashes", "--only-binary", ":all:", *FROM_SOURCE, "-r", str(file))
     return created
 
 
@@ -180,7 +186,7 @@ def quick_start(python: Path, folder: Path) -> None:
     """Run a node of the installation of ``python`` in ``folder``, write and read a key and a record, restore an
     encrypted backup, and stop it."""
     penstock = str(python.parent / "penstock")
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
+    own = _own_environment()
     listen = [each for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
               for each in (f"--{name}", "127.0.0.1:0")]  # fmt: skip
     log = (folder / "node.log").open("w+", encoding="utf-8")
@@ -234,6 +240,19 @@ def quick_start(python: Path, folder: Path) -> None:
         assert node.stdout is not None
         node.stdout.close()
         log.close()
+
+
+def run_demo(python: Path, folder: Path) -> None:
+    """Run ``penstock demo`` of the installation of ``python`` in the empty ``folder``; it checks what it delivered."""
+    command = [str(python.parent / "penstock"), "demo", "--json", "--dir", str(folder)]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=_own_environment(), capture_output=True, text=True, check=False, timeout=DEMO_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotReadyError(f"penstock demo did not end in {DEMO_S:.0f} s:\n{error.stdout!r}") from error
+    if done.returncode or not json.loads(done.stdout.splitlines()[-1])["ok"]:
+        raise NotReadyError(f"penstock demo: exit status {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
 
 def with_known_licences(table: str) -> str:
@@ -334,14 +353,17 @@ def release(folder: Path, work: Path, build: str, paths: Sequence[Path], say: Ca
         own = work / python.version
         own.mkdir()
         node = make_environment(python, own / "node", REQUIREMENTS / "node.txt")
+        pipeline = make_environment(python, own / "pipeline", REQUIREMENTS / "build.txt", REQUIREMENTS / "pipeline.txt")
         with package_index(folder, own / "index") as url:
-            _pip(node, "--index-url", url, "--no-deps", "--only-binary", ":all:", f"penstock=={version}")
+            for each in (node, pipeline):
+                _pip(each, "--index-url", url, "--no-deps", "--only-binary", ":all:", f"penstock=={version}")
         core = json.loads(_output(str(node.parent / "penstock"), "version", "--json", cwd=work))["core"]
         if core != ("interpreted" if build == "pure" else "compiled"):
             raise NotReadyError(f"the installation has the {core} core: pip did not choose the wheel of this platform")
-        say(f"running the quick start with Python {python.version}")
-        (own / "quick-start").mkdir()
-        quick_start(node, own / "quick-start")
+        for run, installed, what in ((quick_start, node, "quick start"), (run_demo, pipeline, "demo")):
+            say(f"running the {what} with Python {python.version}")
+            with TemporaryDirectory(prefix="penstock-release-") as outside:
+                run(installed, Path(outside))
     say("listing components and licences")
     describe(folder, tools, work / pythons[0].version / "node" / "bin" / "python", f"penstock-{version}")
     write_sums(folder)
@@ -361,9 +383,18 @@ def _run(*command: str, **environment: str) -> None:
         raise NotReadyError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}")
 
 
+def _own_environment() -> dict[str, str]:
+    """Return the variables of this process without those by which an installation would find something else."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("PENSTOCK_", "PYTHON", "PYSPARK_", "SPARK_HOME", "VIRTUAL_ENV"))
+    }
+
+
 def _output(*command: str, cwd: Path = ROOT) -> str:
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(command, cwd=cwd, env=_own_environment(), capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -127,3 +127,30 @@ def test_the_inventory_has_the_version_and_the_libraries_of_the_console(tmp_path
 def test_a_licence_that_the_metadata_lacks_is_added_and_no_other() -> None:
     table = "| pyrage       | 1.4.0   | UNKNOWN |\n| pyrage-other | 1.4.0   | UNKNOWN |\n"
     assert release.with_known_licences(table) == table.replace("UNKNOWN", "MIT", 1)
+
+
+def installation(folder: Path, last: str, status: int) -> Path:
+    """The Python of an installation whose command `penstock` writes a step and then ``last``."""
+    folder.mkdir()
+    penstock = folder / "penstock"
+    penstock.write_text(f"#!/bin/sh\nset > set.txt\necho '{{\"event\": \"step\"}}'\necho '{last}'\nexit {status}\n")
+    penstock.chmod(0o755)
+    return folder / "python"
+
+
+def test_the_demo_runs_in_the_folder_and_without_variables_of_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PENSTOCK_CORE", "PYTHONPATH", "SPARK_HOME", "PYSPARK_PYTHON", "VIRTUAL_ENV"):
+        monkeypatch.setenv(name, "of-the-checkout")
+    monkeypatch.setenv("JAVA_HOME", "kept")
+    release.run_demo(installation(tmp_path / "bin", '{"ok": true}', 0), tmp_path)
+    found = (tmp_path / "set.txt").read_text()
+    assert "of-the-checkout" not in found
+    assert "kept" in found
+
+
+@pytest.mark.parametrize(("last", "status"), [('{"ok": false}', 0), ('{"ok": true}', 1), ('{"error": {}}', 1)])
+def test_a_demo_that_fails_is_reported_with_what_it_wrote(last: str, status: int, tmp_path: Path) -> None:
+    with pytest.raises(release.NotReadyError, match=rf"exit status {status}\n.*step.*\n.*{last[2:6]}"):
+        release.run_demo(installation(tmp_path / "bin", last, status), tmp_path)
