@@ -116,8 +116,10 @@ def _measure(
             rate, spent = _run(ready, run)
             if turn == 0:
                 continue
-            used = {"server": spent[PENSTOCK if server == PENSTOCK else KAFKA], **spent}
-            values = [rate, sum(spent.values()), *(used[kind] for kind in kinds)]
+            # Without the other server, which is idle.
+            used = {"server": spent[PENSTOCK if server == PENSTOCK else KAFKA]}
+            used |= {kind: spent[kind] for kind in ("JVM", "Python")}
+            values = [rate, sum(used.values()), *(used[kind] for kind in kinds)]
             for figure, value in zip(found[server], values, strict=True):
                 figure.runs.append(value)
     return [figures[n] for n in range(len(kinds) + 2) for figures in found.values()]
