@@ -40,6 +40,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import Options, named_options
 from penstock.pipelines.spec.values import (
     BrokerUrl,
+    DataDirectory,
     Duration,
     Expression,
     KeyTemplate,
@@ -52,7 +53,7 @@ from penstock.pipelines.spec.values import (
 from penstock.runtime.config.values import size_bytes
 from penstock.runtime.kafka.client import LARGEST_MESSAGE, KafkaConnection, KafkaTopic
 from penstock.runtime.kafka.config import KafkaCompression, KafkaSasl, KafkaServer, KafkaTls, TopicName
-from penstock.spark.files.object_storage import StoragePath, endpoint_url, is_object_url, storage_path
+from penstock.spark.files.object_storage import is_object_url
 from penstock.spark.option_parsing import LOGIN_OPTIONS
 from penstock.spark.postgresql.columns import LONGEST_NAME, TableName, TableShape
 from penstock.spark.postgresql.connection import Server, parse_url
@@ -220,7 +221,7 @@ def _file_size(text: str) -> str:
 _SMALLEST_FILE = 1 << 20
 
 
-class TableSink(Part):
+class TableSink(DataDirectory):
     """Write a table: Delta (for all readers), or Parquet with a commit log (exactly once for readers that use the log).
 
     A Delta table can be merged by key, which also allows windows that change: the last row of a key remains.
@@ -233,12 +234,6 @@ class TableSink(Part):
         min_length=1,
         description="directory of the table; of a Delta table also `s3://bucket/key`, or another URI, for which Spark "
         "needs Delta's jars",
-    )
-    endpoint: Annotated[str, AfterValidator(endpoint_url)] | None = Field(
-        default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
-    )
-    region: str | None = Field(
-        default=None, min_length=1, description="region of the bucket; default: `AWS_REGION`, or us-east-1"
     )
     mode: Literal["append", "merge"] = Field(
         default="append", description="add rows, or replace rows with the same `keys` (Delta only)"
@@ -290,19 +285,6 @@ class TableSink(Part):
         """True if the path is a URI, but not in a bucket; only Spark can access its file system."""
         return is_uri(self.path) and not is_object_url(self.path)
 
-    @property
-    def location(self) -> StoragePath:
-        """The path of the table, unless it is remote.
-
-        Raises:
-            ConfigError: it is a URL without a bucket or a key, or AWS_ENDPOINT_URL is not a URL.
-        """
-        return self.location_of(self.path)
-
-    def location_of(self, path: str) -> StoragePath:
-        """Return the location of ``path``, which the sink had before."""
-        return storage_path(path, self.endpoint, self.region)
-
     @model_validator(mode="before")
     @classmethod
     def _keep_format(cls, data: Any) -> Any:
@@ -319,13 +301,6 @@ class TableSink(Part):
             )
         if is_uri(self.path) and self.format != "delta":
             raise ValueError("expected `format: delta` for a table at a URI, or a local path")
-        if (self.endpoint or self.region) and not is_object_url(self.path):
-            raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
-        if is_object_url(self.path):
-            try:
-                storage_path(self.path, self.endpoint, self.region)
-            except ConfigError as error:
-                raise ValueError(f"{error.what}; {error.do}") from None
         if self.mode == "merge" and self.format != "delta":
             raise ValueError("expected `format: delta` with `mode: merge`")
         if (self.mode == "merge") != bool(self.keys):
@@ -587,19 +562,13 @@ class PostgresqlSink(Part):
         return self
 
 
-class FilesSink(Part):
+class FilesSink(DataDirectory):
     """Write a file of JSON or CSV for each batch with rows, for programs that take files from a directory.
 
     A file appears whole, and once: a batch that is repeated makes no second file.
     """
 
     path: str = Field(min_length=1, description="directory of the files, or `s3://bucket/key`")
-    endpoint: Annotated[str, AfterValidator(endpoint_url)] | None = Field(
-        default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
-    )
-    region: str | None = Field(
-        default=None, min_length=1, description="region of the bucket; default: `AWS_REGION`, or us-east-1"
-    )
     format: Literal["json", "csv"] = Field(
         default="json", description="a JSON object in each line, or CSV with quotes as in RFC 4180"
     )
@@ -614,15 +583,6 @@ class FilesSink(Part):
     compression: Literal["none", "gzip"] = Field(
         default="none", description="compression of the files; with `gzip` their names end with `.gz`"
     )
-
-    @property
-    def location(self) -> StoragePath:
-        """The path of the files.
-
-        Raises:
-            ConfigError: it is a URL without a bucket or a key, or AWS_ENDPOINT_URL is not a URL.
-        """
-        return storage_path(self.path, self.endpoint, self.region)
 
     @property
     def suffix(self) -> str:
@@ -654,12 +614,6 @@ class FilesSink(Part):
     def _check_options(self) -> FilesSink:
         if is_uri(self.path) and not is_object_url(self.path):
             raise ValueError(f"expected a directory or s3://bucket/key, found {self.path!r}")
-        if (self.endpoint or self.region) and not is_object_url(self.path):
-            raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
-        try:
-            self.location  # noqa: B018 - checks the URL
-        except ConfigError as error:
-            raise ValueError(f"{error.what}; {error.do}") from None
         if self.format != "csv" and {"header", "delimiter"} & self.model_fields_set:
             raise ValueError("expected header and delimiter only with `format: csv`")
         if self.delimiter in '"\\\r\n\0':

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from penstock.errors import ConfigError
-from penstock.pipelines.spec.values import Part, is_uri
+from penstock.pipelines.spec.values import DataDirectory, Part, is_uri
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopic, KafkaTopics
 from penstock.runtime.kafka.config import KafkaSasl, KafkaServer, KafkaTls, TopicName
 from penstock.spark.files.feed_options import FeedOptions
-from penstock.spark.files.object_storage import endpoint_url, is_object_url, storage_path
+from penstock.spark.files.object_storage import is_object_url
 from penstock.spark.tube.options import READ_OPTIONS
 
 __all__ = [
@@ -246,7 +245,7 @@ class KafkaSource(Part):
         return KafkaConnection(tuple(self.bootstrap), self.tls, self.sasl)
 
 
-class DeltaSource(Part):
+class DeltaSource(DataDirectory):
     """Read the changes of a Delta table from its change data feed, without jars; for a new pipeline first its rows.
 
     A record is a row as a JSON object. Rows have the columns ``change_type`` (``insert``, ``update_preimage``,
@@ -257,12 +256,6 @@ class DeltaSource(Part):
     format: Literal["delta"] = Field(description="format of the source")
     path: str = Field(
         min_length=1, description="directory of the table, or `s3://bucket/key`; on a cluster on a shared file system"
-    )
-    endpoint: Annotated[str, AfterValidator(endpoint_url)] | None = Field(
-        default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
-    )
-    region: str | None = Field(
-        default=None, min_length=1, description="region of the bucket; default: `AWS_REGION`, or us-east-1"
     )
     start: Literal["snapshot", "latest"] | Annotated[int, Field(ge=0)] = Field(
         default="snapshot",
@@ -290,15 +283,8 @@ class DeltaSource(Part):
 
     @model_validator(mode="after")
     def _check_path(self) -> DeltaSource:
-        if is_object_url(self.path):
-            try:
-                storage_path(self.path, self.endpoint, self.region)
-            except ConfigError as error:
-                raise ValueError(f"{error.what}; {error.do}") from None
-        elif is_uri(self.path):
+        if is_uri(self.path) and not is_object_url(self.path):
             raise ValueError("expected a local path, or s3://bucket/key")
-        elif self.endpoint or self.region:
-            raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
         return self
 
 

@@ -9,13 +9,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.mqtt.url import SCHEMES, parse_broker_url
+from penstock.spark.files.object_storage import StoragePath, endpoint_url, is_object_url, storage_path
 
 __all__ = [
     "BROKER_VARIABLE",
@@ -26,6 +35,7 @@ __all__ = [
     "REDRIVE_STEP",
     "BrokerUrl",
     "Column",
+    "DataDirectory",
     "Duration",
     "Expression",
     "FieldPath",
@@ -60,6 +70,42 @@ class Part(BaseModel):
     """One part of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class DataDirectory(Part):
+    """A directory, also in a bucket. A subclass describes its ``path``."""
+
+    path: str
+    endpoint: Annotated[str, AfterValidator(endpoint_url)] | None = Field(
+        default=None, description="URL of the storage with `path: s3://...`; default: `AWS_ENDPOINT_URL`, or AWS"
+    )
+    region: str | None = Field(
+        default=None, min_length=1, description="region of the bucket; default: `AWS_REGION`, or us-east-1"
+    )
+
+    @property
+    def location(self) -> StoragePath:
+        """The directory; not of a URI of another kind, which only Spark can access.
+
+        Raises:
+            ConfigError: it is a URL without a bucket or a key, or AWS_ENDPOINT_URL is not a URL.
+        """
+        return self.location_of(self.path)
+
+    def location_of(self, path: str) -> StoragePath:
+        """Return the location of ``path``, which it had before."""
+        return storage_path(path, self.endpoint, self.region)
+
+    @model_validator(mode="after")
+    def _check_bucket(self) -> Self:
+        if (self.endpoint or self.region) and not is_object_url(self.path):
+            raise ValueError("expected endpoint and region only with `path: s3://bucket/key`")
+        if is_object_url(self.path):
+            try:
+                self.location_of(self.path)
+            except ConfigError as error:
+                raise ValueError(f"{error.what}; {error.do}") from None
+        return self
 
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
