@@ -147,3 +147,47 @@ def test_state_of_a_version_that_kept_no_plan(tmp_path: Path) -> None:
     ran(tmp_path)
     layout.plan(tmp_path).unlink()
     assert told(tmp_path, FILE.replace("name: rows", "name: lines")) == [("+", "sink lines"), ("=", "sink alarms")]
+
+
+JOINED = """\
+name: cycles
+sources:
+  commands: {topics: [commands]}
+  answers: {topics: [answers]}
+steps:
+  - name: sent
+    from: commands
+    parse: {schema: "machine STRING NOT NULL, command INT, at TIMESTAMP, force FLOAT"}
+  - name: answered
+    from: answers
+    parse: {schema: "machine STRING NOT NULL, command INT, received_at TIMESTAMP, code INT"}
+  - name: cycle
+    from: sent
+    join: {with: answered, on: [machine, command], left_time: at, right_time: received_at,
+           within: {after: 1 minute}, watermark: 30 seconds, as: answer}
+sinks:
+  - name: cycles
+    table: {path: lake/cycles}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "column", "types"),
+    [
+        ("force FLOAT", "force DOUBLE", "left column force", "was: FLOAT; is: DOUBLE"),
+        ("code INT", "code BIGINT", "right column code", "was: INT; is: BIGINT"),
+        ("command INT", "command BIGINT", "left column command", "was: INT; is: BIGINT"),
+    ],
+)
+def test_a_changed_type_in_the_state_of_a_join_is_refused(
+    old: str, new: str, column: str, types: str, tmp_path: Path
+) -> None:
+    ran(tmp_path, JOINED)
+    (refused,) = [change for change in changes(parse(JOINED.replace(old, new)), tmp_path) or () if change.mark == "!"]
+    assert refused.what == "sink cycles"
+    assert f"its join's {column} changed since" in refused.text
+    with pytest.raises(ConfigError) as error:
+        check_shapes(parse(JOINED.replace(old, new)), tmp_path)
+    assert f"its join's {column} changed since" in error.value.what
+    assert error.value.why == types
+    assert [change.mark for change in changes(parse(JOINED), tmp_path) or ()] == ["="]
