@@ -11,9 +11,10 @@ from typing import Any, cast
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import UnavailableError
+from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.run import errors, shared
+from penstock.pipelines.run.lease import lease_holder
 from penstock.pipelines.sinks import delivery
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec.pipeline import plan
@@ -21,6 +22,7 @@ from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.tube.record import Record
+from tests.spark.node import SEGMENT_RECORDS
 from tests.spark.pipelines import Setup
 
 FILE = """\
@@ -258,6 +260,78 @@ def test_a_sink_that_fails_leaves_the_others_alone_and_joins_them_again(
     others = [event["batch"] for event in setup.events[first:again] if is_batch(event, "rows")]
     assert others == list(range(others[0], others[-1] + 1))
     assert others[-1] >= 2 + batches
+
+
+def test_a_sink_whose_records_were_deleted_fails_alone(
+    setup_of: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention deletes what a failing sink needs while the others continue; the same in the next run."""
+    setup = setup_of(FILE.replace("maxOffsetsPerTrigger: 20", "maxOffsetsPerTrigger: 100"))
+    state = {"sent": 0, "failing": True, "deleted": False}
+    printed = delivery.DELIVERY["console"]
+
+    def write(writer: delivery.SinkWriter, sink: Sink, batch: delivery.SinkBatch) -> int:
+        if state["failing"]:
+            raise UnavailableError("the console does not answer", applied=False)
+        return printed.write(writer, sink, batch)
+
+    monkeypatch.setitem(cast("dict[str, Any]", delivery.DELIVERY), "console", printed._replace(write=write))
+
+    def send(count: int) -> None:
+        setup.send(*map(record, range(state["sent"], state["sent"] + count)))
+        state["sent"] += count
+
+    stop = threading.Event()
+
+    class Events(list[dict[str, Any]]):
+        """Deletes records when the others have them, and stops when these have later ones."""
+
+        def append(self, event: dict[str, Any]) -> None:
+            super().append(event)
+            if event["event"] == "batch" and is_read(setup, ("rows", "halved"), state["sent"]):
+                if not state["deleted"]:
+                    setup.node.expire_closed_segments()
+                    state["deleted"], state["failing"] = True, False
+                elif self.failures():
+                    stop.set()
+            if event["event"] == "sinks_failed":
+                send(10)
+
+        def failures(self) -> list[dict[str, Any]]:
+            return [event for event in self if event["event"] == "sinks_failed"]
+
+    events = setup.events = Events()
+    # The newest segment, which retention keeps, has a quarter of its records.
+    send(SEGMENT_RECORDS + SEGMENT_RECORDS // 4)
+    setup.run(stop, available_now=False, progress_s=0.2)
+    (failure,) = events.failures()
+    assert failure["sinks"] == ["seen"]
+    what, why, do = failure["error"].splitlines()
+    assert what.startswith("sink 'seen': ")
+    assert "is no longer stored (oldest: " in what
+    assert "retention removed" in why
+    assert "failOnDataLoss=false" in do
+    assert events[-1]["event"] == "stopped"
+    last = next(event for event in reversed(events) if event["event"] == "progress")
+    assert last["sinks"]["seen"]["failing_s"] > 0 == last["sinks"]["rows"]["failing_s"]
+    # An attempt may have read its records before they were deleted.
+    assert setup.ledger.counts("seen").read in (0, 100)
+    assert column(setup.lake / "rows", "n") == list(range(state["sent"]))
+
+    status = lease_holder(setup.pipeline.statestore.url, setup.pipeline.name, 60.0).record
+    assert status is not None
+    assert (status.state, status.why) == ("stopped", failure["error"])
+    setup.events = []
+    setup.send(record(state["sent"]))
+    # A run of existing records ends with the error when the others have them.
+    with pytest.raises(PenstockError, match=r"sink 'seen': .* is no longer stored") as caught:
+        setup.run()
+    assert is_read(setup, ("rows", "halved"), state["sent"] + 1)
+    assert str(caught.value).splitlines()[1:] == [why, do]
+
+
+def is_read(setup: Setup, sinks: Sequence[str], count: int) -> bool:
+    return all(setup.ledger.counts(sink).read == count for sink in sinks)
 
 
 def is_batch(event: dict[str, Any], sink: str) -> bool:

@@ -493,9 +493,10 @@ class PipelineSnapshot:
     """A pipeline, as its last run reported itself. Counts are those of this run, over all sinks.
 
     ``state``: ``running``, ``stopped``, ``failed``, ``lost`` (its lease has expired, but it did not report its end), or
-    ``never run``. ``why``: the error that ended it. Lags are those of the sink that is farthest behind, None unless it
-    runs. ``dead``: dead letters that were written; records of each sink if none were. ``managed``: its dead letters are
-    in the configuration of this node. ``spark_ui``: address of Spark's web interface, None unless it runs and has one.
+    ``never run``. ``why``: the error that ended it, or those of sinks without which it continues. Lags are those of the
+    sink that is farthest behind, None unless it runs. ``dead``: dead letters that were written; records of each sink if
+    none were. ``managed``: its dead letters are in the configuration of this node. ``spark_ui``: address of Spark's web
+    interface, None unless it runs and has one.
     """
 
     pipeline: str

@@ -296,6 +296,8 @@ class Stack:
                 self._on_batch(event)
             case "retry":
                 self._say(f"pipeline: {event['sink']} retries: {str(event['why']).splitlines()[0]}")
+            case "sinks_failed":
+                self._say(f"pipeline: {str(event['error']).splitlines()[0]}")
 
     def _durability(self) -> str:
         return str(self._ready["durability"])

@@ -280,6 +280,10 @@ def _words(event: Event) -> Iterator[str]:
         case "retry":
             # Cause and action are shown with the error if the run ends.
             yield f"{event['sink']}: next attempt in {event['in_s']:g} s: {event['why'].partition(chr(10))[0]}"
+        case "sinks_failed":
+            what, *more = event["error"].splitlines()
+            yield f"{event['pipeline']}: {what}; the other sinks continue"
+            yield from more
         case "maintenance":
             yield (
                 f"{event['sink']}: maintained its table: {event['combined']} files combined into {event['written']}, "

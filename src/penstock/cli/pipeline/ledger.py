@@ -239,6 +239,8 @@ def _note_run(found: PipelineStatus, state: StoragePath, prefix: str) -> None:
     note(f"{prefix}{found.text}{version}{left}")
     if record is not None and not state.exists():
         note(f"{prefix}{state} contains no ledger: set the directory of the run with --state-dir")
+    if run is not None and record is not None and record.why:
+        note(f"{prefix}the run continues without a sink: {record.why}")
     if run is None and record is not None:
         note(f"{prefix}the last one, run {record.run} on {record.host}: {_end(record)}")
 

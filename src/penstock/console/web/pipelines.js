@@ -35,7 +35,7 @@ function Pipeline({ name }) {
     ${error && html`<${Failure} error=${error} />`}
     ${pipeline.state === "lost" && html`<div class="reason problem" role="alert"><strong>The run ended without a report: its lease has expired.</strong>
       <p>It crashed, its host is down, or it lost the state store. Start it again; it continues from its checkpoint: <code>penstock pipeline run FILE</code></p></div>`}
-    ${pipeline.why !== null && html`<div class="reason problem" role="alert"><strong>The last run failed.</strong><pre tabindex="0"><code>${pipeline.why}</code></pre></div>`}
+    ${pipeline.why !== null && html`<div class="reason problem" role="alert"><strong>${{ failed: "The last run failed.", running: "The run continues without a sink." }[pipeline.state] ?? "A sink of the last run failed."}</strong><pre tabindex="0"><code>${pipeline.why}</code></pre></div>`}
     <${Facts} facts=${[
       ["State", state(pipeline)], ["Run", pipeline.run], ["Host", pipeline.host && `${pipeline.host}, process ${pipeline.pid ?? "–"}`],
       ["Since (UTC)", pipeline.since_at === null ? null : clock(pipeline.since_at)], ["Last report", pipeline.status_age_s === null ? null : `${age(pipeline.status_age_s)} ago`],

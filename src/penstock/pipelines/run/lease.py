@@ -63,9 +63,10 @@ notifications may reorder the two."""
 class RunRecord:
     """Status that a run publishes. ``since`` and ``at`` (time of writing) are ISO 8601, UTC.
 
-    ``progress`` is the newest ``progress`` event of the run, ``why`` the whole text of the error that ended it.
-    ``graph``: the nodes of the pipeline (:func:`penstock.pipelines.spec.description.graph`). ``spark_ui``: URL of
-    Spark's web interface, empty if it is not enabled. ``version``: that of the pipeline file, if the run has a file.
+    ``progress`` is the newest ``progress`` event of the run, ``why`` the whole text of the error that ended it, or
+    those of the sinks without which it continues. ``graph``: the nodes of the pipeline
+    (:func:`penstock.pipelines.spec.description.graph`). ``spark_ui``: URL of Spark's web interface, empty if it is not
+    enabled. ``version``: that of the pipeline file, if the run has a file.
     """
 
     run: str

@@ -179,6 +179,10 @@ class Progress:
         self._restarts[sink] += 1
         self._failing[sink] = failing_since
 
+    def failed(self, sink: str, now: float) -> None:
+        """``sink`` has failed, and is not started again."""
+        self._failing.setdefault(sink, now)
+
     def measure(
         self,
         now: float,
@@ -428,6 +432,11 @@ class ProgressMonitor:
     def restarted(self, sink: str, failing_since: float) -> None:
         """Count a restart of the query of ``sink``, which has failed since ``failing_since`` (``time.monotonic``)."""
         self._progress.restarted(sink, failing_since)
+
+    def failed(self, sink: str) -> None:
+        """Show ``sink`` as failing, if it does not already; publish the status without delay."""
+        self._progress.failed(sink, time.monotonic())
+        self._next_publish = 0.0
 
     def poll(
         self, queries: Mapping[str, StreamingQuery | None], running_batch: Mapping[str, RunningBatch | None]

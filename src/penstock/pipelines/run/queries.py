@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from penstock.errors import DataLossError, UnavailableError
+from penstock.errors import DataLossError, PenstockError, UnavailableError
 from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.ledger.ledger import NO_JOIN, Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, added_rows, alive, record_identity, windows_as_rows
@@ -678,6 +678,8 @@ class RunningQuery:
     warned_of_loss: bool = False
     """True after the warning that retention will delete records that its sinks have not read."""
     strange: int = 0
+    error: PenstockError | None = None
+    """The error after which the run continues without its sinks."""
     ended: bool = False
     stopping: bool = False
     """True while the query is stopped to join another one."""
@@ -692,6 +694,11 @@ class RunningQuery:
     def is_shared(self) -> bool:
         """True if its sinks can share a query; then the query of a restart is built for their positions."""
         return len(self.family) > 1
+
+    @property
+    def is_over(self) -> bool:
+        """True if the query has ended and is not started again."""
+        return self.ended or self.error is not None
 
     @property
     def is_healthy(self) -> bool:

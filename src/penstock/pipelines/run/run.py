@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import PySparkException
 
-from penstock.errors import ConfigError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.errors import ConfigError, DataLossError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import check_applicable, check_table_types, check_topics, remember
 from penstock.pipelines.run.errors import (
@@ -69,7 +69,14 @@ from penstock.pipelines.steps.lookups import store_lookup
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.kafka.schema_registry import check_registry
 from penstock.spark.environment.jars import s3a_jars
-from penstock.spark.error_causes import error_text, full_text, innermost_cause, is_spark_condition, java_stacks
+from penstock.spark.error_causes import (
+    ErrorText,
+    error_text,
+    full_text,
+    innermost_cause,
+    is_spark_condition,
+    java_stacks,
+)
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 from penstock.spark.session import SUBMITTED, check_master, refuse_connect
 from penstock.statestore.hlc import Hlc
@@ -337,7 +344,10 @@ class _PipelineRun:
             self._report()
             for running in self._queries:
                 check_nothing_dropped(running)
-            state = STOPPED
+            failed_alone = [running.error for running in self._queries if running.error is not None]
+            if failed_alone and not self._stop_requested():
+                raise failed_alone[0]
+            state, why = STOPPED, "\n".join(map(str, failed_alone))
         except PenstockError as error:
             why = str(error)
             raise
@@ -607,7 +617,7 @@ class _PipelineRun:
     def _warn_of_loss(self) -> None:
         """Warn once if retention will soon delete records that a failing sink has not read."""
         for running in self._queries:
-            if running.failing_since is None or running.warned_of_loss:
+            if running.failing_since is None or running.warned_of_loss or running.error is not None:
                 continue
             for sink in running.built.unfinished:
                 lag = self._watch.lag_of(sink)
@@ -616,7 +626,7 @@ class _PipelineRun:
                     self._emit_event(
                         "warning",
                         text=f"sink {sink!r} fails and has not read {lag.unread:.0%} of the records that a partition "
-                        "stores: retention deletes the oldest ones next, and the run then ends; do: start the system "
+                        "stores: retention deletes the oldest ones next, and the sink then fails; do: start the system "
                         "that does not answer, or increase the retention of the topic",
                     )
 
@@ -624,14 +634,14 @@ class _PipelineRun:
         return {name: running.query for running in self._queries for name in running.built.sinks}
 
     def _is_over(self) -> bool:
-        return self._stop_requested() or all(running.ended for running in self._queries)
+        return self._stop_requested() or all(running.is_over for running in self._queries)
 
     def _stop_requested(self) -> bool:
         """Return True after a request to stop, by signal or through the state store."""
         return self._stop.is_set() or self._store.stop_asked.is_set()
 
     def _check_query(self, running: RunningQuery) -> None:
-        if running.ended or running.stopped:
+        if running.is_over or running.stopped:
             return
         query = running.query
         if query is None:
@@ -661,7 +671,7 @@ class _PipelineRun:
                 started = self._separated(running)
             elif running.rebuild:
                 running.built.rebuild()
-        except (PySparkException, StorageError, UnavailableError) as error:
+        except (PySparkException, DataLossError, StorageError, UnavailableError) as error:
             self._failed_to_start(running, error)
             return
         for each in started:
@@ -671,7 +681,7 @@ class _PipelineRun:
                 each.query = each.built.start(
                     duration_ms(self._pipeline.trigger), available_now=self._options.available_now
                 )
-            except (StorageError, UnavailableError) as error:
+            except (DataLossError, StorageError, UnavailableError) as error:
                 self._failed_to_start(each, error)
 
     def _failed_to_start(self, running: RunningQuery, error: Exception) -> None:
@@ -739,9 +749,13 @@ class _PipelineRun:
             self._emit({"event": "stack", "sink": sink, "text": text})
 
     def _failed(self, running: RunningQuery, text: str) -> None:
-        """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run."""
+        """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run.
+
+        If records are lost that only this query needs, the run continues without its sinks.
+        """
         kind, words = innermost_cause(text)
-        name = running.built.unfinished[0]
+        unfinished = running.built.unfinished
+        name = unfinished[0]
         if is_incompatible_state(words):
             raise ConfigError(
                 f"sink {name!r}: the state of its dedupe, windows and join has columns of other types than now",
@@ -760,9 +774,15 @@ class _PipelineRun:
         tries = NAMED_TRIES if is_spark_condition(words) else STRANGE_TRIES
         said = error_text(words)
         what = f"sink {name!r}: {said.what}"
-        if policy is None and (kind or running.strange > tries):
+        # Of several sinks, those that need the lost records first get a query of their own.
+        separates = kind == DataLossError.__name__ and len(unfinished) < len(running.built.sinks)
+        if policy is None and not separates and (kind or running.strange > tries):
             kept = str(layout.failure(self._state, name))
             failed = f"{running.strange} consecutive attempts failed; the stack is in {kept!r}"
+            others = [other for other in self._queries if other is not running and not other.is_over]
+            if kind == DataLossError.__name__ and others and self._over is None:
+                self._continue_without(running, said)
+                return
             raise PenstockError(what, why=said.why if kind else failed, do=said.do or FIX_AND_RESTART)
         failing_s = now - running.failing_since
         if policy is not None and failing_s > policy.limit_s:
@@ -774,16 +794,28 @@ class _PipelineRun:
                 running.warned = True
                 text = f"{what}: {why}; the run continues to retry; do: {policy.do}"
                 self._emit_event("warning", text=text)
-        waiting = sum(other.query is None and not other.ended for other in self._queries)
+        waiting = sum(other.query is None and not other.is_over for other in self._queries)
         in_s = max(running.backoff.failed(), min(failing_s / 10, LONGEST_RETRY_PAUSE_S))
         in_s += 0.0 if policy is None else policy.apart_s * waiting
         running.query = None
         running.rebuild = policy is None
         running.restarts += 1
         running.restart_at = now + in_s
-        for sink in running.built.unfinished:
+        for sink in unfinished:
             self._watch.restarted(sink, running.failing_since)
             self._emit({"event": "retry", "sink": sink, "in_s": in_s, "restarts": running.restarts, "why": words})
+
+    def _continue_without(self, running: RunningQuery, cause: ErrorText) -> None:
+        """Continue the run without the sinks of the query ``running``, which has failed permanently."""
+        sinks = running.built.sinks
+        names = f"sink{'s' if len(sinks) > 1 else ''} {', '.join(map(repr, sinks))}"
+        running.error = PenstockError(f"{names}: {cause.what}", why=cause.why, do=cause.do or FIX_AND_RESTART)
+        running.query = None
+        for sink in sinks:
+            self._watch.failed(sink)
+        self._emit_event("sinks_failed", sinks=list(sinks), error=str(running.error))
+        failures = [each.error for each in self._queries if each.error is not None]
+        self._watch.record = replace(self._watch.record, why="\n".join(map(str, failures)))
 
     def _warn(self, text: str) -> None:
         """Queue a warning event. Called in the thread of the state store client."""
@@ -893,10 +925,11 @@ def run(
     (holder of the lease), ``started`` (with the fencing token, and the sinks of each query), ``queries`` (the same
     after a sink has left a query or joined one), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
-    console sink, as JSON), ``maintenance`` (of a sink's table: numbers of files, ``took_s``), ``retry``, ``stack``
-    (of a failure, if requested), ``applying`` (another ``version`` of the file), ``applied`` or ``rolled_back``,
-    ``stopping`` (after a request), ``stopped``. Checkpoints, ledger and start offsets are stored under ``state``; a
-    run with the same directory continues where the last one ended.
+    console sink, as JSON), ``maintenance`` (of a sink's table: numbers of files, ``took_s``), ``retry``,
+    ``sinks_failed`` (``error``; the other sinks continue), ``stack`` (of a failure, if requested), ``applying``
+    (another ``version`` of the file), ``applied`` or ``rolled_back``, ``stopping`` (after a request), ``stopped``.
+    Checkpoints, ledger and start offsets are stored under ``state``; a run with the same directory continues where the
+    last one ended.
 
     Raises:
         ConfigError: the state directory belongs to another pipeline, or is in a bucket and the jars of s3a are not set
@@ -905,7 +938,8 @@ def run(
         StorageError: the state directory, or that of a table, is not writable.
         UnavailableError: the node or TubeMQ remained unavailable, or another run holds the lease.
         DataLossError: a dedupe by arrival dropped records, see its message.
-        PenstockError: the lease was lost, or a query failed permanently.
+        PenstockError: the lease was lost, or a query failed permanently. If retention has deleted records that some
+            sinks need, only these fail; the error is raised when the others have ended.
     """
     with suppress_client_logs():
         execute(pipeline, state=state, options=options or RunOptions(), emit=emit, stop=stop)

@@ -225,6 +225,14 @@ class SharedBatches:
         """The sinks that have begun a batch and not finished it."""
         return tuple(member.name for member in self.members if member.position.begun is not None)
 
+    def at_offsets_of(self, sink: str) -> tuple[str, ...]:
+        """The sinks whose finished batches end at the same offsets as those of ``sink``."""
+        ends = {
+            member.name: None if (entry := member.position.finished) is None else offsets_of(entry)
+            for member in self.members
+        }
+        return tuple(name for name, end in ends.items() if end == ends[sink])
+
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Process one batch of the query: a batch of each sink that has not finished it."""
         with self._context.barrier, self.gate:
@@ -371,8 +379,8 @@ class SharedQuery:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """The sinks that have begun a batch and not finished it; all if there are none."""
-        return self.batches.unfinished or self.sinks
+        """The sinks that have begun a batch and not finished it; if there are none, those that begin the next one."""
+        return self.batches.unfinished or self.batches.at_offsets_of(self._group.lead)
 
     def rebuild(self) -> None:
         """Build a new plan of the rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.pipelines.run import run
 from penstock.pipelines.run.errors import BUSY, FULL, UNAVAILABLE
+from penstock.pipelines.run.lease import RunRecord
 from penstock.pipelines.run.progress import ProgressMonitor
 from penstock.pipelines.run.queries import BuiltQuery, RunningQuery
 from penstock.spark.session import session
@@ -175,6 +177,67 @@ def test_a_system_that_is_unavailable_for_long_ends_only_a_run_of_existing_recor
         loop._failed(running, text)
         assert [event["event"] for event in events].count("warning") == 2
     loop._store.close()
+
+
+LOST = "penstock.errors.DataLossError: offset 3 is no longer stored\n  why: retention removed it\n  do:  accept the gap"
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[run._PipelineRun]:
+    """A run with the queries rows + history and alarms."""
+    loop = run._PipelineRun(parse(), lambda _: None, threading.Event(), run.RunOptions(), tmp_path)
+    loop._watch = cast(
+        ProgressMonitor,
+        SimpleNamespace(restarted=lambda _sink, _since: None, failed=lambda _sink: None, record=RunRecord("r")),
+    )
+    for sinks in (("rows", "history"), ("alarms",)):
+        built = SimpleNamespace(name=sinks[0], sinks=sinks, unfinished=sinks)
+        loop._queries.append(RunningQuery(cast(BuiltQuery, built), cast(StreamingQuery, object())))
+    yield loop
+    loop._store.close()
+
+
+def test_a_run_continues_without_sinks_whose_records_are_lost(loop: run._PipelineRun) -> None:
+    first, second = loop._queries
+    events: list[run.Event] = []
+    loop._emit = events.append
+    loop._failed(first, LOST)
+    assert [(event["event"], event["sinks"]) for event in events] == [("sinks_failed", ["rows", "history"])]
+    error = "sinks 'rows', 'history': offset 3 is no longer stored\n  why: retention removed it\n  do:  accept the gap"
+    assert events[0]["error"] == loop._watch.record.why == str(first.error) == error
+    assert not loop._is_over()
+    # It is not started again.
+    loop._check_query(first)
+    assert (first.query, first.is_healthy) == (None, False)
+    # The run ends with the others.
+    second.ended = True
+    assert loop._is_over()
+    second.ended = False
+    with pytest.raises(PenstockError, match="sink 'alarms': offset 3"):
+        loop._failed(second, LOST)
+
+
+def test_of_sinks_that_share_a_query_those_whose_records_are_lost_are_separated_first(loop: run._PipelineRun) -> None:
+    events: list[run.Event] = []
+    loop._emit = events.append
+    shared = loop._queries[0]
+    shared.built = cast(BuiltQuery, SimpleNamespace(sinks=("rows", "history"), unfinished=("history",)))
+    loop._failed(shared, LOST)
+    assert [(event["event"], event["sink"]) for event in events] == [("retry", "history")]
+    assert shared.error is None
+    assert shared.restarts == 1
+
+
+@pytest.mark.parametrize("what", ["RefusedError", "ConfigError"])
+def test_other_permanent_errors_end_the_run(loop: run._PipelineRun, what: str) -> None:
+    with pytest.raises(PenstockError, match="sink 'rows': no"):
+        loop._failed(loop._queries[0], f"penstock.errors.{what}: no")
+
+
+def test_a_version_on_trial_that_lacks_records_is_rolled_back(loop: run._PipelineRun) -> None:
+    loop._over = 1
+    with pytest.raises(PenstockError, match="sink 'rows': offset 3"):
+        loop._failed(loop._queries[0], LOST)
 
 
 @pytest.mark.parametrize(("error", "settled"), [(StorageError("expired"), True), (UnavailableError("busy"), False)])

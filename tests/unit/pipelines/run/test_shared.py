@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.run.shared import QueryBuilder, grouped, is_before
+from penstock.pipelines.run.shared import QueryBuilder, SharedBatches, grouped, is_before
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Position
 from tests.unit.pipelines.recorded_run import RecordedRun
@@ -75,6 +75,16 @@ def test_no_sink_can_be_behind_in_one_partition_and_ahead_in_another() -> None:
     assert not is_before({"t": {"1:0": 5, "1:1": 0}}, {"t": {"1:0": 5}})
     # Marks of Apache's brokers are no offsets.
     assert is_before({"t": {"1:0": 5, "1:0@data": 900}}, {"t": {"1:0": 5, "1:0@data": 800}})
+
+
+def test_sinks_ahead_do_not_need_the_records_of_the_first_batch() -> None:
+    """If these records were deleted before a sink has begun the batch, only those that are behind fail."""
+    positions = {"ahead": at(7), "behind": at(3), "begun": at(3, 7), "new": at(None)}
+    members = [SimpleNamespace(name=name, position=position) for name, position in positions.items()]
+    batches = cast(SharedBatches, SimpleNamespace(members=members))
+    assert SharedBatches.at_offsets_of(batches, "behind") == ("behind", "begun")
+    assert SharedBatches.at_offsets_of(batches, "ahead") == ("ahead",)
+    assert SharedBatches.at_offsets_of(batches, "new") == ("new",)
 
 
 def test_a_run_refuses_a_checkpoint_that_its_ledger_contradicts(tmp_path: Path) -> None:
