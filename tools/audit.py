@@ -76,7 +76,8 @@ class Audit:
             return
         answer, reason = _json([npm, "audit", "--package-lock-only", "--json"], PINS)
         if "vulnerabilities" not in answer:
-            self._add_unknown(pinned.values(), answer.get("message", reason))
+            # npm's message ends with the address of its registry.
+            self._add_unknown(pinned.values(), f"npm: {answer.get('message', reason).partition(' - ')[0]}")
             return
         self.packages |= set(pinned.values())
         for name, each in answer["vulnerabilities"].items():

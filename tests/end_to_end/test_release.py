@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,20 +19,61 @@ from penstock import compiled
 from tests.tools import skip_or_fail
 from tools import console_libraries, release
 
+CAN_BUILD = """
+import sys, sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+if find_spec("ensurepip") is None:
+    sys.exit("it has no ensurepip")
+if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+    sys.exit("it has no headers")
+"""
 
-def other_interpreters() -> dict[str, Path]:
-    """The other supported versions of Python of this machine, on PATH or installed by pyenv: version to path."""
-    names = [f"python3.{minor}" for minor in range(release.OLDEST[1], 20)]
+
+def supported_versions() -> list[str]:
+    """The versions of Python in the classifiers of the package, such as 3.12."""
+    project = tomllib.loads((release.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = (re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", each) for each in project["classifiers"])
+    return [match[1] for match in found if match]
+
+
+def other_interpreters() -> tuple[dict[str, Path], dict[str, str]]:
+    """The other supported versions of Python of this machine, on PATH or installed by pyenv: their paths, and of those
+    that are missing or cannot build a wheel, the reasons."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    candidates = [Path(found) for name in names if (found := shutil.which(name))]
-    candidates += [path for name in names for path in sorted(pyenv.glob(f"*/bin/{name}"))]
-    interpreters: dict[str, Path] = {}
-    for path in candidates:
-        done = subprocess.run([path, "-c", release.VERSION], capture_output=True, text=True)
-        if done.returncode == 0:  # a shim of pyenv fails if that version is not selected
-            interpreters.setdefault(done.stdout.split()[1], path)
-    interpreters.pop(f"{sys.version_info.major}.{sys.version_info.minor}", None)
-    return interpreters
+    found: dict[str, Path] = {}
+    missing: dict[str, str] = {}
+    for version in supported_versions():
+        if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+            continue
+        name = f"python{version}"
+        missing[version] = "it is not installed"
+        for path in (shutil.which(name), *sorted(pyenv.glob(f"*/bin/{name}"))):
+            # A shim of pyenv fails if that version is not selected.
+            if path is None or subprocess.run([path, "-c", ""], capture_output=True).returncode:
+                continue
+            done = subprocess.run([path, "-c", CAN_BUILD], capture_output=True, text=True)
+            if done.returncode == 0:
+                found[version] = Path(path)
+                del missing[version]
+                break
+            missing[version] = done.stderr.strip()
+    return found, missing
+
+
+def test_an_interpreter_that_cannot_build_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = next(each for each in supported_versions() if each != f"{sys.version_info.major}.{sys.version_info.minor}")
+    program = tmp_path / f"python{other}"
+    program.write_text('#!/bin/sh\n[ -z "$2" ] || { echo it has no headers >&2; exit 1; }\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    found, missing = other_interpreters()
+    assert found == {}
+    assert missing.pop(other) == "it has no headers"
+    assert set(missing.values()) == {"it is not installed"}
 
 
 @pytest.mark.nightly
@@ -42,7 +85,8 @@ def test_a_release(
     missing = compiled.cached_build(release.ROOT / "src" / "penstock")[1]
     if missing := missing or ("" if console_libraries.present() else console_libraries.problem()):
         skip_or_fail(missing)
-    folder, version, others = tmp_path / "release", penstock.__version__, other_interpreters()
+    folder, version = tmp_path / "release", penstock.__version__
+    others, left_out = other_interpreters()
     more = [part for path in others.values() for part in ("--python", str(path))]
     arguments = ["--draft", "--build", "cached", *more, "--directory", str(folder)]
     assert release.main(arguments) == 0, capsys.readouterr().err
@@ -61,4 +105,5 @@ def test_a_release(
         assert wanted <= components.keys()
         assert inventory["metadata"]["component"]["version"] == version
     assert "| lmdb " in (folder / f"penstock-{version}-licenses.md").read_text()
-    record_property("summary", f"also Python {', '.join(sorted(others))}" if others else "no other Python")
+    parts = [f"with Python {each}" for each in others] + [f"not with {each}: {why}" for each, why in left_out.items()]
+    record_property("summary", ", ".join(parts))

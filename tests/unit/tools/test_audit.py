@@ -84,7 +84,10 @@ def test_the_libraries_of_the_console_are_looked_up(tmp_path: Path) -> None:
 def test_without_npm_or_its_list_the_libraries_of_the_console_are_not_looked_up(tmp_path: Path) -> None:
     for npm, reason in (
         (None, "npm is not installed"),
-        (str(program(tmp_path, {"message": "405 Method Not Allowed"}, "npm error", 1)), "405 Method Not Allowed"),
+        (
+            str(program(tmp_path, {"message": "405 Not Allowed - POST https://npm.invalid"}, "", 1)),
+            "npm: 405 Not Allowed",
+        ),
     ):
         found = audit.Audit()
         found.add_console(npm)
