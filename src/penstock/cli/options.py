@@ -619,12 +619,11 @@ class StateStoreOptions(BrokerOptions):
         A command with a few requests has no session, which a durable broker would have to store before CONNACK, and to
         delete: two commits more than the request itself, which etcd refuses when it is full. What a session brings is
         the answer to a request that the store executed, but whose answer was lost with the connection. Without it a
-        request that was acknowledged times out, and the error says that it may have been executed, as if the whole
-        command is lost. A request without an acknowledgement is sent again in both cases, which is harmless for a GET
-        and a plain SET. Observations end with the connection in both cases, and are restored by reading the keys.
+        read is sent again, and a write fails with an unknown outcome, as if the whole command is lost. Observations end
+        with the connection in both cases, and are restored by reading the keys.
 
-        A command has a session (``keeps_session``) if a repeated request would have another answer (SET NX, DEL, VDEL),
-        or if it sends many requests for a long time and should survive a restart of the node.
+        A command has a session (``keeps_session``) if its answer says whether it was applied (SET NX, DEL, VDEL), or
+        if it sends many requests for a long time and should survive a restart of the node.
 
         Raises:
             UnavailableError: the broker does not respond.

@@ -24,7 +24,7 @@ from penstock.errors import UnavailableError
 from penstock.node.node import Node
 from penstock.pipelines.spec.values import run_key
 from penstock.statestore.blocking import Client
-from penstock.statestore.client.client import StateStoreClient, Write
+from penstock.statestore.client.client import Condition, StateStoreClient, Write
 from penstock.testing import LocalNode
 from tests.unit.cli.conftest import Command, Done
 from tests.unit.node.test_node import config
@@ -121,6 +121,51 @@ def test_a_command_whose_first_answer_is_lost_reports_what_it_did(
     done = asyncio.run(_losing_an_answer(node, lambda url: penstock("kv", *line, "--broker", url)))
     assert (done.status, done.err) == (0, "")
     assert (store.get("k") is None) == (line[0] != "set")
+
+
+def test_a_write_without_a_session_is_not_executed_twice(node: LocalNode, store: Client, penstock: Command) -> None:
+    """Its answer is lost, and the store cannot recognize a repeated request without a session."""
+    done = asyncio.run(_losing_an_answer(node, lambda url: penstock("kv", "set", "k", "v", "--broker", url)))
+    assert (done.status, done.out) == (1, "")
+    assert "whether SET 'k' was executed is unknown" in done.err
+    assert "the broker has no session in which it would keep the answer" in done.err
+    entry = store.get("k")
+    assert entry is not None
+    assert entry.value == b"v"
+
+
+def test_a_read_without_a_session_is_repeated(node: LocalNode, store: Client, penstock: Command) -> None:
+    store.set("k", "v")
+    done = asyncio.run(_losing_an_answer(node, lambda url: penstock("kv", "get", "k", "--broker", url)))
+    assert (done.status, done.out, done.err) == (0, "v", "")
+
+
+@pytest.mark.parametrize("command", ["set", "delete", "vdelete"])
+def test_a_client_without_a_session_does_not_report_the_answer_of_a_second_execution(
+    node: LocalNode, store: Client, command: str
+) -> None:
+    """SET NX would report that the key exists, a deletion that it does not: of what its own first request did."""
+    if command != "set":
+        store.set("k", "v")
+
+    async def work(url: str) -> Done:
+        async with StateStoreClient.connect(url, session_expiry_s=0) as client:
+            if command == "set":
+                await client.set("k", "v", condition=Condition.NX)
+            elif command == "delete":
+                await client.delete("k")
+            else:
+                await client.vdelete("k", "v")
+        raise AssertionError("the lost answer was not noticed")
+
+    def run(url: str) -> Done:
+        with pytest.raises(UnavailableError, match="was executed is unknown") as raised:
+            asyncio.run(work(url))
+        assert raised.value.applied is None
+        return Done(0, "", "")
+
+    asyncio.run(_losing_an_answer(node, run))
+    assert (store.get("k") is None) == (command != "set")
 
 
 def test_keys_and_contexts_are_offered_by_shell_completion(

@@ -401,6 +401,7 @@ class MqttClient:
         qos: int = 1,
         retain: bool = False,
         properties: Properties | None = None,
+        resend: bool = True,
     ) -> int:
         """Publish a message; return the reason code of its last acknowledgement (0, or 0x10: no subscribers).
 
@@ -409,10 +410,14 @@ class MqttClient:
         it was not sent yet. At QoS 2 the message is delivered once even if the connection is lost, while the server
         keeps the session (``session_expiry_s``) and this client runs.
 
+        If the connection is lost before the acknowledgement, the message is sent again after the reconnect. In the same
+        session the server recognizes it as a duplicate; in a new one (``session_expiry_s`` 0, or a server that lost its
+        sessions) it cannot. ``resend=False`` raises UnavailableError there instead.
+
         Raises:
             RefusedError: reason code 0x80 or above.
-            UnavailableError: the client will not connect again, or the message expired; ``applied`` None: the server
-                may have received it.
+            UnavailableError: the client will not connect again, the message expired, or it was not sent again in a new
+                session; ``applied`` None: the server may have received it.
             LocalProtocolError: the message cannot be sent, or exceeds what the server supports.
         """
         validate_topic_name(topic)
@@ -435,7 +440,7 @@ class MqttClient:
         async with self._free_publishes:
             driver.check_open()
             with driver.operation() as future:
-                self._engine.publish(publish, future, driver.now(), since=since)
+                self._engine.publish(publish, future, driver.now(), since=since, resend=resend)
                 driver.schedule_flush()
                 answer = await future
         code = int(answer.reason_codes[0])

@@ -150,7 +150,9 @@ class StateStoreClient:
         ``url`` is ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://`` or ``wss://``; ``tls``: authorities to trust
         and the client certificate. ``session_expiry_s``: time for which the broker queues responses after the
         connection was lost. A durable broker stores this session, at the start and the end of the client and for each
-        response; with 0 there is none, and a request times out whose response was lost with the connection.
+        response; with 0 there is none. A write whose response was lost with the connection then raises UnavailableError
+        with ``applied`` None, as with a broker that lost its sessions: it is not sent again, because a second execution
+        could report that a key exists which the first one set. Reads are sent again.
         """
         mqtt = MqttClient(
             url,

@@ -32,8 +32,12 @@ _log = logging.getLogger("penstock.statestore")
 
 _TIMED_OUT: Final = "408"
 """Status of a request that may have been executed."""
+_READS: Final = frozenset(verb.value.encode() for verb, spec in COMMANDS.items() if not spec.checks_fence)
+"""Commands that may be executed twice: they change no key."""
 _WITH_VALUE: Final = frozenset(("SET", "VDEL"))
 """Commands with a value, which may be too large."""
+_LOST_SESSION: Final = "the connection was lost, and the broker has no session in which it would keep the answer"
+_READ_FIRST: Final = "read the key to see whether the request was executed, then repeat it"
 _WARN_AGAIN_MS: Final = 3_600_000
 """Interval of reports of a wrong clock, in ms."""
 
@@ -137,7 +141,8 @@ class RequestSender:
         Raises:
             LocalProtocolError: ``fencing_token`` is no version.
             StateStoreError: the store rejected the request.
-            UnavailableError: no response in time.
+            UnavailableError: no response in time, or the connection was lost during a write, and with it the session
+                in which the broker would recognize the repeated request (``applied`` None).
         """
         token: object = fencing_token
         if token is not None and not isinstance(token, Hlc):
@@ -165,10 +170,26 @@ class RequestSender:
             async with asyncio.timeout(timeout_s):
                 # Not queued without a connection: a write must not be executed long after its timeout.
                 await self._mqtt.wait_connected()
-                code = await self._mqtt.publish(publish.topic, publish.payload, qos=1, properties=publish.properties)
+                code = await self._mqtt.publish(
+                    publish.topic,
+                    publish.payload,
+                    qos=1,
+                    properties=publish.properties,
+                    # A second execution could give a wrong answer, or overwrite a later value of another client.
+                    resend=args[0] in _READS,
+                )
                 message = await future
         except TimeoutError:
             raise self._no_answer(named, timeout_s, code, lost=self.lost_sessions > lost_sessions) from None
+        except UnavailableError as error:
+            if self.lost_sessions == lost_sessions:
+                raise
+            raise UnavailableError(
+                f"state store: whether {named[0]} {as_text(named[1])} was executed is unknown",
+                applied=None,
+                why=_LOST_SESSION,
+                do=_READ_FIRST,
+            ) from error
         except LocalProtocolError as error:
             raise _not_sent(named, error) from None
         finally:
@@ -186,11 +207,10 @@ class RequestSender:
             why = "the broker has no subscriber for state store requests"
             do = "use a broker with a state store (penstock up), or attach one: penstock statestore attach --broker URL"
         elif lost:
-            why = "the connection was lost, and the broker has no session in which it would keep the answer"
-            do = "read the key to see whether the request was executed, then repeat it"
+            why, do = _LOST_SESSION, _READ_FIRST
         else:
             why = "no state store at this broker, or it is overloaded, or its disk is full or slow: see its /readyz"
-            do = "read the key to see whether the request was executed, then repeat it"
+            do = _READ_FIRST
         return UnavailableError(
             f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:g} s",
             applied=None,
@@ -209,7 +229,7 @@ class RequestSender:
                 f"state store: no answer to {command} {as_text(key)} in time",
                 applied=None,
                 why=properties.user_property("__stMsg"),
-                do="read the key to see whether the request was executed, then repeat it",
+                do=_READ_FIRST,
             )
         if status != "200":
             text, field = properties.user_property("__stMsg"), properties.user_property("__propName")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, Publish, PubRec, PubRel, Subscription
 from penstock.mqtt.codec.properties import Properties
@@ -26,7 +26,7 @@ class Sender:
         self.half.resume(self.announced, 0, present=False)
 
     def publish(self, token: object, qos: int = 2, topic: str = "a") -> None:
-        self.half.publish(Publish(topic, str(token).encode(), qos), token, 0, 0)
+        self.half.publish(Publish(topic, str(token).encode(), qos), token, 0, 0, resend=True)
 
     def reconnect(self, *, present: bool) -> None:
         self.half.lost()
@@ -82,6 +82,23 @@ def test_messages_that_the_server_received_are_not_sent_to_its_next_session() ->
     assert [(p.payload, p.dup) for p in sender.sent() if isinstance(p, Publish)] == [(b"open", False)]
 
 
+@pytest.mark.parametrize("present", [True, False])
+def test_a_message_without_resend_is_sent_again_in_its_session_only(present: bool) -> None:
+    sender = Sender(Properties(receive_maximum=1))
+    for token in ("sent", "queued"):
+        sender.half.publish(Publish("a", token.encode(), 1), token, 0, 0, resend=False)
+    sender.reconnect(present=present)
+    if present:
+        assert [(p.payload, p.dup) for p in sender.sent() if isinstance(p, Publish)] == [(b"sent", True)]
+        assert sender.events == []
+        return
+    (done,) = [e for e in sender.events if isinstance(e, OperationDone)]
+    assert (done.token, isinstance(done.error, UnavailableError) and done.error.applied is None) == ("sent", True)
+    assert [(p.packet_id, p.payload, p.dup) for p in sender.sent() if isinstance(p, Publish)] == [(2, b"queued", False)]
+    sender.half.acknowledged(PubAck(2), 0)
+    assert sender.answers()[1:] == [("queued", [0])]
+
+
 def test_answers_of_the_wrong_kind() -> None:
     sender = Sender()
     sender.publish("q2")
@@ -101,9 +118,9 @@ def test_answers_of_the_wrong_kind() -> None:
 def test_a_qos_2_message_that_left_does_not_expire() -> None:
     sender = Sender()
     expiring = Properties(message_expiry_interval=1)
-    sender.half.publish(Publish("a", b"left", 2, properties=expiring), "left", 0, 0)
+    sender.half.publish(Publish("a", b"left", 2, properties=expiring), "left", 0, 0, resend=True)
     sender.half.lost()
-    sender.half.publish(Publish("a", b"waits", 2, properties=expiring), "waits", 0, 0)
+    sender.half.publish(Publish("a", b"waits", 2, properties=expiring), "waits", 0, 0, resend=True)
     sender.half.give_up_expired(5_000)
     assert [token for token, _ in sender.answers()] == ["waits"]
     sender.half.resume(Properties(), 5_000, present=True)

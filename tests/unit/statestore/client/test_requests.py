@@ -24,15 +24,20 @@ class Mqtt:
     def __init__(self) -> None:
         self.connected = True
         self.code = 0
+        self.error: UnavailableError | None = None
         self.sent: list[tuple[str, bytes, Properties]] = []
 
     async def wait_connected(self) -> None:
         if not self.connected:
             await asyncio.Event().wait()
 
-    async def publish(self, topic: str, payload: bytes, *, qos: int, properties: Properties) -> int:
+    async def publish(self, topic: str, payload: bytes, *, qos: int, properties: Properties, resend: bool) -> int:
         assert qos == 1
+        assert resend == (b"GET" in payload)
         self.sent.append((topic, payload, properties))
+        if self.error is not None:
+            await asyncio.sleep(0)  # a reconnect, whose hook runs before the message fails
+            raise self.error
         return self.code
 
 
@@ -96,6 +101,18 @@ async def test_a_timeout_after_a_lost_session_names_it(requests: RequestSender) 
             await call
         assert raised.value.applied is None
         assert why in (raised.value.why or "")
+
+
+async def test_a_write_whose_session_was_lost_has_an_unknown_outcome(mqtt: Mqtt, requests: RequestSender) -> None:
+    mqtt.error = UnavailableError("mqtt: not sent again", applied=None)
+    with pytest.raises(UnavailableError, match="not sent again"):
+        await requests.call([b"DEL", b"k"], timeout_s=5)  # another failure of the connection
+    call = asyncio.create_task(requests.call([b"DEL", b"k"], timeout_s=5))
+    asyncio.get_running_loop().call_soon(setattr, requests, "lost_sessions", 1)
+    with pytest.raises(UnavailableError, match="whether DEL 'k' was executed is unknown") as raised:
+        await call
+    assert raised.value.applied is None
+    assert "the broker has no session" in (raised.value.why or "")
 
 
 async def test_giving_up_ends_every_wait(requests: RequestSender) -> None:

@@ -220,13 +220,16 @@ class ClientEngine:
 
     # Operations
 
-    def publish(self, publish: Publish, token: object, now: int, *, since: int | None = None) -> None:
+    def publish(
+        self, publish: Publish, token: object, now: int, *, since: int | None = None, resend: bool = True
+    ) -> None:
         """Send a QoS 1 or 2 message as soon as connection and Receive Maximum allow; its :class:`OperationDone` has the
         ``token``.
 
         Its message expiry runs from ``since`` (default: now): it is sent with the remaining interval, or given up.
+        Without ``resend`` a message that was sent, but not acknowledged, fails when the server has lost the session.
         """
-        self._outgoing.publish(publish, token, now, now if since is None else since)
+        self._outgoing.publish(publish, token, now, now if since is None else since, resend=resend)
 
     def publish_qos0(self, publish: Publish, now: int) -> None:
         """Send a QoS 0 message; the caller made sure that the client is connected.

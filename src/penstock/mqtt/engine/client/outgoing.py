@@ -2,7 +2,8 @@
 
 Operations outlive network connections. After a CONNACK with Session Present 1, PUBREL and PUBLISH (with DUP) are sent
 again in their order [MQTT-4.4.0-1]; otherwise messages are sent as new ones and subscriptions are created again. A QoS
-2 message after its PUBREC belongs to the server: it is reported as done, because sending it again would duplicate it.
+2 message after its PUBREC belongs to the server: it is reported as done, because sending it again would duplicate it. A
+message that must not be sent again in a new session, where the server cannot detect the duplicate, fails instead.
 
 Source: MQTT 5.0 sections 4.3, 4.4, 4.6, 4.9; 3.3.2.3.4 for topic aliases.
 """
@@ -47,16 +48,19 @@ class _Operation(InflightEntry):
 
     ``sent``: sent in the current session; ``seen``: sent, possibly in an older session. ``received``: the reason code
     of its PUBREC, None before. ``counted``: it counts towards the server's Receive Maximum. ``expires_at``: instant of
-    its message expiry in ms; 0 = never.
+    its message expiry in ms; 0 = never. ``resend``: send it again in a new session.
     """
 
-    __slots__ = ("counted", "expires_at", "packet", "received", "seen", "sent", "token")
+    __slots__ = ("counted", "expires_at", "packet", "received", "resend", "seen", "sent", "token")
 
-    def __init__(self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int = 0) -> None:
+    def __init__(
+        self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int = 0, *, resend: bool = True
+    ) -> None:
         super().__init__()
         self.packet = packet
         self.token = token
         self.expires_at = expires_at
+        self.resend = resend
         self.sent = False
         self.seen = False
         self.counted = False
@@ -106,6 +110,9 @@ class Outgoing:
             self._inflight.clear()
             for operation in received:
                 self._answer(operation, (operation.received or 0,), None)
+            for operation in [op for op in self._waiting if op.seen and not op.resend]:
+                self._waiting.remove(operation)
+                self._give_up(operation, _outcome_unknown(operation.packet))
             for operation in (*control, *self._waiting):
                 operation.packet.packet_id = 0
                 operation.sent = False
@@ -158,7 +165,7 @@ class Outgoing:
 
     # Requests
 
-    def publish(self, publish: Publish, token: object, now: int, since: int) -> None:
+    def publish(self, publish: Publish, token: object, now: int, since: int, *, resend: bool) -> None:
         """Send a QoS 1 or 2 message as soon as connection and Receive Maximum allow."""
         given = publish.optional_properties
         expires_at = 0
@@ -166,7 +173,7 @@ class Outgoing:
             expires_at = since + given.message_expiry_interval * 1000
             if not self.next_expiry or expires_at < self.next_expiry:
                 self.next_expiry = expires_at + 1
-        self._waiting.append(_Operation(publish, token, expires_at))
+        self._waiting.append(_Operation(publish, token, expires_at, resend=resend))
         self.pump(now)
 
     def publish_qos0(self, publish: Publish, now: int) -> None:
@@ -425,4 +432,14 @@ def _expired(publish: Publish, operation: _Operation) -> UnavailableError:
         f"mqtt: the message to {publish.topic!r} expired before it was acknowledged",
         applied=None if operation.seen else False,
         why="the message expired before the server could accept it",
+    )
+
+
+def _outcome_unknown(packet: Publish | Subscribe | Unsubscribe) -> UnavailableError:
+    assert isinstance(packet, Publish)
+    return UnavailableError(
+        f"mqtt: whether the server received the message to {packet.topic!r} is unknown",
+        applied=None,
+        why="the connection was lost before the acknowledgement, and the server has no session of this client",
+        do="find out whether it had an effect before sending it again",
     )
