@@ -219,9 +219,13 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
     ]  # fmt: skip
     web.answers["admin_query_broker_run_status"].pop()
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 2, "topicSet": ["water"]}]
-    web.answers["admin_query_offset"] = [{"groupName": "old", "subInfo": [{"topicName": "air"}]}]
+    web.answers["admin_query_offset"] = [{"groupName": "old", "subInfo": [{"topicName": "air", "offsets": []}]}]
     done = penstock("tube", "group", "list", "--broker-http", "h:1,h:2")
-    assert done.out == "GROUP  MEMBERS  TOPICS  BROKERS\nlake         2  water\nold          0  air     1,2\n"
+    assert done.out == (
+        "GROUP  MEMBERS  LAG  OLDEST  TOPICS  BROKERS\n"
+        "lake         2    -  -       water\n"
+        "old          0    -  -       air     1,2\n"
+    )
     assert [address for address, method, _ in web.calls if method == "admin_query_offset"] == ["h:1", "h:2"]
     for given, message in (
         ("h:1,h:2,h:3", "3 addresses for 2 brokers"),

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from penstock.cli.tube.access import UNKNOWN_USER
 from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.io import clock
 from penstock.tube import reader
@@ -226,6 +227,40 @@ def test_lag_of_all_groups(web: Web, penstock: Command) -> None:
     assert [row["group"] for row in rows] == ["archive", "lake"]
     web.answers["admin_query_offset"] = []
     assert penstock("tube", "group", "lag", "--fail-above", "0").status == 0
+
+
+def test_the_list_of_groups_has_their_lag(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def standing(partition: int, offset: int) -> dict[str, Any]:
+        return {"partitionId": partition, "curOffset": offset, "offsetMax": 168, "dataLag": 500}
+
+    def subs(*standings: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"topicName": "water", "offsets": list(standings)}]
+
+    web.answers["admin_query_offset"] = [
+        {"groupName": "lake", "subInfo": subs(standing(0, 28), standing(1, 28))},
+        {"groupName": "archive", "subInfo": subs(standing(0, 168))},
+    ]
+    web.answers["admin_query_sub_info"] = [{"consumeGroup": "new", "consumerNum": 1, "topicSet": ["water"]}]
+    done = penstock("tube", "group", "list")
+    assert (done.status, done.err) == (0, "")
+    assert done.out == (
+        "GROUP    MEMBERS  LAG  OLDEST  TOPICS  BROKERS\n"
+        "archive        0    0  -       water   1\n"
+        "lake           0    4  2.5 s   water   1\n"
+        "new            1    -  -       water\n"
+    )
+    rows = [json.loads(line) for line in penstock("tube", "group", "list", "--json").out.splitlines()]
+    assert [(row["group"], row["lag_messages"], row["lag_s"]) for row in rows] == [
+        ("archive", 0, 0.0), ("lake", 4, 2.5), ("new", None, None),
+    ]  # fmt: skip
+
+    def refused(*_: object) -> None:
+        raise RefusedError("tube: user 'reader' was refused", code=UNKNOWN_USER, why="its password is wrong")
+
+    monkeypatch.setattr(Reader, "plan", refused)
+    done = penstock("tube", "group", "list")
+    assert (done.status, "lake" in done.out) == (0, True)
+    assert done.err == "the lag is not shown: tube: user 'reader' was refused: its password is wrong\n"
 
 
 def test_watching_ends_with_an_interrupt(penstock: Command, pauses: list[float]) -> None:

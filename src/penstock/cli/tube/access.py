@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
@@ -335,6 +335,10 @@ class TubeConnectionOptions(MasterOptions):
 
             yield lambda broker: connect(*broker.address(tls=self.over_tls))
 
+    def topics(self) -> list[str]:
+        """Return the names of the topics; empty if the administration of the master does not return them soon."""
+        return _beginning("", _topics(self)) if self.http else []
+
     def members(self, group: str) -> int:
         """Return the current number of members of consumer group ``group``."""
         rows = self.call("admin_query_sub_info", {"consumeGroup": group})
@@ -390,25 +394,33 @@ def partitions(masters: str, topic: str, client: ClientOptions) -> list[Partitio
         ) from error
 
 
-def announced(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:
-    """Return the partitions of ``topic``.
+def announced(
+    masters: str, topic: str, client: ClientOptions, known: Callable[[], Iterable[str]] = tuple
+) -> list[PartitionInfo]:
+    """Return the partitions of ``topic``; ``known`` returns the names of topics, for the error.
 
     Raises: RefusedError: there is none. ConfigError: the name is not valid.
     """
     found = partitions(masters, topic, client)
     if not found:
-        raise no_topic(masters, topic, "the master announces no partition of it")
+        raise no_topic(masters, topic, "the master announces no partition of it", known=known())
     return found
 
 
-def no_topic(masters: str, topic: str, why: str | None = None) -> RefusedError:
-    """Return the error for a topic that does not exist. Raises ConfigError if the name is not valid."""
+def no_topic(masters: str, topic: str, why: str | None = None, *, known: Iterable[str] = ()) -> RefusedError:
+    """Return the error for a topic that does not exist; ``known``: names of topics. Raises ConfigError if the name is
+    not valid."""
+    from penstock.runtime.config.values import did_you_mean
+
     check_topic(topic)
+    similar = did_you_mean(topic, known)
+    listed = "list the topics: penstock tube topic list"
     return RefusedError(
         f"topic {topic!r} does not exist at the master",
         peer=masters,
         why=why,
-        do=f"create it (penstock tube topic create {topic}), or correct the name (penstock tube topic list)",
+        do=f"{similar or listed}; create it: penstock tube topic create {topic}, or name it in a rule or in "
+        "tube.topics of penstock.yaml, and restart the node",
     )
 
 

@@ -111,9 +111,8 @@ class RetentionOptions:
 
 
 @app.add(
-    "penstock tube broker run --broker-id 2 --data-dir broker-2 --tube-master 127.0.0.1:8715",
-    "penstock tube broker run --broker-id 2 --tube-broker 0.0.0.0:8123 --tube-broker-advertise two.example:8123 "
-    "--passwords passwords",
+    "penstock tube broker run --broker-id 2 --data-dir broker-2",
+    "penstock tube broker run --broker-id 2 --tube-broker two:8123 --passwords pw",
     name="run",
 )
 @connects_to_master

@@ -7,7 +7,7 @@ import heapq
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -149,7 +149,9 @@ def consume(
             try:
                 run_client(_consume(request, name, show, undecodable, follow=follow))
             except RefusedError as error:
-                raise (no_topic(tube.tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
+                if error.code != NOT_DEPLOYED:
+                    raise
+                raise no_topic(tube.tube_master, topic, known=tube.topics()) from None
             finally:
                 if group is None and tube.http:
                     _forget(name, tube)
@@ -205,6 +207,8 @@ class ConsumeRequest:
     types: tuple[str, ...]
     count: int | None
     client: ClientOptions
+    topics: Callable[[], Sequence[str]] = tuple
+    """Returns the names of the topics, for the error of an unknown one."""
 
     @classmethod
     def of(
@@ -228,11 +232,12 @@ class ConsumeRequest:
             types,
             count,
             tube.client(),
+            tube.topics,
         )
 
     def partitions(self) -> list[PartitionInfo]:
         """Return the selected partitions. Raises RefusedError if the topic or a partition does not exist."""
-        infos = announced(self.masters, self.topic, self.client)
+        infos = announced(self.masters, self.topic, self.client, self.topics)
         chosen = pick(self.parts, self.topic, ((info.broker_id, info.partition) for info in infos))
         return [info for info in infos if (info.broker_id, info.partition) in chosen]
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
 from penstock.cli.options import Commands, DryRun, Json, Watch, Yes, confirmed, input_bytes, repeat
-from penstock.cli.output import Cell, escape, note, print_json, print_table
+from penstock.cli.output import Cell, escape, note, print_json, print_table, shown_duration
 from penstock.cli.tube.access import (
     UNKNOWN_USER,
     BrokerRow,
@@ -45,7 +45,11 @@ app = Commands("List, describe and delete consumer groups; show their lag. `tube
 @app.add("penstock tube group list", name="list")
 @connects
 def groups_list(tube: TubeConnectionOptions, as_json: Json = False) -> None:
-    """List the consumer groups that have members or committed offsets."""
+    """List the consumer groups that have members or committed offsets, with their lag.
+
+    The lag is the number of messages that the group has not read in all partitions, and the time for which the oldest
+    of them has been stored; - if it is not known. `tube group lag` shows it by partition.
+    """
     groups: dict[str, dict[str, Any]] = {}
 
     def group(name: str) -> dict[str, Any]:
@@ -55,21 +59,61 @@ def groups_list(tube: TubeConnectionOptions, as_json: Json = False) -> None:
         found = group(entry["consumeGroup"])
         found["members"] = int(entry["consumerNum"])
         found["topics"] |= set(entry["topicSet"])
-    for broker, entries in tube.ask_each(lambda b: tube.call_broker(b.web, "admin_query_offset", {})):
-        for entry in entries:
+    unavailable: list[int] = []
+    rows_of = tube.ask_each(_asking(tube, None, None), unavailable)
+    for broker, answer in rows_of:
+        for entry in answer.groups:
             found = group(entry["groupName"])
             found["topics"] |= {sub["topicName"] for sub in entry["subInfo"]}
             found["brokers"].add(broker.id)
+    lags = _lags(tube, rows_of, unavailable)
     rows: list[dict[str, Cell]] = [
         {
             "group": name,
             "members": found["members"],
+            "lag_messages": lag.messages,
+            "lag_s": lag.seconds,
             "topics": ",".join(sorted(found["topics"])),
             "brokers": ",".join(map(str, sorted(found["brokers"]))),
         }
         for name, found in sorted(groups.items())
+        for lag in [lags.get(name, GroupLag(None, None))]
     ]
-    print_table(rows, ["group", "members", "topics", "brokers"], as_json=as_json)
+    if not as_json:
+        rows = [
+            {**row, "lag": row["lag_messages"], "oldest": shown_duration(lag_s) if row["lag_messages"] else "-"}
+            for row in rows
+            for lag_s in [cast("float | None", row["lag_s"])]
+        ]
+    print_table(rows, ["group", "members", "lag", "oldest", "topics", "brokers"], as_json=as_json)
+
+
+class GroupLag(NamedTuple):
+    """Lag of a group in all partitions. ``seconds``: since the oldest unread message was stored; None: not known."""
+
+    messages: int | None
+    seconds: float | None
+
+
+def _lags(
+    tube: TubeConnectionOptions, rows_of: Sequence[tuple[BrokerRow, AdminRows]], unavailable: Sequence[int]
+) -> dict[str, GroupLag]:
+    """Return the lag of each group with committed offsets; none if this user may not read the brokers' records."""
+    found: dict[str, GroupLag] = {}
+    try:
+        with tube.readers() as reader:
+            for name in _groups(rows_of):
+                if not any(_offsets(answer.groups, name) for _, answer in rows_of):
+                    continue
+                rows = list(_lag_rows(_group_offsets(name, None, rows_of, unavailable), reader))
+                seconds = [None if row["seconds"] is None else float(row["seconds"]) for row in rows]
+                known = [each for each in seconds if each is not None]
+                found[name] = GroupLag(
+                    sum(int(row["messages"] or 0) for row in rows), max(known) if len(known) == len(rows) else None
+                )
+    except RefusedError as error:
+        note(f"the lag is not shown: {error.what}: {error.why}" if error.why else f"the lag is not shown: {error.what}")
+    return found
 
 
 @app.add("penstock tube group describe lake", name="describe")

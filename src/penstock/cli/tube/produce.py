@@ -140,7 +140,7 @@ def produce(
     try:
         if not partitions(tube.tube_master, topic, client):
             if not wait:
-                raise no_topic(tube.tube_master, topic)
+                raise no_topic(tube.tube_master, topic, known=tube.topics())
             timeout_s, reason = wait, f"it does not exist (create it: penstock tube topic create {topic})"
     except TopicUnavailableError as error:
         reason = error.why or error.what

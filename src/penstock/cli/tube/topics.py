@@ -198,7 +198,7 @@ def topics_describe(
     if not rows:
         states = _known(tube, topic)
         if states is None:
-            raise no_topic(tube.http, topic)
+            raise no_topic(tube.http, topic, known=tube.topics())
         if lacking := [number for number in wanted if number not in states]:
             raise _not_on(tube, topic, lacking, states)
         raise RefusedError(
@@ -320,7 +320,7 @@ def _states(tube: TubeConnectionOptions, topic: str, broker_id: str | None) -> d
     wanted = _numbers(broker_id)
     states = _known(tube, topic)
     if states is None:
-        raise no_topic(tube.http, topic)
+        raise no_topic(tube.http, topic, known=tube.topics())
     if lacking := [number for number in wanted if number not in states]:
         raise _not_on(tube, topic, lacking, states)
     return {number: state for number, state in states.items() if not wanted or number in wanted}
