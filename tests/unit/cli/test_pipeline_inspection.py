@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +24,10 @@ from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.redrive_lock import redriving
 from penstock.pipelines.run import lease, write_back
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
+from penstock.pipelines.sources.lag import Lag
+from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import write_json, write_text
 from penstock.pipelines.state_dir.replay import plan_replay
 from penstock.spark.files.object_storage import storage_path
@@ -203,6 +208,34 @@ def test_status_of_a_run_that_continues_without_a_sink(
     monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.LeaseHolder("abc", 5_000, record))
     assert main(["pipeline", "status", str(run.file), "--state-dir", str(run.state)]) == 0
     assert f"the run continues without a sink: {why}" in capsys.readouterr().err
+
+
+def test_status_without_a_run_has_the_lag(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached: list[Mapping[str, Any]] = []
+
+    def lag(_: Sources, ends: Mapping[str, Any], _clock: object) -> dict[str, Lag]:
+        reached.append(ends)
+        return {"rows": Lag(7, 130.0)}
+
+    monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.LeaseHolder(None, None))
+    monkeypatch.setattr(Sources, "lag", lag)
+    command = ["pipeline", "status", str(run.file), "--state-dir", str(run.state)]
+    assert main(command) == 0
+    printed = capsys.readouterr().out.splitlines()
+    at = printed.index("SINK  LAG  OLDEST")
+    assert printed[at + 1] == "rows    7  2 min 10 s"
+    assert reached == [{"rows": Ledger(layout.ledger(run.state)).entries("rows")[-1].end}]
+    assert main([*command, "--json"]) == 0
+    (line,) = lines(capsys)
+    assert (line["lag_records"], line["lag_s"], line["rows_per_s"], line["lease"]) == (7, 130.0, None, "free")
+    # Sources that do not respond, a replay, and a state directory without a batch have no lag.
+    monkeypatch.setattr(Sources, "lag", lambda *_: {})
+    assert main(command) == 0
+    assert "LAG" not in capsys.readouterr().out
+    assert main([*command[:-1], str(run.root / "elsewhere")]) == 0
+    assert "LAG" not in capsys.readouterr().out
 
 
 def test_the_state_directory_is_not_a_uri(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:

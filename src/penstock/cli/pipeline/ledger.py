@@ -6,7 +6,7 @@ import asyncio
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -34,7 +34,9 @@ from penstock.runtime.config.values import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.pipelines.ledger.dead_letters import DeadLetter, LetterState
+    from penstock.pipelines.ledger.ledger import LedgerEntry
     from penstock.pipelines.run.lease import LeaseHolder, RunRecord
+    from penstock.pipelines.sources.lag import Lag
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.pipelines.state_dir.replay import RunLocation
     from penstock.spark.files.object_storage import StoragePath
@@ -81,9 +83,10 @@ def status(
 ) -> None:
     """Show the counts of each sink from the ledger, and the run that holds the lease.
 
-    While a run is active: its host and start, and for each sink the lag in records and seconds, rows per second, the
-    duration of a batch, the delay of the watermark, and the size of Spark's state. With --json each line has the state
-    of the lease: held, free, or unknown if the state store does not respond. With --into: the status of that replay.
+    Each sink has its lag in records and seconds, also while no run is active (unless the source does not respond).
+    While a run is active: its host and start, and for each sink rows per second, the duration of a batch, the delay of
+    the watermark, and the size of Spark's state. With --json each line has the state of the lease: held, free, or
+    unknown if the state store does not respond. With --into: the status of that replay.
 
     With a directory: of all its pipelines. --state-dir is then the directory that contains their state directories. If
     a file is not valid, this is reported first, the others are shown, and the exit status is 2.
@@ -160,11 +163,16 @@ def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus
     record = None if holder is None else holder.record
     # Current values are known only while a run is active.
     reported = {each.sink: each for each in sinks_of(asdict(record))} if record is not None and run is not None else {}
+    newest = {sink.name: ledger.last(sink.name) for sink in pipeline.sinks}
+    # A replay ends by itself: what follows its range is no lag.
+    lags = _lags(pipeline, state, newest) if lease == "free" and name == pipeline.name else {}
     rows: list[dict[str, Any]] = []
     for sink in pipeline.sinks:
-        sums, last = ledger.counts(sink.name), ledger.last(sink.name)
+        sums, last = ledger.counts(sink.name), newest[sink.name]
         counts = {name: getattr(sums, name) for name in _SUMS}
         now = {name: getattr(reported.get(sink.name), name, None) for name in _NOW}
+        if (lag := lags.get(sink.name)) is not None:
+            now |= {"lag_records": lag.records, "lag_s": lag.seconds}
         batch = None if last is None else last.batch
         expectations = {name: asdict(each) for name, each in sums.expectations.items()}
         steps = dict(sums.letters_by_step)
@@ -179,6 +187,20 @@ def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus
         }
         rows.append({**sums_of_sink, **now, "lease": lease, "run": run})
     return PipelineStatus(rows, holder, text)
+
+
+def _lags(pipeline: Pipeline, state: StoragePath, newest: Mapping[str, LedgerEntry | None]) -> dict[str, Lag]:
+    """Return the lag of each sink behind the sources after its last batch; empty if they do not respond."""
+    from penstock.pipelines.spec.pipeline import plan
+    from penstock.runtime.io.clock import wall_clock_ms
+
+    queries = {found.sink.name for found in plan(pipeline)}
+    ends = {name: entry.end for name, entry in newest.items() if entry is not None and name in queries}
+    if not ends:
+        return {}
+    from penstock.pipelines.sources.sources import Sources
+
+    return Sources(pipeline, state).lag(ends, wall_clock_ms)
 
 
 def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipelines: bool) -> None:
@@ -203,11 +225,11 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
     ]
     print_table(rows, [*first, "batch", *_shown_sums(rows)], as_json=False)
     running = [row for row in rows if row["run"] is not None]
-    if running:
-        of_run = ["lag", "oldest", "rows/s", "batch_time"]
+    if running or any(row["lag_records"] is not None for row in rows):
+        of_run = ["lag", "oldest", *(("rows/s", "batch_time") if running else ())]
         of_run += [name for name in ("watermark", "state") if any(row[name] != "-" for row in running)]
         sys.stdout.write("\n")
-        print_table(running, [*first, *of_run], as_json=False)
+        print_table(running or rows, [*first, *of_run], as_json=False)
     rejected = [
         {"pipeline": row["pipeline"], "sink": row["sink"], "step": step, "dead_letters": letters}
         for row in rows
@@ -482,7 +504,7 @@ def _to_redrive(
     return chosen
 
 
-@app.add("penstock pipeline dead-letter correct pipeline.yaml --id 5f2c --value '{\"celsius\": 21.5}'", name="correct")
+@app.add("penstock pipeline dead-letter correct line3.yaml --id 5f2c --value-file fixed", name="correct")
 def dead_correct(
     file: File,
     one: Annotated[str, typer.Option("--id", help="Id of the letter.", metavar="ID", show_default=False)],

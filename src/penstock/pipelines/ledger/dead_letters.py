@@ -43,6 +43,7 @@ from penstock.pipelines.spec.values import (
     REDRIVE_ID,
     REDRIVE_PARTS,
     REDRIVE_STEP,
+    SOURCE_LOGIN,
     names_setting,
 )
 from penstock.pipelines.state_dir import layout
@@ -398,7 +399,7 @@ async def redrive(
         open_ = [letter for letter in found if before.isdisjoint(letter.place.less_specific())]
         mine = _records([_corrected(letter, states) for letter in open_], after)
         if isinstance(source, TubeOptions):
-            with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
+            with names_setting(f"master of the source {name!r}", MASTER_VARIABLE, SOURCE_LOGIN):
                 copies |= await _into_topics(source, mine)
         elif isinstance(source, KafkaSource):
             copies |= _into_partitions(path, name, source, open_, mine)

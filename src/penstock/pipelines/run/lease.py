@@ -20,7 +20,15 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.pipelines.spec.values import BROKER_VARIABLE, apply_key, lease_key, names_setting, run_key, stop_key
+from penstock.pipelines.spec.values import (
+    BROKER_VARIABLE,
+    STORE_LOGIN,
+    apply_key,
+    lease_key,
+    names_setting,
+    run_key,
+    stop_key,
+)
 from penstock.runtime.io.network import without_secret
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.locks import Lease
@@ -341,7 +349,7 @@ async def _last_record(client: StateStoreClient, pipeline: str, run: str, answer
 @asynccontextmanager
 async def _connected(broker: str, what: str, timeout_s: float) -> AsyncIterator[StateStoreClient]:
     client = StateStoreClient.connect(broker, client_id=f"pipeline-{what}-{uuid.uuid4().hex[:12]}")
-    with names_setting("statestore.broker", BROKER_VARIABLE):
+    with names_setting("statestore.broker", BROKER_VARIABLE, STORE_LOGIN):
         async with asyncio.timeout(timeout_s):
             entered = await client.__aenter__()
     try:

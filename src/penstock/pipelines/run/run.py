@@ -59,10 +59,17 @@ from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.description import graph
 from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.pipelines.spec.steps import registries_of
-from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
+from penstock.pipelines.spec.values import (
+    BROKER_VARIABLE,
+    MASTER_VARIABLE,
+    SOURCE_LOGIN,
+    STORE_LOGIN,
+    duration_ms,
+    names_setting,
+)
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import START_OVER, Checkpoint, Offsets, check_shapes
-from penstock.pipelines.state_dir.layout import claim, ready_directory, remove_tree, write_text
+from penstock.pipelines.state_dir.layout import claim, ready_directory, remove_abandoned, remove_tree, write_text
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.pipelines.state_dir.versions import PipelineFile, end_trial, put_into_operation, register, stored_version
 from penstock.pipelines.steps.lookups import store_lookup
@@ -215,9 +222,9 @@ class _PipelineRun:
         try:
             # Report a wrong address or topic immediately, not after Spark has started.
             check_master(self._options.spark_master)
-            with names_setting("statestore.broker", BROKER_VARIABLE):
+            with names_setting("statestore.broker", BROKER_VARIABLE, STORE_LOGIN):
                 store.connect()
-            with names_setting("master of the source", MASTER_VARIABLE):
+            with names_setting("master of the source", MASTER_VARIABLE, SOURCE_LOGIN):
                 self._source.check()
                 self._as_of.check()
             for text in [*self._options.warnings, *check_sinks(pipeline), *_check_registries(pipeline)]:
@@ -312,6 +319,8 @@ class _PipelineRun:
         state, why = FAILED, ""
         self._maintenance = MaintenanceSchedule(pipeline.sinks, self._queue_event)
         try:
+            if not isinstance(self._state, ObjectPath):
+                remove_abandoned(self._state)
             self._traces = self._start_traces()
             if self._traces is not None:
                 store.traceparent = self._traces.traceparent

@@ -222,6 +222,14 @@ class Sources:
             return meters[SOURCE]
         return _Meters(meters, self._inputs)
 
+    def lag(self, ends: Mapping[str, Offsets], clock: Callable[[], int]) -> dict[str, Lag]:
+        """Measure once the lag of queries that have reached ``ends``, without those that cannot be measured."""
+        meter = self.meter(clock)
+        meter.start()
+        meter.close(ends)
+        found = {name: meter.lag_of(name) for name in ends}
+        return {name: lag for name, lag in found.items() if lag is not None}
+
     def _names(self, query: str) -> list[str]:
         return list(dict.fromkeys(self._inputs[query]))
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.mqtt.url import SCHEMES, parse_broker_url
 from penstock.spark.files.object_storage import StoragePath, endpoint_url, is_object_url, storage_path
 
@@ -33,6 +33,8 @@ __all__ = [
     "REDRIVE_ID",
     "REDRIVE_PARTS",
     "REDRIVE_STEP",
+    "SOURCE_LOGIN",
+    "STORE_LOGIN",
     "BrokerUrl",
     "Column",
     "DataDirectory",
@@ -182,18 +184,28 @@ BROKER_VARIABLE = "PENSTOCK_BROKER"
 MASTER_VARIABLE = "PENSTOCK_TUBE_MASTER"
 """Environment variables with the addresses of a pipeline whose file does not set them."""
 
+STORE_LOGIN: Final = "statestore.username and statestore.password_file"
+SOURCE_LOGIN: Final = "tubemq.user and tubemq.passwordFile in the options of the source"
+_LOGIN_REFUSED: Final = (0x86, 0x87, 415)
+"""Reason codes of MQTT's CONNACK for a wrong password and a client that is not authorized; error code of TubeMQ."""
+
 
 @contextmanager
-def names_setting(setting: str, variable: str) -> Iterator[None]:
+def names_setting(setting: str, variable: str, login: str) -> Iterator[None]:
     """Add a hint to errors of an unreachable server: the ``setting`` in the pipeline file that has the address.
 
-    ``variable`` is the environment variable that is used without the setting.
+    ``variable`` is the environment variable that is used without the setting. ``login``: the settings of the
+    credentials, for a server that refuses them.
     """
     try:
         yield
     except UnavailableError as error:
         settings = f"its address is {setting} in the pipeline file, otherwise {variable}"
         error.do = settings if error.do is None else f"{error.do}; {settings}"
+        raise
+    except RefusedError as error:
+        if error.code in _LOGIN_REFUSED:
+            error.do = f"set the credentials in the pipeline file: {login}"
         raise
 
 

@@ -74,6 +74,7 @@ __all__ = [
     "read_each",
     "read_json",
     "ready_directory",
+    "remove_abandoned",
     "remove_tree",
     "replay",
     "shape",
@@ -329,6 +330,37 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+_ABANDONED_S = 3600.0
+"""Age in seconds from which a temporary file is that of a process that ended: it takes seconds to write and rename."""
+_TEMPORARY = re.compile(r"\.(?:.+\.)?[0-9a-f]{12}\.tmp")
+"""Names of temporary files of this module; those of Spark's checkpoints have other ones."""
+
+
+def remove_abandoned(state: Path) -> int:
+    """Remove the temporary files that killed processes left in the local state directory ``state``; return their
+    number.
+
+    Files of other processes that write now, such as commands, are younger than an hour by the clock of the file system.
+    A process that was paused for longer cannot rename its file any more, and reports that as an error.
+    """
+    probe = state / f".{uuid.uuid4().hex[:12]}.tmp"
+    removed = 0
+    with suppress(OSError):
+        probe.touch()
+        oldest = probe.stat().st_mtime - _ABANDONED_S
+        probe.unlink()
+        for directory, _, names in os.walk(state):
+            for name in names:
+                if not name.endswith(".tmp") or _TEMPORARY.fullmatch(name) is None:
+                    continue
+                path = Path(directory) / name
+                with suppress(OSError):
+                    if path.stat().st_mtime < oldest:
+                        path.unlink()
+                        removed += 1
+    return removed
 
 
 def update_json(path: StoragePath, change: Callable[[dict[str, Any] | None], Mapping[str, Any]]) -> None:

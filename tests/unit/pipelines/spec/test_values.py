@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from penstock.errors import RefusedError
+from penstock.pipelines.spec import values
 from penstock.pipelines.spec.values import Name, Stream, TemplatePart, duration_ms, template_parts
 
 
@@ -56,3 +58,13 @@ def test_an_invalid_template_is_refused(template: str) -> None:
 def test_a_name_is_a_file_name_of_the_state_directory(kind: TypeAdapter[str], name: str) -> None:
     with pytest.raises(ValidationError, match="expected"):
         kind.validate_python(name)
+
+
+@pytest.mark.parametrize(("code", "hint"), [(0x87, "statestore.username"), (415, "statestore.username"), (411, "ask")])
+def test_a_refused_login_names_the_settings_of_the_credentials(code: int, hint: str) -> None:
+    with (
+        pytest.raises(RefusedError) as raised,
+        values.names_setting("statestore.broker", values.BROKER_VARIABLE, values.STORE_LOGIN),
+    ):
+        raise RefusedError("CONNECT was refused", code=code, do="ask the operator")
+    assert hint in (raised.value.do or "")

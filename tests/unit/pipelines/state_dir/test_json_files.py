@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.layout import create_json, listed, read_json, ready_directory, write_json
+from penstock.pipelines.state_dir.layout import (
+    create_json,
+    listed,
+    read_json,
+    ready_directory,
+    remove_abandoned,
+    write_json,
+)
 
 
 def test_a_directory_is_created_and_a_failure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +123,33 @@ def test_an_unwritable_or_unreadable_file_is_reported(
     assert read_json(tmp_path / "a.json") == {"n": 1}
     with pytest.raises(StorageError, match="cannot be read: Is a directory"):
         read_json(tmp_path)
+
+
+def test_temporary_files_of_killed_processes_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = tmp_path / "ledger" / "rows"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    left = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        patched.setattr(Path, "unlink", lambda *_, **__: None)
+        for name in ("old", "new"):
+            with pytest.raises(KeyboardInterrupt):
+                write_json(ledger / f"{name}.json", {"batch": 1})
+            left += [path for path in ledger.iterdir() if path not in left]
+    old, new = left
+    sparks = tmp_path / "checkpoints" / ".0.0b5c1d7e-6f4a-4a60-9d51-6b9a3c0f2d11.tmp"
+    users = tmp_path / "notes.tmp"
+    sparks.parent.mkdir()
+    hour_ago = time.time() - 3_700
+    for path in (sparks, users, ledger / "1.json"):
+        path.write_text("{}")
+    for path in (old, sparks, users, ledger / "1.json"):
+        os.utime(path, (hour_ago, hour_ago))
+    assert remove_abandoned(tmp_path) == 1
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {new, sparks, users, ledger / "1.json"}
+    assert remove_abandoned(tmp_path / "none") == 0
