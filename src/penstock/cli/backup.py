@@ -69,9 +69,9 @@ def shown_time(ms: int) -> str:
 
 @app.add(
     "penstock backup /var/backups/penstock",
-    "penstock backup /var/backups/penstock --data-dir /var/lib/penstock/penstock-data --keep-last 7",
-    "penstock backup /var/backups/penstock --recipients-file /etc/penstock/backup.pub",
-    "penstock backup backups --http https://node.example:8080 --admin-token-file token --max-rate 20MiB",
+    "penstock backup /var/backups/penstock --keep-last 7",
+    "penstock backup /var/backups/penstock --recipients-file backup.pub",
+    "penstock backup backups --http https://node:8080 --admin-token-file token",
 )
 @connects_to_node
 def backup(

@@ -108,8 +108,8 @@ def list_command(as_json: Json = False) -> None:
 
 
 @app.add(
-    "penstock context add plant --broker mqtts://plant.example:8883 --username ann --password-file ~/.plant-password",
-    "penstock context add lab --broker lab.example --http lab.example:8080 --tube-master lab.example:8715",
+    "penstock context add plant --broker mqtts://plant.example:8883 --username ann",
+    "penstock context add lab --broker lab.example --http lab.example:8080",
 )
 @shared_options(ContextOptions, "options")
 def add(name: Name, *, options: ContextOptions) -> None:

@@ -47,7 +47,7 @@ Bundle = Annotated[
     "penstock doctor",
     "penstock doctor /etc/penstock/penstock.yaml",
     "penstock doctor --bundle support.tar.gz",
-    "penstock doctor --http https://node.example:8080 --username ann --password-file ~/.plant-password",
+    "penstock doctor --http https://node:8080 --username ann --password-file secret",
 )
 @connects_to_node
 def doctor(

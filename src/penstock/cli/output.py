@@ -7,6 +7,7 @@ escaped.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Final, Self, TextIO
 
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 
@@ -208,7 +209,10 @@ def print_raw(data: bytes) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print rows as a table with the given columns, or as JSON lines with all fields."""
+    """Print rows as a table with the given columns, or as JSON lines with all fields.
+
+    On a terminal that is too narrow the widest cells are folded, so that columns stay below their heads.
+    """
     if as_json:
         for row in rows:
             print_json(row)
@@ -216,12 +220,46 @@ def print_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str], *, a
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     heads = [column.upper().replace("_", " ") for column in columns]
     widths = [max(map(_width, column)) for column in zip(heads, *cells, strict=True)]
+    if sys.stdout.isatty():
+        widths = _fitting(widths, list(map(_width, heads)), _columns(sys.stdout))
     right = [bool(rows) and all(_is_number(row.get(column)) for row in rows) for column in columns]
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     sys.stdout.write(f"{bold}{_line(heads, widths, right)}{plain}\n")
-    for line in cells:
-        sys.stdout.write(_line(line, widths, right) + "\n")
+    for row_cells in cells:
+        folded = [_cell_lines(cell, width) for cell, width in zip(row_cells, widths, strict=True)]
+        for line in itertools.zip_longest(*folded, fillvalue=""):
+            sys.stdout.write(_line(line, widths, right) + "\n")
     sys.stdout.flush()
+
+
+_MIN_CELL: Final = 16
+"""Cells are not folded below this width."""
+
+
+def _fitting(widths: Sequence[int], heads: Sequence[int], columns: int) -> list[int]:
+    """Return ``widths`` with the widest ones reduced until the table has ``columns``, if that is possible."""
+    fitting = list(widths)
+    least = [min(width, max(head, _MIN_CELL)) for width, head in zip(widths, heads, strict=True)]
+    excess = sum(fitting) + 2 * (len(fitting) - 1) - columns
+    while excess > 0:
+        widest = max(range(len(fitting)), key=lambda each: fitting[each] - least[each], default=0)
+        if not fitting or fitting[widest] <= least[widest]:
+            return fitting
+        fitting[widest] -= 1
+        excess -= 1
+    return fitting
+
+
+def _cell_lines(cell: str, width: int) -> list[str]:
+    """Split a cell into lines of ``width`` columns, if possible after spaces, commas and hyphens."""
+    lines = []
+    while _width(cell) > width:
+        end = next(end for end in range(len(cell), 0, -1) if _width(cell[:end]) <= width or end == 1)
+        break_at = max(cell.rfind(mark, 0, end) for mark in " ,-/") + 1
+        end = break_at if break_at > end // 2 else end
+        lines.append(cell[:end].rstrip())
+        cell = cell[end:]
+    return [*lines, cell]
 
 
 def note(text: str) -> None:

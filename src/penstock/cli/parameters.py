@@ -41,8 +41,32 @@ def completes(words: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
+_NO_BREAK: Final = "\u2011"
+"""A hyphen at which no line is broken, until the help is complete."""
+_FORMATTER: Any = typer.Context.formatter_class
+
+
+class _Formatter(_FORMATTER):  # type: ignore[misc] # typer exports no type of it
+    """Formatter that breaks no line at a hyphen: names of commands and options have some."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", _NO_BREAK))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *args: Any, **given: Any) -> None:
+        super().write_dl([(name, text.replace("-", _NO_BREAK)) for name, text in rows], *args, **given)
+
+    def getvalue(self) -> str:
+        return str(super().getvalue()).replace(_NO_BREAK, "-")
+
+
+class _Context(typer.Context):
+    formatter_class = _Formatter
+
+
 class PlainParameters:
     """Base of typer's commands and groups, before typer's own class."""
+
+    context_class: Any = _Context
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with ``--help``, which the parser adds."""

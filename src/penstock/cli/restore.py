@@ -54,7 +54,9 @@ def restore(
         )
         return
     sys.stdout.write(
-        f"restored {shown_bytes(manifest.size)} of {escape(str(manifest.path))} to {escape(str(data_dir))}\n"
+        f"restored {shown_bytes(manifest.size)}\n"
+        f"from     {escape(str(manifest.path))}\n"
+        f"to       {escape(str(data_dir))}\n"
         f"point    {shown_time(manifest.point_at)}: later changes are lost\n"
         f"start    penstock up --data-dir {escape(str(data_dir))}\n"
     )

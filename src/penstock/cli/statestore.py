@@ -58,7 +58,7 @@ class _LogLevel(StrEnum):
 
 
 @app.add(
-    "penstock statestore attach --broker mqtts://broker.example --username store --password-file secret",
+    "penstock statestore attach --broker mqtts://broker.example",
 )
 @connects_to_store
 def attach(

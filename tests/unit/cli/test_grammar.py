@@ -51,6 +51,14 @@ def test_every_command_has_an_example_that_parses(path: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_no_line_of_the_help_is_wider_than_80_or_ends_in_a_hyphen(path: tuple[str, ...]) -> None:
+    context = LEAVES[path].make_context("penstock " + " ".join(path), [], resilient_parsing=True)
+    for line in LEAVES[path].get_help(context).splitlines():
+        assert len(line) <= 80, line
+        assert not re.search(r"\w-$", line), line
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_the_usage_line_has_conventional_brackets_and_no_types(path: tuple[str, ...]) -> None:
     context = typer.Context(LEAVES[path], info_name="penstock " + " ".join(path))
     for piece in LEAVES[path].collect_usage_pieces(context):

@@ -35,6 +35,37 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     )  # fmt: skip
 
 
+def test_a_table_that_is_too_wide_for_a_terminal_is_folded_in_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[dict[str, output.Cell]] = [
+        {"group": "pipeline-temperature-readings", "topics": "水,temperature", "messages": 12}
+    ]
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    for columns, lines in (
+        ("55", [
+            "GROUP                          TOPICS          MESSAGES",
+            "pipeline-temperature-readings  水,temperature        12",
+        ]),
+        ("48", [
+            "GROUP                   TOPICS          MESSAGES",
+            "pipeline-temperature-   水,temperature        12",
+            "readings",
+        ]),
+        ("20", [
+            "GROUP             TOPICS          MESSAGES",
+            "pipeline-         水,temperature        12",
+            "temperature-",
+            "readings",
+        ]),
+    ):  # fmt: skip
+        terminal.seek(0)
+        terminal.truncate()
+        monkeypatch.setenv("COLUMNS", columns)
+        output.print_table(rows, ["group", "topics", "messages"], as_json=False)
+        assert terminal.getvalue().splitlines() == lines
+    assert output._cell_lines("a" * 20, 16) == ["a" * 16, "a" * 4]
+
+
 def test_text_is_folded_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "the first words of a long text, then run `penstock kv get a-key-with-a-long-name` now"
     assert output.fold("  do:  ", text) == f"  do:  {text}"

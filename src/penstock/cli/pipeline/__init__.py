@@ -34,7 +34,7 @@ app.add(
     "penstock pipeline run pipeline.yaml",
     "penstock pipeline run pipeline.yaml --once",
     "penstock pipeline run pipelines/ --metrics 127.0.0.1:9108",
-    "penstock pipeline run pipeline.yaml --from 2024-05-01 --to 2024-05-02 --into replay",
+    "penstock pipeline run pipeline.yaml --from 2024-05-01 --into replay",
 )(run.run)
 app.add(
     "penstock pipeline apply pipeline.yaml",
@@ -44,12 +44,12 @@ app.add(
 app.add("penstock pipeline stop pipeline.yaml", "penstock pipeline stop line3 --broker mqtts://node.example")(run.stop)
 app.add("penstock pipeline warm-up", name="warm-up")(run.warm_up)
 app.add(
-    "penstock pipeline submit pipeline.yaml --spark-master spark://master:7077 --state-dir /shared/state",
-    "penstock pipeline submit pipeline.yaml --spark-master yarn --deploy-mode cluster --archive venv.tar.gz --dry-run",
+    "penstock pipeline submit line3.yaml --spark-master yarn --state-dir /shared",
+    "penstock pipeline submit line3.yaml --spark-master yarn --deploy-mode cluster",
 )(submit.submit)
 app.add(
-    "penstock pipeline package pipeline.yaml --spark-master spark://master:7077 --state-dir /shared/state",
-    "penstock pipeline package pipeline.yaml --spark-master yarn --deploy-mode cluster --state-dir s3://lake/state",
+    "penstock pipeline package line3.yaml --spark-master yarn --state-dir /shared",
+    "penstock pipeline package line3.yaml --spark-master yarn --deploy-mode cluster",
 )(submit.package)
 app.add(
     "penstock pipeline export pipeline.yaml",
