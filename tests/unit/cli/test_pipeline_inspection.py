@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from penstock.cli.main import main
 from penstock.cli.pipeline import ledger as cli_ledger
-from penstock.errors import UnavailableError
+from penstock.errors import ConfigError, UnavailableError
 from penstock.pipelines.ledger import reconcile
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.redrive_lock import redriving
@@ -219,6 +219,9 @@ def test_status_without_a_run_has_the_lag(
         reached.append(ends)
         return {"rows": Lag(7, 130.0)}
 
+    def refused(*_: object) -> dict[str, Lag]:
+        raise ConfigError("the package confluent-kafka is missing", option="")
+
     monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.LeaseHolder(None, None))
     monkeypatch.setattr(Sources, "lag", lag)
     command = ["pipeline", "status", str(run.file), "--state-dir", str(run.state)]
@@ -230,7 +233,10 @@ def test_status_without_a_run_has_the_lag(
     assert main([*command, "--json"]) == 0
     (line,) = lines(capsys)
     assert (line["lag_records"], line["lag_s"], line["rows_per_s"], line["lease"]) == (7, 130.0, None, "free")
-    # Sources that do not respond, a replay, and a state directory without a batch have no lag.
+    # A source that cannot be opened, sources that do not respond, and a state directory without a batch have no lag.
+    monkeypatch.setattr(Sources, "lag", refused)
+    assert main(command) == 0
+    assert "the lag is not known: the package confluent-kafka is missing" in capsys.readouterr().err
     monkeypatch.setattr(Sources, "lag", lambda *_: {})
     assert main(command) == 0
     assert "LAG" not in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.tube import topics
+from penstock.cli.tube.access import TubeConnectionOptions, no_topic
 from penstock.errors import RefusedError
 from penstock.node.data_dir import DataDirectory
 from penstock.tube.storage.broker_storage import BrokerStorage
@@ -234,6 +235,17 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
         done = penstock("tube", "group", "list", "--broker-http", given)
         assert done.status == 2
         assert message in done.err
+
+
+def test_an_unknown_topic_has_a_similar_name_and_says_how_topics_are_created(web: Web) -> None:
+    web.answers["admin_query_topic_info"] = [{"topicName": "temperature"}, {"topicName": "air"}]
+    known = TubeConnectionOptions(admin_token="token").topics()
+    assert known == ["air", "temperature"]
+    assert TubeConnectionOptions(http="").topics() == []
+    for names, first in ((known, "did you mean 'temperature'? Otherwise create it"), ([], "list the topics: ")):
+        error = no_topic("127.0.0.1:8715", "temperatur", known=names)
+        assert (error.do or "").startswith(first)
+        assert "penstock tube topic create temperatur, or name it in a rule" in (error.do or "")
 
 
 def test_fsck_of_a_running_node_names_the_commands_that_can_be_used(penstock: Command, tmp_path: Path) -> None:

@@ -200,7 +200,11 @@ def _lags(pipeline: Pipeline, state: StoragePath, newest: Mapping[str, LedgerEnt
         return {}
     from penstock.pipelines.sources.sources import Sources
 
-    return Sources(pipeline, state).lag(ends, wall_clock_ms)
+    try:
+        return Sources(pipeline, state).lag(ends, wall_clock_ms)
+    except (PenstockError, OSError) as error:  # the counts of the ledger are known without the sources
+        note(f"the lag is not known: {error.what if isinstance(error, PenstockError) else error}")
+        return {}
 
 
 def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipelines: bool) -> None:

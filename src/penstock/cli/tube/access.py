@@ -414,13 +414,13 @@ def no_topic(masters: str, topic: str, why: str | None = None, *, known: Iterabl
 
     check_topic(topic)
     similar = did_you_mean(topic, known)
-    listed = "list the topics: penstock tube topic list"
+    first = f"{similar} Otherwise create it" if similar else "list the topics: penstock tube topic list; or create it"
     return RefusedError(
         f"topic {topic!r} does not exist at the master",
         peer=masters,
         why=why,
-        do=f"{similar or listed}; create it: penstock tube topic create {topic}, or name it in a rule or in "
-        "tube.topics of penstock.yaml, and restart the node",
+        do=f"{first}: penstock tube topic create {topic}, or name it in a rule or in tube.topics of penstock.yaml, and "
+        "restart the node",
     )
 
 
