@@ -820,6 +820,9 @@ class _PipelineRun:
         names = f"sink{'s' if len(sinks) > 1 else ''} {', '.join(map(repr, sinks))}"
         running.error = PenstockError(f"{names}: {cause.what}", why=cause.why, do=cause.do or FIX_AND_RESTART)
         running.query = None
+        # A batch that it finished before would end the failure.
+        self._report()
+        running.failing_since = running.failing_since or time.monotonic()
         for sink in sinks:
             self._watch.failed(sink)
         self._emit_event("sinks_failed", sinks=list(sinks), error=str(running.error))

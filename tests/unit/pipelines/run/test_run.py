@@ -207,6 +207,7 @@ def test_a_run_continues_without_sinks_whose_records_are_lost(loop: run._Pipelin
     assert events[0]["error"] == loop._watch.record.why == str(first.error) == error
     assert not loop._is_over()
     # It is not started again.
+    assert first.failing_since is not None
     loop._check_query(first)
     assert (first.query, first.is_healthy) == (None, False)
     # The run ends with the others.
