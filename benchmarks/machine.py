@@ -16,7 +16,7 @@ from benchmarks import servers
 from penstock import compiled
 from tools.core import is_release
 
-__all__ = ["cpu_by_kind", "cpu_of_tree", "describe", "family", "kind_of"]
+__all__ = ["CpuByKind", "cpu_of_tree", "describe", "family", "kind_of"]
 
 PACKAGES = ("penstock", "uvloop", "lmdb", "protobuf", "numpy", "pyspark", "pyarrow")
 PEERS = {"mosquitto": "-h", "redis-server": "--version"}
@@ -55,25 +55,41 @@ def kind_of(process: int, driver: int) -> str:
     return "JVM" if Path(program).name == "java" else "workers"
 
 
-def cpu_by_kind(driver: int, servers: Mapping[int, str]) -> dict[str, float]:
-    """Return the processor seconds of this process and its descendants, by kind (:func:`kind_of`).
+class CpuByKind:
+    """The processor seconds of this process, or another ``driver``, and of its descendants since the creation, by kind
+    (:func:`kind_of`).
 
-    ``servers``: names of processes that are none of Spark's, each with its descendants. Processes that are neither
-    theirs nor Spark's are left out.
+    ``servers``: names of processes that are none of Spark's, each with its descendants. Of a process that ends, the
+    time after the last :meth:`sample` is lost.
     """
-    found: dict[str, float] = {}
-    spark = family(driver)
-    for root, name in servers.items():
-        own = family(root)
-        found[name] = _seconds(own.values())
-        spark = {process: fields for process, fields in spark.items() if process not in own}
-    for process, fields in spark.items():
-        with suppress(OSError):  # it has ended; its parent includes it next time
-            kind = kind_of(process, driver)
-            found[kind] = found.get(kind, 0.0) + _seconds([fields], 11, 13)
-            if kind != "driver":  # whose children that have ended are not Spark's; those of the JVM are workers
-                found["workers"] = found.get("workers", 0.0) + _seconds([fields], 13, 15)
-    return found
+
+    def __init__(self, driver: int, servers: Mapping[int, str]) -> None:
+        self._driver = driver
+        self._servers = servers
+        self._kinds: dict[int, str] = {}
+        self._last: dict[int, float] = {}
+        self.sample()
+        self._first = dict(self._last)
+
+    def sample(self) -> None:
+        """Read the times of all processes."""
+        spark = family(self._driver)
+        for root, name in self._servers.items():
+            for process, fields in family(root).items():
+                self._kinds[process], self._last[process] = name, _seconds([fields], 11, 13)
+                spark.pop(process, None)
+        for process, fields in spark.items():
+            with suppress(OSError):  # it has ended
+                self._kinds[process] = kind_of(process, self._driver)
+                self._last[process] = _seconds([fields], 11, 13)
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds up to the last sample."""
+        found: dict[str, float] = {}
+        for process, seconds in self._last.items():
+            kind = self._kinds[process]
+            found[kind] = found.get(kind, 0.0) + seconds - self._first.get(process, 0.0)
+        return found
 
 
 def _seconds(processes: Iterable[list[str]], begin: int = 11, end: int = 15) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.figures import Figure, Settings
-from benchmarks.pipeline_load import KAFKA, PENSTOCK, Peers, Topic, fill, peers, pipeline_file
+from benchmarks.pipeline_load import KAFKA, PENSTOCK, Peers, Topic, fill, of_pipeline, peers, pipeline_file
 from benchmarks.spark_batches import memory_by_kind
 from penstock.cli.bench_pipeline import count_rows
 
@@ -74,8 +74,7 @@ def pipeline_drain(settings: Settings) -> list[Figure]:
         case = f"drain of {size:.1f} GB"
         figures.append(Figure(case, server, "MB/s", [size * 1000 / drain.took_s]))
         figures.append(Figure(f"{case}: rows, each once", server, "rows", [float(records)]))
-        # Without the other server, which is idle.
-        cpu = {"server": drain.cpu_s[server], "JVM": drain.cpu_s["JVM"], "Python": drain.cpu_s["Python"]}
+        cpu = of_pipeline(drain.cpu_s, server)
         cpu["all processes"] = sum(cpu.values())
         figures += [Figure(f"{case}: {kind}", server, "CPU s/GB", [spent / size]) for kind, spent in cpu.items()]
         quarter = max(1, len(drain.memory) // 4)
@@ -101,17 +100,16 @@ def _drain(ready: Peers, server: str, folder: Path) -> _Drain:
     started = time.perf_counter()
     with subprocess.Popen([*command, "--state-dir", str(folder / "state")], stdout=subprocess.DEVNULL) as process:
         # What the servers used before is not part of the drain.
-        spent = before = ready.cpu(process.pid)
+        cpu = ready.cpu(process.pid)
         while process.poll() is None:
             memory.append(memory_by_kind(process.pid))
-            spent = {kind: max(value, spent[kind]) for kind, value in ready.cpu(process.pid).items()}
+            cpu.sample()
             if len(memory) % 30 == 0:
                 _say(f"{server}: {time.perf_counter() - started:.0f} s, {memory[-1]}")
             time.sleep(SAMPLE_S)
     if process.returncode != 0:
         raise RuntimeError(f"the pipeline from {server} ended with status {process.returncode}")
-    used = {kind: spent[kind] - before[kind] for kind in spent}
-    return _Drain(time.perf_counter() - started, used, [sample for sample in memory if sample])
+    return _Drain(time.perf_counter() - started, cpu.spent(), [sample for sample in memory if sample])
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from benchmarks.pipeline_load import (
     Topic,
     fill,
     flights,
+    of_pipeline,
     peers,
     pipeline_file,
     run_pipeline,
@@ -42,6 +44,7 @@ PARTITIONS, STEPS, TABLES = (1, 2, 4, 8, 16), (0, 1, 2, 4, 8), (1, 2, 4, 8)
 USUAL = Topic("flights", 4)
 HAND_WRITTEN = "Kafka, hand-written"
 CPU = "CPU s/M rows"
+SAMPLE_S = 0.5
 
 
 def pipeline_partitions(settings: Settings) -> list[Figure]:
@@ -116,9 +119,7 @@ def _measure(
             rate, spent = _run(ready, run)
             if turn == 0:
                 continue
-            # Without the other server, which is idle.
-            used = {"server": spent[PENSTOCK if server == PENSTOCK else KAFKA]}
-            used |= {kind: spent[kind] for kind in ("JVM", "Python")}
+            used = of_pipeline(spent, PENSTOCK if server == PENSTOCK else KAFKA)
             values = [rate, sum(used.values()), *(used[kind] for kind in kinds)]
             for figure, value in zip(found[server], values, strict=True):
                 figure.runs.append(value)
@@ -128,7 +129,20 @@ def _measure(
 def _run(ready: Peers, run: Callable[[Path], None]) -> tuple[float, dict[str, float]]:
     """Return the rows per second, and the processor seconds for a million rows by kind of process."""
     with tempfile.TemporaryDirectory() as folder:
-        before, started = ready.cpu(os.getpid()), time.perf_counter()
-        run(Path(folder))
-        took, after = time.perf_counter() - started, ready.cpu(os.getpid())
-    return RECORDS / took, {kind: (after[kind] - before[kind]) / RECORDS * 1e6 for kind in after}
+        cpu, ended = ready.cpu(os.getpid()), threading.Event()
+
+        def sample() -> None:  # for the processes that end with the run
+            while not ended.wait(SAMPLE_S):
+                cpu.sample()
+
+        sampling = threading.Thread(target=sample)
+        sampling.start()
+        started = time.perf_counter()
+        try:
+            run(Path(folder))
+            took = time.perf_counter() - started
+        finally:
+            ended.set()
+            sampling.join()
+        cpu.sample()
+    return RECORDS / took, {kind: seconds / RECORDS * 1e6 for kind, seconds in cpu.spent().items()}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import servers
 from benchmarks.kafka_peer.broker import kafka_process, prepare
-from benchmarks.machine import cpu_by_kind
+from benchmarks.machine import CpuByKind
 from penstock.errors import PenstockError
 from penstock.pipelines.run import run as running
 from penstock.pipelines.spec import loader
@@ -37,6 +37,7 @@ __all__ = [
     "Topic",
     "fill",
     "flights",
+    "of_pipeline",
     "peers",
     "pipeline_file",
     "run_pipeline",
@@ -78,15 +79,9 @@ class Peers(NamedTuple):
     kafka_pid: int
     spark_jars: str
 
-    def cpu(self, driver: int) -> dict[str, float]:
-        """Return the processor seconds so far: of both servers, of Spark's JVM, and of all processes of Python."""
-        found = cpu_by_kind(driver, {int(self.node["pid"]): PENSTOCK, self.kafka_pid: KAFKA})
-        return {
-            PENSTOCK: found.get(PENSTOCK, 0.0),
-            KAFKA: found.get(KAFKA, 0.0),
-            "JVM": found.get("JVM", 0.0),
-            "Python": found.get("driver", 0.0) + found.get("workers", 0.0),
-        }
+    def cpu(self, driver: int) -> CpuByKind:
+        """Return the processor time from now on: of both servers, and of the kinds of Spark's processes."""
+        return CpuByKind(driver, {int(self.node["pid"]): PENSTOCK, self.kafka_pid: KAFKA})
 
     def source(self, server: str, topic: str, batch: int | None = None) -> dict[str, Any]:
         """Return the source of a pipeline file, with at most ``batch`` records per batch."""
@@ -95,6 +90,12 @@ class Peers(NamedTuple):
             return {"format": "kafka", "bootstrap": [self.kafka], "topics": [topic], **limit}
         options = {} if batch is None else {"options": {"maxOffsetsPerTrigger": batch}}
         return {"topics": [topic], "master": self.node["tube_master"], **options}
+
+
+def of_pipeline(spent: Mapping[str, float], server: str) -> dict[str, float]:
+    """Return the seconds of a pipeline: of its ``server``, without the other one, which is idle, JVM and Python."""
+    python = spent.get("driver", 0.0) + spent.get("workers", 0.0)
+    return {"server": spent.get(server, 0.0), "JVM": spent.get("JVM", 0.0), "Python": python}
 
 
 @contextmanager
