@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 __all__ = ["Registry", "framed"]
 
@@ -26,6 +27,10 @@ class Registry:
         self.schemas: dict[int, dict[str, Any]] = {}
         self.versions: dict[str, dict[str, Any]] = {}
         """Versions of subjects by path."""
+        self.subjects: dict[str, list[int]] = {}
+        """Ids of the registered schemas, by subject."""
+        self.refuse: Callable[[str, str], str | None] = lambda _subject, _schema: None
+        """The reason why a subject does not accept a schema."""
         self.requests: list[str] = []
         """Paths of the requests, in their order."""
         self.answer: Callable[[str], tuple[int, bytes] | None] = lambda _path: None
@@ -36,13 +41,27 @@ class Registry:
         class Handler(BaseHTTPRequestHandler):
             timeout = 60
 
-            def do_GET(self) -> None:
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self._is_answered():
+                    return
+                assert self.headers["Content-Type"] == "application/vnd.schemaregistry.v1+json"
+                self._respond(*registry.posted(self.path, json.loads(body)["schema"]))
+
+            def _is_answered(self) -> bool:
                 registry.requests.append(self.path)
                 if known is not None and self.headers["Authorization"] != f"Basic {known}":
                     self._respond(401, {"error_code": 40101, "message": "Unauthorized"})
                 elif (instead := registry.answer(self.path)) is not None:
                     self._respond(*instead)
-                elif self.path == "/schemas/types":
+                else:
+                    return False
+                return True
+
+            def do_GET(self) -> None:
+                if self._is_answered():
+                    return
+                if self.path == "/schemas/types":
                     self._respond(200, ["JSON", "PROTOBUF", "AVRO"])
                 elif self.path.startswith("/subjects/"):
                     unknown = {"error_code": 40402, "message": "Version not found"}
@@ -77,6 +96,30 @@ class Registry:
     def register(self, schema_id: int, schema: object, **more: object) -> None:
         text = schema if isinstance(schema, str) else json.dumps(schema)
         self.schemas[schema_id] = {"schema": text, **more}
+
+    def posted(self, path: str, schema: str) -> tuple[int, object]:
+        """Status and body of the response to a request with a schema."""
+        json.loads(schema)
+        checks = path.startswith("/compatibility")
+        registers = path.endswith("/versions")
+        subject = unquote(path.partition("/subjects/")[2].partition("/")[0])
+        ids = self.subjects.get(subject)
+        if ids is None and not registers:
+            return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
+        found = next((each for each in ids or () if self.schemas[each]["schema"] == schema), None)
+        if found is not None and not checks:
+            return 200, {"subject": subject, "id": found, "version": 1, "schema": schema}
+        why = self.refuse(subject, schema)
+        if checks:
+            return 200, {"is_compatible": why is None, "messages": [] if why is None else [why]}
+        if not registers:
+            return 404, {"error_code": 40403, "message": "Schema not found"}
+        if why is not None:
+            return 409, {"error_code": 409, "message": f"incompatible with an earlier schema, details: [{why}]"}
+        made = max(self.schemas, default=0) + 1
+        self.register(made, schema)
+        self.subjects.setdefault(subject, []).append(made)
+        return 200, {"id": made}
 
     def __enter__(self) -> Registry:
         self._thread.start()

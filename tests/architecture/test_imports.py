@@ -174,10 +174,15 @@ RULES = [
                 IO,
             ),
             ("sources", ("catalyst", "spec", "rows", "state_dir"), ("spark",), IO),
-            ("sinks", ("catalyst", "spec", "rows", "state_dir", "steps"), ("spark",), IO),
+            (
+                "sinks",
+                ("catalyst", "spec", "rows", "state_dir", "steps"),
+                ("payloads", "spark", "runtime.kafka"),
+                IO,
+            ),
             (
                 "ledger",
-                ("spec", "sinks.parquet", "sinks.table", "sources", "state_dir"),
+                ("spec", "sinks.avro", "sinks.parquet", "sinks.table", "sources", "state_dir"),
                 ("spark", "statestore.hlc", "tube.producer", "tube.record"),
                 IO,
             ),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
+import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
+import fastavro
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -25,6 +30,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.tube.record import Record
 from tests.interop.kafka import KafkaBroker, committed
+from tests.schema_registry import Registry
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup
 from tests.spark.processes import Driver, until
@@ -148,6 +154,124 @@ def test_rows_are_in_the_topic_once(setup_of: Callable[..., Setup], kafka: Kafka
     (unknown,) = accounts[1].unknown
     assert "has no batch of this query, the ledger has" in unknown
     assert accounts[1].off == ()
+
+
+WITH_SCHEMAS = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: parsed
+    parse: {{schema: "place STRING, n BIGINT NOT NULL, at TIMESTAMP, tags MAP<STRING, STRING>"}}
+  - name: more
+    map: {{compute: {{twice: "CAST(n AS DECIMAL(20, 1)) * 2"}}}}
+sinks:
+  - name: derived
+    kafka:
+      bootstrap: ["ADDRESS"]
+      topic: avro_derived
+      key: "{{place}}"
+      order_by: n
+      avro: {{registry: {{url: "URL"}}}}
+  - name: given
+    kafka:
+      bootstrap: ["ADDRESS"]
+      topic: avro_given
+      max_bytes: 60
+      avro: {{registry: {{url: "URL"}}, subject_name_strategy: record, auto_register: false, schema: 'SCHEMA'}}
+"""
+GIVEN = """\
+{"type": "record", "name": "Place", "namespace": "plant", "fields": [{"name": "place", "type": "string"},
+{"name": "n", "type": "int"}]}
+"""
+
+
+def avro_values(kafka: KafkaBroker, registry: Registry, topic: str) -> dict[str, object]:
+    """The values that fastavro reads, by the id of their source record."""
+    found: dict[str, object] = {}
+    for message in committed(kafka.address, topic):
+        pairs, value = message.headers(), message.value()
+        assert isinstance(pairs, list)
+        assert isinstance(value, bytes)
+        zero, schema_id = struct.unpack(">bI", value[:5])
+        assert zero == 0
+        stream = io.BytesIO(value[5:])
+        schema = fastavro.parse_schema(json.loads(registry.schemas[schema_id]["schema"]))
+        ((key, name),) = pairs
+        assert key == "id"
+        assert isinstance(name, bytes)
+        found[name.decode().partition("/")[0]] = fastavro.schemaless_reader(stream, schema, None)
+        assert not stream.read()
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_values_are_avro_with_a_schema_in_a_registry(setup_of: Callable[..., Setup], kafka: KafkaBroker) -> None:
+    create(kafka, "avro_derived", "avro_given")
+    with Registry() as registry:
+        given = " ".join(GIVEN.split())
+        text = WITH_SCHEMAS.replace("SCHEMA", given.replace("{", "{{").replace("}", "}}"))
+        setup = setup_of(text.replace("ADDRESS", kafka.address).replace("URL", registry.url), 1)
+        # The schema of `given` must be registered.
+        lacks = r"does not have the schema of the sink in the subject 'plant.Place'"
+        with pytest.raises(PenstockError, match=lacks):
+            check_topics(setup.pipeline)
+        with pytest.raises(PenstockError, match=lacks):
+            setup.run()
+        registry.posted("/subjects/other/versions", '"int"')
+        assert registry.posted("/subjects/plant.Place/versions", given) == (200, {"id": 2})
+        check_topics(setup.pipeline)
+        assert registry.subjects.keys() == {"other", "plant.Place"}
+
+        rows = [
+            Record(json.dumps({"place": "p", "n": 1, "at": "2026-01-02T03:04:05.678901Z"}).encode(), id="a"),
+            Record(json.dumps({"place": "q", "n": 1 << 40, "tags": {"x": "y"}}).encode(), id="b"),
+            Record(json.dumps({"n": 3}).encode(), id="c"),
+            Record(json.dumps({"place": "r" * 60, "n": 4}).encode(), id="d"),
+        ]
+        setup.send(*rows)
+        registry.requests.clear()
+        setup.run()
+        at = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+        none = {"at": None, "tags": None}
+        derived: dict[str, object] = {
+            "a": {"place": "p", "n": 1, **none, "at": at, "twice": Decimal("2.0")},
+            "b": {"place": "q", "n": 1 << 40, **none, "tags": {"x": "y"}, "twice": Decimal(1 << 41)},
+            "c": {"place": None, "n": 3, **none, "twice": Decimal("6.0")},
+            "d": {"place": "r" * 60, "n": 4, **none, "twice": Decimal("8.0")},
+        }
+        assert avro_values(kafka, registry, "avro_derived") == derived
+        assert avro_values(kafka, registry, "avro_given") == {"a": {"place": "p", "n": 1}}
+        reasons = {letter["id"]: (letter["step"], letter["reason"]) for letter in setup.dead()}
+        assert reasons == {
+            "b": ("sink:given", "it cannot be written as Avro: n: 1099511627776 has more than 32 bits"),
+            "c": ("sink:given", "it cannot be written as Avro: place: it is null, which the schema does not permit"),
+            "d": ("sink:given", "the value has 67 bytes, at most 60 are allowed"),
+        }
+
+        # A batch that is repeated is not sent again. Two batches of a run need one request for each sink.
+        setup.forget_the_last_data("derived")
+        setup.forget_the_last_data("given")
+        setup.send(*(Record(json.dumps({"place": "s", "n": n}).encode(), id=f"n{n}") for n in range(5)))
+        registry.requests.clear()
+        setup.run()
+        derived |= {f"n{n}": {"place": "s", "n": n, **none, "twice": Decimal(2 * n)} for n in range(5)}
+        assert avro_values(kafka, registry, "avro_derived") == derived
+        assert len(avro_values(kafka, registry, "avro_given")) == 6
+        assert registry.requests.count("/subjects/avro_derived-value/versions") == 1
+        accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+        assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
+
+        # Only the run knows the type of `twice`: the registry refuses the schema when the first batch has rows.
+        registry.subjects.clear()
+        registry.refuse = lambda subject, _: "TYPE_MISMATCH" if subject == "avro_derived-value" else None
+        registry.posted("/subjects/plant.Place/versions", given)
+        setup.send(Record(json.dumps({"place": "t", "n": 9}).encode(), id="refused"))
+        with pytest.raises(PenstockError, match="refused the schema of the subject 'avro_derived-value'") as refused:
+            setup.run()
+        assert "TYPE_MISMATCH" in (refused.value.why or "")
+        assert avro_values(kafka, registry, "avro_derived") == derived
 
 
 @pytest.mark.nightly

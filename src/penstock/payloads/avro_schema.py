@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["AvroField", "AvroSchema", "AvroType", "parse_avro_schema"]
+__all__ = ["AvroField", "AvroSchema", "AvroType", "is_avro_name", "parse_avro_schema", "record_name"]
 
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _COMPLEX = ("record", "enum", "array", "map", "fixed")
@@ -134,6 +134,19 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> AvroSchema:
     if not found.fields:
         raise ValueError("expected an Avro schema of a record with fields")
     return AvroSchema(found, _fingerprint(canonical.encode()))
+
+
+def record_name(text: str) -> str:
+    """Return the full name of the record ``text``, a valid schema."""
+    given = json.loads(text)
+    while not isinstance(given["type"], str):
+        given = given["type"]
+    return _full_name(given["name"], given.get("namespace"), "") or ""
+
+
+def is_avro_name(text: str) -> bool:
+    """Return True for a name of Avro, or several with dots between them."""
+    return _NAME.fullmatch(text) is not None
 
 
 def _shown(found: AvroType) -> str:

@@ -11,7 +11,14 @@ from pydantic import ValidationError
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.kafka.config import SchemaRegistry
-from penstock.runtime.kafka.schema_registry import RegisteredSchema, check_registry, schema_by_id
+from penstock.runtime.kafka.schema_registry import (
+    RegisteredSchema,
+    check_compatible,
+    check_registry,
+    find_schema,
+    register_schema,
+    schema_by_id,
+)
 from tests.ports import free_port
 from tests.schema_registry import Registry
 
@@ -41,6 +48,45 @@ def test_schemas_that_a_schema_refers_to_are_found(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             schema_by_id(options, 7)
         assert "/subjects/Hall/versions/2: it answered with status 404" in (caught.value.why or "")
+
+
+def test_schemas_are_registered_once() -> None:
+    with Registry() as registry:
+        options = SchemaRegistry(url=registry.url)
+        assert find_schema(options, "plant/a-value", '"int"') is None
+        check_compatible(options, "plant/a-value", '"int"')
+        assert registry.subjects == {}
+        assert [register_schema(options, "plant/a-value", kind) for kind in ('"int"', '"long"', '"int"')] == [1, 2, 1]
+        assert registry.subjects == {"plant/a-value": [1, 2]}
+        assert find_schema(options, "plant/a-value", '"long"') == 2
+        assert find_schema(options, "plant/a-value", '"string"') is None
+        assert registry.requests[:3] == [
+            "/subjects/plant%2Fa-value",
+            "/compatibility/subjects/plant%2Fa-value/versions/latest?verbose=true",
+            "/subjects/plant%2Fa-value/versions",
+        ]
+
+
+def test_a_refused_schema_is_an_error_with_the_reason_of_the_registry() -> None:
+    with Registry() as registry:
+        options = SchemaRegistry(url=registry.url)
+        register_schema(options, "a", '"int"')
+        registry.refuse = lambda subject, schema: f"{subject}: {schema} is not compatible"
+        for ask in (register_schema, check_compatible):
+            with pytest.raises(RefusedError, match="refused the schema of the subject 'a'") as refused:
+                ask(options, "a", '"string"')
+            assert 'a: "string" is not compatible' in (refused.value.why or "")
+            assert "another subject" in (refused.value.do or "")
+        assert registry.subjects == {"a": [1]}
+        registry.answer = lambda _path: (422, b'{"error_code": 42201, "message": "Invalid schema"}')
+        with pytest.raises(RefusedError) as refused:
+            register_schema(options, "a", '"int"')
+        assert refused.value.why == "Invalid schema"
+        for status, body in ((200, b'{"id": "1"}'), (200, b"[]"), (404, b"<html>"), (404, b'{"error_code": 404}')):
+            registry.answer = lambda _path, given=(status, body): given  # type: ignore[misc]  # bound now
+            for request in (register_schema, check_compatible, find_schema):
+                with pytest.raises(ConfigError, match="is not a schema registry"):
+                    request(options, "a", '"int"')
 
 
 def test_user_and_password_are_sent_over_tls(tmp_path: Path) -> None:

@@ -525,17 +525,16 @@ def _files_to_ship(pipeline: Pipeline, file: Path) -> list[str]:
     Raises:
         ConfigError: one is in another directory, which the driver does not have, or cannot be shipped.
     """
+    from penstock.pipelines.spec.pipeline import named_files
+
     found: dict[str, None] = {}
-    for step in pipeline.steps:
-        option, path = "python.file", step.python.file if step.python is not None else None
-        if step.parse is not None:
-            option, path = "parse.schema_file", step.parse.schema_file
-        if path is None or Path(path).is_absolute():
+    for part, option, path in named_files(pipeline):
+        if Path(path).is_absolute():
             continue
         if Path(path).name != str(Path(path)):
             raise ConfigError(
-                f"step {step.name!r}: {path!r} would not be available to the driver",
-                option=f"steps.{step.name}.{option}",
+                f"{part}: {path!r} would not be available to the driver",
+                option=option,
                 why="with --deploy-mode cluster Spark ships files to one directory",
                 do=f"put the file next to {str(file)!r}, or write an absolute path on a file system that driver and "
                 "submitting machine share",

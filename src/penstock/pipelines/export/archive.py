@@ -31,7 +31,7 @@ from typing import NamedTuple
 import penstock
 from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.export.script import raw_document
-from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.pipeline import Pipeline, named_files
 from penstock.runtime.config.yaml_document import Document, Value
 
 __all__ = [
@@ -113,16 +113,11 @@ def pipeline_files(file: Path, pipeline: Pipeline) -> list[ArchiveFile]:
     for place, value in _scalars(document):
         _refuse_secret(document, place, value)
     names = {file.name: file}
-    for step in pipeline.steps:
-        option, path = "python.file", step.python.file if step.python is not None else None
-        if step.parse is not None:
-            option, path = "parse.schema_file", step.parse.schema_file
-        if path is None:
-            continue
+    for part, option, path in named_files(pipeline):
         if Path(path).is_absolute() or ".." in Path(path).parts:
             raise ConfigError(
-                f"step {step.name!r}: {path!r} would not be part of the package",
-                option=f"steps.{step.name}.{option}",
+                f"{part}: {path!r} would not be part of the package",
+                option=option,
                 why="only files below the directory of the pipeline file are packaged",
                 do=f"put the file next to {str(file)!r}, and write its name as a relative path",
             )

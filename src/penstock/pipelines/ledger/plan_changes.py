@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.sinks.avro import check_value_schema
 from penstock.pipelines.sinks.table import check_partitions, check_types, writers
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.description import as_data
@@ -199,10 +200,11 @@ _KAFKA_S = 3.0
 
 
 def check_topics(pipeline: Pipeline) -> None:
-    """Check topics of Kafka, as a run does before it starts. A run reports a broker that does not answer.
+    """Check topics of Kafka and schemas of their values, as a run does before it starts. A run reports a server that
+    does not answer.
 
     Raises:
-        PenstockError: Kafka refuses the connection, or has no such topic.
+        PenstockError: Kafka refuses the connection, or has no such topic; a schema registry refuses the schema.
     """
     for sink in pipeline.sinks:
         if sink.kafka is None:
@@ -210,6 +212,8 @@ def check_topics(pipeline: Pipeline) -> None:
         try:
             with suppress(UnavailableError):
                 check_topic(sink.kafka.target, _KAFKA_S)
+            with suppress(UnavailableError):
+                check_value_schema(pipeline, sink)
         except PenstockError as error:
             raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, do=error.do) from error
 

@@ -35,11 +35,21 @@ from penstock.errors import ConfigError, PenstockError, StorageError, Unavailabl
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import (
     ADDED_ROWS,
+    alive,
     data_columns,
     key_column,
     mark_dead,
     record_identity,
     too_large,
+)
+from penstock.pipelines.sinks.avro import (
+    ENCODED,
+    ID_BYTES,
+    check_value_schema,
+    encoded_value,
+    framed_value,
+    schema_id,
+    schema_of_rows,
 )
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
 from penstock.pipelines.sinks.files import FileBatches, write_lines
@@ -60,9 +70,10 @@ from penstock.pipelines.sinks.one_pass import (
 from penstock.pipelines.sinks.partitions import computed_columns, mark_unpartitionable
 from penstock.pipelines.sinks.postgresql import mark_unstorable, write_postgresql
 from penstock.pipelines.sinks.table import Table
+from penstock.pipelines.spec.avro_columns import value_fields
 from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
+from penstock.pipelines.spec.sinks import KafkaSink, Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
 from penstock.pipelines.spec.steps import registries_of
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir import layout
@@ -169,24 +180,31 @@ def send_messages(
     selected.write.format("mqtt").mode("append").options(**options).save()
 
 
-def _in_order(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None) -> DataFrame:
+def _in_order(
+    rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None, value: Column | None = None
+) -> DataFrame:
     """Return the messages of ``rows``, in order within each partition; ``batch`` is part of the ids of windows."""
     order = None if sink.messages is None else sink.messages.order_by
     ordered = rows if order is None else rows.sortWithinPartitions(order)
-    return as_messages(ordered, sink, pipeline, batch=batch)
+    return as_messages(ordered, sink, pipeline, batch=batch, value=value)
 
 
-def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None) -> DataFrame:
-    """Convert ``rows``, without unsendable ones, to the columns of the Spark format that sends them."""
+def as_messages(
+    rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None, value: Column | None = None
+) -> DataFrame:
+    """Convert ``rows``, without unsendable ones, to the columns of the Spark format that sends them.
+
+    ``value``: the encoded value; None: JSON, or the column that is sent unchanged.
+    """
     messages = sink.messages
     assert messages is not None
     unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
     made = [
         key_column(rows, messages.topic).alias("topic"),
         sf.concat_ws("/", *record_identity(rows), sf.lit(unique)).alias("_message"),
-        _value(rows, messages).alias("_value"),
+        (_value(rows, messages) if value is None else value).alias("_value"),
     ]
-    json = not isinstance(messages.value, str)
+    json = not isinstance(messages.value, str) and (sink.kafka is None or sink.kafka.avro is None)
     if (records := sink.records) is not None:
         key = sf.lit(None).cast("string") if records.key is None else key_column(rows, records.key)
         named = records.headers
@@ -219,10 +237,14 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
         reasons.append(("sink.topic", sf.when(wrong, said)))
     else:
         reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
-    value = _value(rows, messages)
-    reasons.append(("sink.value", sf.when(value.isNull(), sf.lit("the value is null"))))
-    if messages.largest is not None:
+    if ENCODED in rows.columns:
+        reasons.append(("sink.value", sf.col(f"{ENCODED}.reason")))
+        size = sf.octet_length(f"{ENCODED}.value") + ID_BYTES
+    else:
+        value = _value(rows, messages)
+        reasons.append(("sink.value", sf.when(value.isNull(), sf.lit("the value is null"))))
         size = sf.octet_length(value)
+    if messages.largest is not None:
         if sink.kafka is not None and sink.kafka.key is not None:
             size += sf.coalesce(sf.octet_length(key_column(rows, sink.kafka.key)), sf.lit(0))
         reasons.append(("sink.size", too_large(size, messages.largest)))
@@ -232,6 +254,9 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
 def _value(rows: DataFrame, messages: Messages) -> Column:
     if not isinstance(messages.value, str):
         columns = messages.value or data_columns(rows)
+        if isinstance(messages, KafkaSink) and messages.avro is not None:
+            # A test case has these columns in JSON.
+            columns = value_fields(messages, columns)
         return sf.to_json(sf.struct(*columns))
     kind = rows.select(messages.value).schema.fields[0].dataType
     return sf.col(messages.value) if isinstance(kind, BinaryType) else sf.col(messages.value).cast("string")
@@ -398,6 +423,8 @@ class SinkWriter:
         self._plan = plan
         self._checkpoint = checkpoint
         self._tables: dict[tuple[str, str], Table | DeltaWriter] = {}
+        self._schema_ids: dict[tuple[str, str], int] = {}
+        """Ids in registries by sink and schema, for this run."""
 
     def write(self, sink: Sink, batch: SinkBatch) -> int:
         """Write rows that :func:`mark_unwritable` has accepted.
@@ -536,6 +563,19 @@ class SinkWriter:
     def identity(self, batch: int) -> WriteIdentity:
         """Return the identity of a write of this query, which brokers compare with earlier writes."""
         return WriteIdentity(self._checkpoint.query_id(), batch, str(self.targets.store.token))
+
+    def framed_value(self, sink: Sink, rows: DataFrame) -> Column:
+        """Return the column with the encoded values of ``rows`` for a sink with a schema registry.
+
+        Raises:
+            RefusedError: the registry refuses the schema, or does not have it.
+            UnavailableError: the registry does not answer.
+        """
+        text = schema_of_rows(rows, sink)
+        key = sink.name, text
+        if key not in self._schema_ids:
+            self._schema_ids[key] = schema_id(sink, text)
+        return framed_value(rows, sink, self._schema_ids[key])
 
     def write_table(self, sink: Sink, batch: int, rows: DataFrame, count: int) -> int:
         """Write the ``count`` ``rows`` to the table of ``sink`` as ``batch``; return the number of rows written.
@@ -686,7 +726,8 @@ def _write_kafka(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     pipeline = writer.targets.pipeline
     write = TopicBatch(sink.kafka.target, pipeline.name, sink.name, *writer.identity(batch.number))
     number = batch.number if batch.windows else None
-    messages = _in_order(batch.rows.coalesce(1), sink, pipeline, batch=number)
+    framed = None if sink.kafka.avro is None or not batch.count else writer.framed_value(sink, batch.rows)
+    messages = _in_order(batch.rows.coalesce(1), sink, pipeline, batch=number, value=framed)
     return write_kafka(messages, batch.count, write)
 
 
@@ -814,7 +855,9 @@ def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
     name = sink_letter(sink.name)
     if sink.messages.when != "true":
         rows = mark_filtered(rows, name, sink.messages.when)
-    return mark_dead(rows, name, message_failures(rows, sink, sink.messages))
+    if sink.kafka is not None and sink.kafka.avro is not None:
+        rows = rows.withColumn(ENCODED, encoded_value(rows, sink, alive()))
+    return mark_dead(rows, name, message_failures(rows, sink, sink.messages)).drop(ENCODED)
 
 
 def check_sinks(pipeline: Pipeline) -> list[str]:
@@ -921,9 +964,10 @@ def _check_broker(pipeline: Pipeline, sink: Sink) -> None:
         check_broker(sink.mqtt.broker, CHECK_TIMEOUT_S)
 
 
-def _check_kafka(_pipeline: Pipeline, sink: Sink) -> None:
+def _check_kafka(pipeline: Pipeline, sink: Sink) -> None:
     assert sink.kafka is not None
     check_kafka_topic(sink.kafka.target, CHECK_TIMEOUT_S)
+    check_value_schema(pipeline, sink)
 
 
 def _check_postgresql(_pipeline: Pipeline, sink: Sink) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "joined_columns",
     "parse_ddl",
     "rejection",
+    "sink_columns",
     "sink_types",
     "state_types",
 ]
@@ -339,10 +340,16 @@ def _partition_problems(
             yield Problem((*where, "partition_by", number), field.text, f"expected another partition: {problem}")
 
 
+def sink_columns(pipeline: Pipeline, sink: Sink) -> list[KnownColumn] | None:
+    """Return the columns that ``sink`` receives; None if only Spark knows them."""
+    columns = _Streams(pipeline).of_sink(sink)
+    return None if columns is None else list(columns.values())
+
+
 def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
     """Return the types of the columns that ``sink`` receives, if the file determines them: name to type as in DDL."""
-    columns = _Streams(pipeline).of_sink(sink) or {}
-    return {column.name: column.type for column in columns.values() if column.type is not None}
+    columns = sink_columns(pipeline, sink) or []
+    return {column.name: column.type for column in columns if column.type is not None}
 
 
 def joined_columns(pipeline: Pipeline, join: str) -> tuple[list[str] | None, list[str] | None]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.pipelines.spec.avro_columns import planned_schema
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import (
@@ -59,6 +61,8 @@ def as_text(pipeline: Pipeline) -> str:
             lines += _wrapped(f"  {step['name']}: ", f"{step['kind']} {step['does']}")
             lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
         lines += _wrapped("  sink: ", f"{query['kind']} {query['does']}")
+        if "schema" in query:
+            lines += _wrapped("      schema: ", _schema(query["schema"]["text"]))
         lines += [f"      {what}: {fate}" for what, fate in query["leaves"].items()]
         lines += _wrapped("      delivery: ", query["delivery"])
         lines += _wrapped("      a run that lost its lease: ", query["fencing"])
@@ -123,7 +127,13 @@ def query_path(sink_plan: SinkPlan) -> str:
 
 def _wrapped(start: str, text: str) -> list[str]:
     return textwrap.wrap(
-        " ".join(text.split()), _WIDTH, initial_indent=start, subsequent_indent=" " * 6, break_long_words=False
+        " ".join(text.split()),
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * 6,
+        # Names, which a reader may copy, are on one line.
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -147,6 +157,10 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
         )
     if sink.table is not None and sink.table.partition_by:
         leaves["rows whose value cannot be a partition"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
+    schema = {}
+    if sink.kafka is not None and sink.kafka.avro is not None:
+        subject = sink.kafka.avro.subject_of(sink.kafka.topic)
+        schema = {"schema": {"subject": subject, "text": planned_schema(pipeline, sink)}}
     return {
         "sink": sink.name,
         "sources": list(dict.fromkeys(sink_plan.inputs)),
@@ -154,6 +168,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
         "does": described.target(pipeline, sink),
         "delivery": described.delivery,
         "fencing": fencing,
+        **schema,
         "leaves": leaves,
         "steps": [
             {
@@ -166,6 +181,12 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
             for s, reads in sink_plan.nodes
         ],
     }
+
+
+def _schema(text: str | None) -> str:
+    if text is None:
+        return "derived from the columns by the run: only Spark knows their types"
+    return json.dumps(json.loads(text))
 
 
 def _does(step: Step) -> str:
@@ -374,7 +395,11 @@ def _committed(_pipeline: Pipeline, sink: Sink) -> str:
     how = [] if sink.kafka.tls is None else ["TLS"]
     how += [] if sink.kafka.sasl is None else [sink.kafka.sasl.mechanism.value]
     shown = f" ({', '.join(how)})" if how else ""
-    return f"{sink.kafka.target.connection.shown}{shown}: topic {sink.kafka.topic}{key}"
+    avro = ""
+    if (given := sink.kafka.avro) is not None:
+        registers = "registered by the run" if given.auto_register else "which must be registered"
+        avro = f", Avro with the subject {given.subject_of(sink.kafka.topic)} of {given.registry.url}, {registers}"
+    return f"{sink.kafka.target.connection.shown}{shown}: topic {sink.kafka.topic}{key}{avro}"
 
 
 def _stored(_pipeline: Pipeline, sink: Sink) -> str:

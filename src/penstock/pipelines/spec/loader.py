@@ -19,6 +19,7 @@ from pydantic_core import InitErrorDetails
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec import values
+from penstock.pipelines.spec.avro_columns import value_problem
 from penstock.pipelines.spec.columns import RESERVED, Column, Problem, column_names, parse_ddl
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, reads_of
 from penstock.pipelines.spec.sinks import MqttSink, TubeSink
@@ -561,6 +562,10 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _tube(pipeline, sink.tubemq, where)
         if sink.records is not None:
             yield from _named(sink.records.headers, (*where, "headers"))
+        if sink.kafka is not None and sink.kafka.avro is not None:
+            problem = value_problem(pipeline, sink)
+            if problem is not None:
+                yield Problem((*where, "avro"), sink.kafka.avro.subject_of(sink.kafka.topic), problem)
         if sink.kafka is not None and any(
             sink.kafka.topic in source.topics and set(sink.kafka.bootstrap) & set(source.bootstrap)
             for source in pipeline.inputs.values()

@@ -25,6 +25,7 @@ __all__ = [
     "MAKES_DEAD_LETTERS",
     "STATEFUL",
     "DeadLetters",
+    "NamedFile",
     "Pipeline",
     "PlanNode",
     "SinkPlan",
@@ -272,11 +273,28 @@ def written_paths(pipeline: Pipeline) -> list[tuple[str, str]]:
     ]
 
 
-def named_files(pipeline: Pipeline) -> list[str]:
-    """Return the paths of the schema, descriptor and Python files that ``pipeline`` names."""
-    found = [step.parse.schema_file for step in pipeline.steps if step.parse is not None]
-    found += [step.python.file for step in pipeline.steps if step.python is not None]
-    return sorted({path for path in found if path is not None})
+class NamedFile(NamedTuple):
+    """A schema, descriptor or Python file that a pipeline names: the part (``step 'x'``), the option, and the path."""
+
+    part: str
+    option: str
+    path: str
+
+
+def named_files(pipeline: Pipeline) -> list[NamedFile]:
+    """Return the schema, descriptor and Python files that ``pipeline`` names."""
+    found: list[tuple[str, str, str | None]] = []
+    for step in pipeline.steps:
+        part, option = f"step {step.name!r}", f"steps.{step.name}"
+        if step.parse is not None:
+            found.append((part, f"{option}.parse.schema_file", step.parse.schema_file))
+        if step.python is not None:
+            found.append((part, f"{option}.python.file", step.python.file))
+    for sink in pipeline.sinks:
+        if sink.kafka is not None and sink.kafka.avro is not None:
+            option = f"sinks.{sink.name}.kafka.avro.schema_file"
+            found.append((f"sink {sink.name!r}", option, sink.kafka.avro.schema_file))
+    return [NamedFile(part, option, path) for part, option, path in found if path is not None]
 
 
 def query_groups(pipeline: Pipeline) -> list[tuple[SinkPlan, ...]]:

@@ -37,6 +37,8 @@ from urllib.parse import quote
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock.errors import ConfigError
+from penstock.payloads.avro_schema import is_avro_name
+from penstock.pipelines.spec.avro_values import AvroValue
 from penstock.pipelines.spec.sources import Options, named_options
 from penstock.pipelines.spec.values import (
     BrokerUrl,
@@ -439,6 +441,9 @@ class KafkaSink(KeyedMessages):
         min_length=1, description="HOST:PORT of brokers from which the others are found"
     )
     topic: TopicName = Field(description="topic, which must exist; the same for all rows")
+    avro: AvroValue | None = Field(
+        default=None, description="send values as Avro with a schema in a registry, instead of JSON"
+    )
     compression: KafkaCompression = Field(default=KafkaCompression.NONE, description="compression of batches")
     transaction_timeout: Annotated[Duration, AfterValidator(_transaction_timeout)] = Field(
         default="5 minutes",
@@ -460,6 +465,20 @@ class KafkaSink(KeyedMessages):
         connection = KafkaConnection(tuple(self.bootstrap), self.tls, self.sasl)
         timeout_s = duration_ms(self.transaction_timeout) / 1000
         return KafkaTopic(connection, self.topic, self.compression.value, self.largest, timeout_s)
+
+    @model_validator(mode="after")
+    def _check_avro(self) -> KafkaSink:
+        if self.avro is None:
+            return self
+        if isinstance(self.value, str):
+            raise ValueError("expected a list of columns as value with `avro`")
+        if self.avro.text is not None and self.value is not None:
+            raise ValueError("expected no value with a schema of `avro`, whose fields are the columns")
+        if not is_avro_name(self.avro.record_of(self.topic)):
+            raise ValueError(
+                f"expected record in `avro`: the topic {self.topic!r} is not a name of Avro (letters, digits, _)"
+            )
+        return self
 
 
 def _server_url(text: str) -> str:

@@ -26,6 +26,7 @@ from penstock.pipelines.spec.values import (
     Part,
     directory,
     duration_ms,
+    schema_content,
     template_parts,
 )
 from penstock.runtime.kafka.config import SchemaRegistry
@@ -223,7 +224,7 @@ class Parse(Part):
         if self.delimiter is not None and self.format != "csv":
             raise ValueError("expected delimiter only with `format: csv`")
         self._check_policies()
-        given = (self.columns or "").encode() if self.schema_file is None else _content(self.schema_file)
+        given = (self.columns or "").encode() if self.schema_file is None else schema_content(self.schema_file)
         if self.format == "protobuf":
             columns = ProtobufSchema(given, self.message or "").ddl()
         else:
@@ -279,17 +280,6 @@ class Parse(Part):
             raise ValueError(
                 "expected `unknown_enums: add` only with `format: protobuf` or a registry: Avro has an index, no value"
             )
-
-
-def _content(file: str) -> bytes:
-    path = directory.get() / file
-    try:
-        found = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"expected a readable schema_file: {error}") from None
-    if not found.strip():
-        raise ValueError(f"expected columns in {str(path)!r}, the file is empty")
-    return found
 
 
 _CURRENT_ONLY = ("match", "unavailable", "wait", "refresh")

@@ -58,6 +58,7 @@ __all__ = [
     "place_of",
     "quoted_name",
     "run_key",
+    "schema_content",
     "sink_letter",
     "stop_key",
     "template_parts",
@@ -108,6 +109,22 @@ class DataDirectory(Part):
             except ConfigError as error:
                 raise ValueError(f"{error.what}; {error.do}") from None
         return self
+
+
+def schema_content(file: str) -> bytes:
+    """Return the content of the schema ``file`` of the pipeline file that is being read.
+
+    Raises:
+        ValueError: it cannot be read, or is empty; the text begins with "expected".
+    """
+    path = directory.get() / file
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"expected a readable schema_file: {error}") from None
+    if not found.strip():
+        raise ValueError(f"expected columns in {str(path)!r}, the file is empty")
+    return found
 
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}

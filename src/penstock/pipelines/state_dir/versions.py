@@ -121,7 +121,7 @@ def file_of(path: Path, pipeline: Pipeline) -> PipelineFile:
     files: dict[str, bytes] = {}
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        for named in named_files(pipeline):
+        for named in sorted({each.path for each in named_files(pipeline)}):
             if not Path(named).is_absolute():
                 files[PurePath(os.path.normpath(named)).as_posix()] = (path.parent / named).read_bytes()
     except (OSError, UnicodeDecodeError) as error:

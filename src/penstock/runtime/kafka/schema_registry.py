@@ -9,19 +9,31 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.errors import ConfigError, RefusedError, UnavailableError, shortened
 from penstock.runtime.io.network import ConnectionFailure, connection_failure
 from penstock.runtime.io.tls import TlsOptions, read_password
 from penstock.runtime.kafka.config import SchemaRegistry
 
-__all__ = ["RegisteredSchema", "check_registry", "schema_by_id"]
+__all__ = [
+    "RegisteredSchema",
+    "check_compatible",
+    "check_registry",
+    "find_schema",
+    "register_schema",
+    "schema_by_id",
+]
 
 _TIMEOUT_S: Final = 10.0
 """Seconds until a connection is established, and between two parts of a response."""
 _MOST_BYTES: Final = 4 << 20
 """Maximum size of a response: a schema has some kilobytes."""
-_UNKNOWN_ID: Final = 40403
-"""Error code of an id that no schema has [Confluent's API; the HTTP status is that of any wrong path]."""
+_LONGEST_REASON: Final = 600
+_UNKNOWN_SCHEMA: Final = 40403
+"""Error code of an id that no schema has, and of a schema that a subject does not have [Confluent's API; the HTTP
+status is that of any wrong path]."""
+_UNKNOWN_SUBJECT: Final = 40401
+_UNKNOWN_VERSION: Final = 40402
+_CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -45,8 +57,14 @@ class _Response(NamedTuple):
         """The JSON of the body; None if it is not JSON."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
+
+    @property
+    def error_code(self) -> object:
+        """The registry's own code of an error; None without one."""
+        data = self.data
+        return data.get("error_code") if isinstance(data, dict) else None
 
 
 def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema | None:
@@ -60,7 +78,7 @@ def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema |
     path = f"/schemas/ids/{schema_id}"
     found = _get(registry, path)
     data = found.data
-    if found.status == HTTPStatus.NOT_FOUND and isinstance(data, dict) and data.get("error_code") == _UNKNOWN_ID:
+    if found.status == HTTPStatus.NOT_FOUND and found.error_code == _UNKNOWN_SCHEMA:
         return None
     _check_schema(registry, path, found)
     kind, references = str(data.get("schemaType") or "AVRO"), dict[str, str]()
@@ -97,8 +115,77 @@ def check_registry(registry: SchemaRegistry) -> None:
         raise _no_registry(registry, path, found)
 
 
+def find_schema(registry: SchemaRegistry, subject: str, text: str) -> int | None:
+    """Return the id of the Avro schema ``text`` if a version of ``subject`` has it, otherwise None.
+
+    Raises the errors of :func:`schema_by_id`.
+    """
+    path = f"/subjects/{quote(subject, safe='')}"
+    found = _request(registry, "POST", path, text)
+    if found.status == HTTPStatus.NOT_FOUND and found.error_code in (_UNKNOWN_SUBJECT, _UNKNOWN_SCHEMA):
+        return None
+    return _schema_id(registry, subject, path, found)
+
+
+def register_schema(registry: SchemaRegistry, subject: str, text: str) -> int:
+    """Register the Avro schema ``text`` as a version of ``subject``, unless it is one; return its id.
+
+    Raises:
+        RefusedError: the registry refused the schema: it is incompatible with an earlier version, or invalid; or it
+            refused the client.
+        UnavailableError, ConfigError: see :func:`schema_by_id`.
+    """
+    path = f"/subjects/{quote(subject, safe='')}/versions"
+    return _schema_id(registry, subject, path, _request(registry, "POST", path, text))
+
+
+def check_compatible(registry: SchemaRegistry, subject: str, text: str) -> None:
+    """Check that ``subject`` accepts the Avro schema ``text`` after its latest version. The errors are those of
+    :func:`register_schema`, which may refuse it because of an older version."""
+    path = f"/compatibility/subjects/{quote(subject, safe='')}/versions/latest"
+    found = _request(registry, "POST", f"{path}?verbose=true", text)
+    if found.status == HTTPStatus.NOT_FOUND and found.error_code in (_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
+        return
+    data = found.data
+    if found.status == HTTPStatus.OK and isinstance(data, dict) and isinstance(data.get("is_compatible"), bool):
+        if not data["is_compatible"]:
+            messages = data.get("messages")
+            why = "; ".join(map(str, messages)) if isinstance(messages, list) else ""
+            raise _refused(registry, subject, found.status, why or "it is incompatible with the latest version")
+        return
+    _schema_id(registry, subject, path, found)
+
+
+def _schema_id(registry: SchemaRegistry, subject: str, path: str, found: _Response) -> int:
+    """Return the id in the response to a request with a schema for ``subject``."""
+    data = found.data
+    if found.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
+        message = data.get("message") if isinstance(data, dict) else None
+        raise _refused(registry, subject, found.status, str(message or "it gives no reason"))
+    schema_id = data.get("id") if isinstance(data, dict) else None
+    if found.status != HTTPStatus.OK or not isinstance(schema_id, int) or not 0 <= schema_id < 1 << 32:
+        raise _no_registry(registry, path, found)
+    return schema_id
+
+
+def _refused(registry: SchemaRegistry, subject: str, status: int, why: str) -> RefusedError:
+    return RefusedError(
+        f"the schema registry {registry.url} refused the schema of the subject {subject!r}",
+        code=status,
+        text=why,
+        peer=registry.url,
+        why=shortened(" ".join(why.split()), _LONGEST_REASON),
+        do="keep the columns of the subject and their types, or write to another subject; new columns are compatible "
+        "if the schema is derived from the columns",
+    )
+
+
 def _get(registry: SchemaRegistry, path: str) -> _Response:
-    """Return the response to a GET of ``path``, unless it is one that refuses the client, or one of a busy server."""
+    return _request(registry, "GET", path)
+
+
+def _request(registry: SchemaRegistry, method: str, path: str, schema: str | None = None) -> _Response:
+    """Return the response to a request with ``schema``, unless it refuses the client, or is one of a busy server."""
     url = urlsplit(registry.url)
     host = url.hostname or ""
     # Not urllib, which would send the password to a proxy set in the environment, and to where a response redirects it.
@@ -109,9 +196,12 @@ def _get(registry: SchemaRegistry, path: str) -> _Response:
     else:
         connection = http.client.HTTPConnection(host, url.port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", f"{url.path}{path}", headers=_headers(registry))
+        headers, body = _headers(registry), None
+        if schema is not None:
+            headers["Content-Type"], body = _CONTENT_TYPE, json.dumps({"schema": schema}).encode()
+        connection.request(method, f"{url.path}{path}", body=body, headers=headers)
         with connection.getresponse() as response:
-            status, body = response.status, response.read(_MOST_BYTES + 1)
+            status, answer = response.status, response.read(_MOST_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
         why = ConnectionFailure(f"the connection broke: {error!r}")
         if isinstance(error, OSError):
@@ -131,7 +221,7 @@ def _get(registry: SchemaRegistry, path: str) -> _Response:
         raise UnavailableError(
             f"the schema registry {registry.url} does not answer",
             applied=False,
-            why=_refusal(status, body),
+            why=_refusal(status, answer),
             do="read the log of the registry",
         )
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -139,10 +229,10 @@ def _get(registry: SchemaRegistry, path: str) -> _Response:
             f"the schema registry {registry.url} refused the request {path}",
             code=status,
             peer=registry.url,
-            why=_refusal(status, body),
+            why=_refusal(status, answer),
             do="check `registry.user` and `password_file`, and the rights of this user",
         )
-    return _Response(status, body)
+    return _Response(status, answer)
 
 
 def _headers(registry: SchemaRegistry) -> dict[str, str]:
