@@ -28,6 +28,22 @@ def schema(*more: dict[str, Any], celsius: str) -> str:
     return json.dumps({"type": "record", "name": "Reading", "fields": fields})
 
 
+FLOOD = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: readings
+    parse:
+      format: avro
+      encoding: confluent
+      registry: {{url: "URL"}}
+      schema: 'SCHEMA'
+sinks:
+  - name: rows
+    table: {{path: "{lake}/rows", format: parquet}}
+""".replace("SCHEMA", schema(celsius="double").replace("{", "{{").replace("}", "}}"))
 FILE = """\
 name: {name}
 source: {{topics: ["{topic}"], master: "{master}"}}
@@ -151,3 +167,30 @@ def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
         registry.answer = lambda _path: (401, b"{}")
         with pytest.raises(RefusedError, match="refused the request /schemas/types"):
             setup.run()
+
+
+@pytest.mark.timeout(600)
+def test_a_topic_with_messages_that_are_not_of_the_registry_costs_a_limited_number_of_requests(
+    setup_of: Callable[..., Setup],
+) -> None:
+    with Registry() as registry:
+        setup = setup_of(FLOOD.replace("URL", registry.url), 1)
+        registry.register(1, schema(celsius="float"))
+        setup.send(
+            Record(float_record(1, 1.5), id="known"),
+            *(Record(float_record(1_000 + n, 2.5), id=f"flood-{n}") for n in range(300)),
+            Record(float_record(1, 3.5), id="known too"),
+        )
+        setup.run()
+        rows = [row for file in files(setup.lake / "rows") for row in pq.ParquetFile(file).read().to_pylist()]
+        assert {row["_id"]: row["celsius"] for row in rows} == {"known": 1.5, "known too": 3.5}
+        letters = {str(letter.id): letter for letter in dead_letters.letters(setup.lake / "dead")}
+        assert letters.keys() == {f"flood-{n}" for n in range(300)}
+        assert {letter.code for letter in letters.values()} == {"schema.unknown_id"}
+        assert "was not asked for others" in letters["flood-299"].reason
+        asked = [path for path in registry.requests if path.startswith("/schemas/ids/1")]
+        assert len(asked) == len(set(asked)) == 102
+        retries = [each for each in setup.events if each["event"] == "retry"]
+        assert "more than 100 schema ids" in str(retries)
+        (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+        assert (account.off, account.unknown) == ((), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from pathlib import Path
 
@@ -48,6 +49,41 @@ def test_schemas_that_a_schema_refers_to_are_found(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             schema_by_id(options, 7)
         assert "/subjects/Hall/versions/2: it answered with status 404" in (caught.value.why or "")
+
+
+def test_references_without_an_end_are_an_error() -> None:
+    """Those that form a cycle, and a chain of ever new ones, of a registry that is not what it should be."""
+    with Registry() as registry:
+        options = SchemaRegistry(url=registry.url)
+        others = [{"name": name, "subject": name, "version": 1} for name in ("a", "b")]
+        registry.register(7, '"top"', references=others[:1])
+        registry.versions["/subjects/a/versions/1"] = {"schema": '"a"', "references": others[1:]}
+        registry.versions["/subjects/b/versions/1"] = {"schema": '"b"', "references": others[:1]}
+        with pytest.raises(ConfigError, match=r"the schema /schemas/ids/7 of .* cannot be read") as caught:
+            schema_by_id(options, 7)
+        assert "/subjects/a/versions/1 refers to itself" in (caught.value.why or "")
+
+        def endless(path: str) -> tuple[int, bytes] | None:
+            if "versions" not in path:
+                return None
+            version = int(path.rpartition("/")[2]) + 1
+            reference = {"name": "a", "subject": "a", "version": version}
+            return 200, json.dumps({"schema": '"a"', "references": [reference]}).encode()
+
+        registry.answer = endless
+        registry.requests.clear()
+        with pytest.raises(ConfigError, match="cannot be read") as caught:
+            schema_by_id(options, 7)
+        assert "refers to more than 200 schemas" in (caught.value.why or "")
+        assert len(registry.requests) == 201
+
+        def wide(path: str) -> tuple[int, bytes] | None:
+            names = [{"name": f"n{n}", "subject": f"n{n}", "version": 1} for n in range(250 * ("ids" in path))]
+            return 200, json.dumps({"schema": '"a"', "references": names}).encode()
+
+        registry.answer = wide
+        with pytest.raises(ConfigError, match="cannot be read"):
+            schema_by_id(options, 7)
 
 
 def test_schemas_are_registered_once() -> None:

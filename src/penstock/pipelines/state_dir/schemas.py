@@ -13,6 +13,12 @@ both. So what a batch knows of an id is decided once, before any of its rows lea
   or that the id is unknown. A task that finds the file, also while it asks, uses what it says. Then it stores the
   schema, for other batches.
 
+Each unknown id costs a request and a file. Their number has a limit, since a topic may have any messages: a process
+that has asked for ``MOST_UNKNOWN`` unknown ids of a batch creates ``<batch>-limit.json``, and fails, so that no row of
+the attempt is committed. The next attempt begins with ``<batch>-known.json``: the ids that are stored by then, without
+those decided as unknown. For it and later ones this file is the only decision. All other ids are unknown, and nobody
+asks for them.
+
 The driver tells the tasks of an attempt which ids were stored (``BatchSchemas``). Sinks that share a query have the
 same decisions: a task creates the file in the checkpoint of each. Messages whose id was unknown are dead letters, which
 are redriven.
@@ -25,16 +31,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.errors import StorageError
+from penstock.errors import StorageError, UnavailableError
 from penstock.pipelines.state_dir.layout import create_json, first_json, listed, read_json, sync_names
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, absolute_path, storage_path
 
-__all__ = ["SCHEMAS", "BatchSchemas", "StoredSchema", "decided_schemas", "remove_old_decisions"]
+__all__ = ["MOST_UNKNOWN", "SCHEMAS", "BatchSchemas", "StoredSchema", "decided_schemas", "remove_old_decisions"]
+
+MOST_UNKNOWN = 100
+"""Number of unknown ids of a batch for which a process asks."""
 
 SCHEMAS = "penstock.schemas"
 """Property of a Spark job: ``BatchSchemas`` as text."""
 _STORED = re.compile(r"([0-9]+)\.json")
-_DECISION = re.compile(r"(([0-9]+)-([0-9a-f]+-[0-9]+))\.json")
+_LIMIT, _KNOWN = "limit", "known"
+_DECISION = re.compile(rf"(([0-9]+)-([0-9a-f]+-[0-9]+|{_LIMIT}|{_KNOWN}))\.json")
 
 
 class StoredSchema(NamedTuple):
@@ -50,13 +60,14 @@ class BatchSchemas(NamedTuple):
 
     ``state``: directory of the stored ones. ``batches``: the checkpoints and numbers of the batch, by sink. ``known``:
     ids that were stored when the attempt began, each as ``<registry>-<id>``, without those of decisions. ``fixed``: all
-    schemas, by id, in a test case, which has no registry.
+    schemas, by id, in a test case, which has no registry. ``limited``: all other ids are unknown.
     """
 
     state: StoragePath | None
     batches: tuple[tuple[StoragePath, int], ...] = ()
     known: frozenset[str] = frozenset()
     fixed: Mapping[str, str] | None = None
+    limited: bool = False
 
     @classmethod
     def begin(
@@ -70,16 +81,56 @@ class BatchSchemas(NamedTuple):
             sync_names(directory / registry)
             known |= {f"{registry}-{match[1]}" for match in listed(directory / registry, _STORED)}
         # After the stored ones: an id that is decided now is not among them, or decided as known.
-        for checkpoint, batch in batches:
-            known -= decided_schemas(checkpoint, batch).keys()
-        return cls(directory, tuple((absolute_path(path), batch) for path, batch in batches), frozenset(known))
+        decided = [decided_schemas(checkpoint, batch) for checkpoint, batch in batches]
+        for each in decided:
+            known -= each.keys()
+        made = cls(directory, tuple((absolute_path(path), batch) for path, batch in batches), frozenset(known))
+        return made._with_limit(decided) if any({_LIMIT, _KNOWN} & each.keys() for each in decided) else made
+
+    def _with_limit(self, decided: Sequence[Mapping[str, dict[str, Any]]]) -> BatchSchemas:
+        """Return the schemas of an attempt after one that met too many unknown ids; ``decided``: by batch."""
+        assert self.state is not None
+        found = next((each[_KNOWN] for each in decided if _KNOWN in each), None)
+        if found is None:
+            known = set(self.known)
+            for name, decision in ((name, each[name]) for each in decided for name in each.keys() - {_LIMIT}):
+                if decision["text"] is not None:
+                    # A task that was killed may have decided, and not stored it.
+                    registry, _, schema_id = name.rpartition("-")
+                    create_json(self.state / registry / f"{schema_id}.json", decision)
+                    known.add(name)
+            found = {"ids": sorted(known)}
+        for path, batch in self.batches:
+            file = path / "schemas" / f"{batch}-{_KNOWN}.json"
+            if first_json(file, found) != found:
+                raise _different_decisions("the schema ids", file)
+        return self._replace(known=frozenset(found["ids"]), limited=True)
+
+    def limit(self) -> UnavailableError:
+        """Let the next attempt of the batches begin with a limit, and return the error that ends this one."""
+        for path, batch in self.batches:
+            create_json(path / "schemas" / f"{batch}-{_LIMIT}.json", {})
+        return UnavailableError(
+            f"a batch has messages with more than {MOST_UNKNOWN} schema ids that the schema registry does not have",
+            applied=False,
+            why="the topic has messages in another encoding, or of another registry",
+            do="nothing: the batch is repeated, and does not ask the registry for other ids; their messages are dead "
+            "letters",
+        )
 
     def as_text(self) -> str:
         """Return it as a property of a Spark job."""
         state = None if self.state is None else _as_data(self.state)
         batches = [[_as_data(path), batch] for path, batch in self.batches]
         return json.dumps(
-            {"state": state, "batches": batches, "known": sorted(self.known), "fixed": self.fixed}, sort_keys=True
+            {
+                "state": state,
+                "batches": batches,
+                "known": sorted(self.known),
+                "fixed": self.fixed,
+                "limited": self.limited,
+            },
+            sort_keys=True,
         )
 
     @classmethod
@@ -88,7 +139,7 @@ class BatchSchemas(NamedTuple):
         data = json.loads(text)
         state = None if data["state"] is None else storage_path(*data["state"])
         batches = tuple((storage_path(*path), batch) for path, batch in data["batches"])
-        return cls(state, batches, frozenset(data["known"]), data["fixed"])
+        return cls(state, batches, frozenset(data["known"]), data["fixed"], data["limited"])
 
     def find(self, registry: str, schema_id: int, look_up: Callable[[], StoredSchema]) -> StoredSchema:
         """Return the schema with the id ``schema_id`` in ``registry``; ``look_up`` asks the registry.
@@ -102,6 +153,8 @@ class BatchSchemas(NamedTuple):
         name, stored = f"{registry}-{schema_id}", self.state / registry / f"{schema_id}.json"
         if name in self.known:
             return _schema(read_json(stored))
+        if self.limited:
+            return StoredSchema(None)
         paths = [path / "schemas" / f"{batch}-{name}.json" for path, batch in self.batches]
         found = next((each for each in map(_read, paths) if each is not None), None) or _as_json(look_up())
         for path in paths:
@@ -109,20 +162,24 @@ class BatchSchemas(NamedTuple):
             found = first_json(path, found)
         for path in paths:
             if read_json(path) != found:
-                raise StorageError(
-                    f"sinks that share a query have decided differently about the schema id {schema_id}",
-                    path=str(path),
-                    why="another run has begun one of these batches: this run may have lost its lease",
-                    do="check which run holds the lease (penstock pipeline status)",
-                )
+                raise _different_decisions(f"the schema id {schema_id}", path)
         made = _schema(found)
         if made.text is not None:
             create_json(stored, found)
         return made
 
 
+def _different_decisions(what: str, path: StoragePath) -> StorageError:
+    return StorageError(
+        f"sinks that share a query have decided differently about {what}",
+        path=str(path),
+        why="another run has begun one of these batches: this run may have lost its lease",
+        do="check which run holds the lease (penstock pipeline status)",
+    )
+
+
 def decided_schemas(checkpoint: StoragePath, batch: int) -> dict[str, dict[str, Any]]:
-    """Return the decisions of ``batch`` about ids, by ``<registry>-<id>``."""
+    """Return the decisions of ``batch`` about ids, by ``<registry>-<id>``, and about the limit of unknown ids."""
     directory = checkpoint / "schemas"
     found = [match for match in listed(directory, _DECISION) if int(match[2]) == batch]
     if found:

@@ -33,6 +33,8 @@ _UNKNOWN_SCHEMA: Final = 40403
 status is that of any wrong path]."""
 _UNKNOWN_SUBJECT: Final = 40401
 _UNKNOWN_VERSION: Final = 40402
+_MOST_REFERENCES: Final = 200
+"""Maximum number of schemas that a schema refers to, also through others."""
 _CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 
@@ -84,21 +86,39 @@ def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema |
     kind, references = str(data.get("schemaType") or "AVRO"), dict[str, str]()
     if kind == "AVRO":
         try:
-            _add_references(registry, data, references)
+            _add_references(registry, data, references, (path,))
         except (KeyError, TypeError, ValueError) as error:
             raise _no_registry(registry, path, found) from error
     return RegisteredSchema(data["schema"], kind, tuple(references.values()))
 
 
-def _add_references(registry: SchemaRegistry, data: Any, known: dict[str, str]) -> None:
-    """Add the texts of the schemas that the schema ``data`` refers to, which have no cycles, to ``known`` by path."""
+def _add_references(registry: SchemaRegistry, data: Any, known: dict[str, str], inside: tuple[str, ...]) -> None:
+    """Add the texts of the schemas that the schema ``data`` refers to, to ``known`` by path.
+
+    ``inside``: the paths from the first schema to ``data``. A registry accepts a reference only to a version that
+    exists, so references have no cycles; the check is for one that is not what it should be.
+    """
     for each in data.get("references") or ():
         path = f"/subjects/{quote(str(each['subject']), safe='')}/versions/{int(each['version'])}"
-        if path not in known:
-            found = _get(registry, path)
-            _check_schema(registry, path, found)
-            _add_references(registry, found.data, known)
-            known[path] = found.data["schema"]
+        if path in inside:
+            raise _wrong_references(registry, inside[0], f"{path} refers to itself")
+        if path in known:
+            continue
+        if len(known) + len(inside) > _MOST_REFERENCES:
+            raise _wrong_references(registry, inside[0], f"it refers to more than {_MOST_REFERENCES} schemas")
+        found = _get(registry, path)
+        _check_schema(registry, path, found)
+        _add_references(registry, found.data, known, (*inside, path))
+        known[path] = found.data["schema"]
+
+
+def _wrong_references(registry: SchemaRegistry, path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"the schema {path} of {registry.url} cannot be read",
+        option="registry.url",
+        why=f"{why}: a registry with the API of Confluent's has no such references",
+        do="check the registry, and its version; messages with this schema cannot be read",
+    )
 
 
 def _check_schema(registry: SchemaRegistry, path: str, found: _Response) -> None:

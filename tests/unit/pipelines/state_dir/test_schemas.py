@@ -59,6 +59,45 @@ def test_the_first_of_two_tasks_decides(tmp_path: Path, first: StoredSchema, sec
     assert begin(tmp_path, other=3).find("ab", 7, not_asked) == first
 
 
+def test_after_a_limit_the_ids_that_are_stored_are_the_only_decision(tmp_path: Path) -> None:
+    """Also if others are registered and stored before a later attempt, and for an id that a killed task has decided."""
+    first = begin(tmp_path, rows=4, other=3)
+    assert first.find("ab", 1, lambda: INT) == INT
+    assert first.find("ab", 7, lambda: UNKNOWN) == UNKNOWN
+    (tmp_path / "schemas" / "ab" / "1.json").unlink()
+    assert begin(tmp_path, rows=3).find("ab", 2, lambda: INT) == INT
+    assert "more than 100 schema ids" in first.limit().what
+    # A task of the attempt that failed still decides.
+    assert first.find("ab", 3, lambda: INT) == INT
+    limited = begin(tmp_path, rows=4, other=3)
+    assert (limited.limited, limited.known) == (True, {"ab-1", "ab-2", "ab-3"})
+    assert first.find("ab", 8, lambda: INT) == INT
+    for again in (limited, begin(tmp_path, rows=4, other=3), begin(tmp_path, rows=4), begin(tmp_path, other=3)):
+        assert again.limited
+        found = [again.find("ab", schema_id, not_asked) for schema_id in (1, 2, 3, 7, 8, 9)]
+        assert found == [INT, INT, INT, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert not begin(tmp_path, rows=5, other=4).limited
+    remove_old_decisions(tmp_path / "rows", 6)
+    assert list((tmp_path / "rows" / "schemas").iterdir()) == []
+
+
+def test_sinks_with_a_limit_share_a_query_with_those_that_have_it(tmp_path: Path) -> None:
+    """A crash while the limit is stored."""
+    keys = []
+    for sink in ("rows", "other"):
+        checkpoint = Checkpoint(tmp_path / sink)
+        checkpoint.begin(0, 'v1\n{"batchWatermarkMs":0}\n{"t":{"1:0":5}}')
+        begin(tmp_path, **{sink: 0}).limit()
+        keys.append(checkpoint.position().key)
+    assert keys[0] == keys[1]
+    assert begin(tmp_path, rows=0).limited
+    assert Checkpoint(tmp_path / "rows").position().key != keys[1]
+    begin(tmp_path, rows=1).find("ab", 5, lambda: INT)
+    assert begin(tmp_path, other=0).known == {"ab-5"}
+    with pytest.raises(StorageError, match="decided differently about the schema ids"):
+        begin(tmp_path, rows=0, other=0)
+
+
 def test_sinks_that_begin_to_share_a_query_use_the_decision_of_the_one_that_has_it(tmp_path: Path) -> None:
     begin(tmp_path, other=3).find("ab", 7, lambda: UNKNOWN)
     assert begin(tmp_path, rows=0, other=3).find("ab", 7, not_asked) == UNKNOWN
