@@ -64,6 +64,9 @@ class Registry:
                 if self.path == "/schemas/types":
                     self._respond(200, ["JSON", "PROTOBUF", "AVRO"])
                 elif self.path.startswith("/subjects/"):
+                    if self.path not in registry.versions and not registry.has_subject(self.path):
+                        self._respond(404, {"error_code": 40401, "message": "Subject not found."})
+                        return
                     unknown = {"error_code": 40402, "message": "Version not found"}
                     known_version = registry.versions.get(self.path)
                     self._respond(404 if known_version is None else 200, known_version or unknown)
@@ -96,6 +99,11 @@ class Registry:
     def register(self, schema_id: int, schema: object, **more: object) -> None:
         text = schema if isinstance(schema, str) else json.dumps(schema)
         self.schemas[schema_id] = {"schema": text, **more}
+
+    def has_subject(self, path: str) -> bool:
+        """Whether versions of the subject in ``path`` are registered."""
+        subject = path.removeprefix("/subjects/").partition("/")[0]
+        return any(each.startswith(f"/subjects/{subject}/") for each in self.versions)
 
     def posted(self, path: str, schema: str) -> tuple[int, object]:
         """Status and body of the response to a request with a schema."""

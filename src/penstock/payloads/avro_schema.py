@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["AvroField", "AvroSchema", "AvroType", "is_avro_name", "parse_avro_schema", "record_name"]
+__all__ = ["AvroField", "AvroSchema", "AvroType", "inlined", "is_avro_name", "parse_avro_schema", "record_name"]
 
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _COMPLEX = ("record", "enum", "array", "map", "fixed")
@@ -142,6 +142,55 @@ def record_name(text: str) -> str:
     while not isinstance(given["type"], str):
         given = given["type"]
     return _full_name(given["name"], given.get("namespace"), "") or ""
+
+
+def inlined(text: str, references: Sequence[str]) -> str:
+    """Return the valid schema ``text`` in JSON with the types of ``references`` in it, each where it is first used."""
+    types: dict[str, dict[str, Any]] = {}
+    for reference in references:
+        _add_types(json.loads(reference), "", types)
+    return json.dumps(_inlined(json.loads(text), "", types), indent=2, ensure_ascii=False)
+
+
+def _add_types(given: Any, namespace: str, types: dict[str, dict[str, Any]]) -> None:
+    """Add the named types in ``given`` to ``types``, by full name."""
+    if isinstance(given, list):
+        for each in given:
+            _add_types(each, namespace, types)
+    elif isinstance(given, dict):
+        kind = given["type"]
+        inner = namespace
+        if kind in ("record", "error", "enum", "fixed"):
+            name = _full_name(given["name"], given.get("namespace"), namespace) or ""
+            inner = name.rpartition(".")[0]
+            types[name] = given | {"name": name.rpartition(".")[2], "namespace": inner}
+        for each in (given.get("items"), given.get("values"), *(f["type"] for f in given.get("fields", ())), kind):
+            _add_types(each, inner, types)
+
+
+def _inlined(given: Any, namespace: str, types: dict[str, dict[str, Any]]) -> Any:
+    """Return ``given`` with the definitions of ``types`` instead of their names, and remove those that it has."""
+    if isinstance(given, list):
+        return [_inlined(each, namespace, types) for each in given]
+    if isinstance(given, str):
+        name = _full_name(given, None, namespace)
+        found = None if given in _PRIMITIVES or name is None else types.pop(name, None)
+        return given if found is None else _inlined(found, "", types)
+    kind = given["type"]
+    inner = namespace
+    if kind in ("record", "error", "enum", "fixed"):
+        name = _full_name(given["name"], given.get("namespace"), namespace) or ""
+        inner = name.rpartition(".")[0]
+        types.pop(name, None)
+    made = dict(given)
+    for key in ("items", "values"):
+        if key in given:
+            made[key] = _inlined(given[key], inner, types)
+    if "fields" in given:
+        made["fields"] = [each | {"type": _inlined(each["type"], inner, types)} for each in given["fields"]]
+    if not isinstance(kind, str) or kind not in _COMPLEX:
+        made["type"] = _inlined(kind, inner, types)
+    return made
 
 
 def is_avro_name(text: str) -> bool:

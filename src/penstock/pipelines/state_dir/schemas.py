@@ -16,7 +16,7 @@ both. So what a batch knows of an id is decided once, before any of its rows lea
 Each unknown id costs a request and a file. Their number has a limit, since a topic may have any messages: a process
 that has asked for ``MOST_UNKNOWN`` unknown ids of a batch creates ``<batch>-limit.json``, and fails, so that no row of
 the attempt is committed. The next attempt begins with ``<batch>-known.json``: the ids that are stored by then, without
-those decided as unknown. For it and later ones this file is the only decision. All other ids are unknown, and nobody
+those decided as unknown. For it and later ones this file is the only decision. All other ids are unknown, and no task
 asks for them.
 
 The driver tells the tasks of an attempt which ids were stored (``BatchSchemas``). Sinks that share a query have the

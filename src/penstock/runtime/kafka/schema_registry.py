@@ -16,11 +16,13 @@ from penstock.runtime.kafka.config import SchemaRegistry
 
 __all__ = [
     "RegisteredSchema",
+    "SubjectVersion",
     "check_compatible",
     "check_registry",
     "find_schema",
     "register_schema",
     "schema_by_id",
+    "schema_of_subject",
 ]
 
 _TIMEOUT_S: Final = 10.0
@@ -48,6 +50,14 @@ class RegisteredSchema(NamedTuple):
     text: str
     kind: str
     references: tuple[str, ...] = ()
+
+
+class SubjectVersion(NamedTuple):
+    """A version of a subject, the id of its schema, and the schema."""
+
+    version: int
+    schema_id: int
+    schema: RegisteredSchema
 
 
 class _Response(NamedTuple):
@@ -79,10 +89,39 @@ def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema |
     """
     path = f"/schemas/ids/{schema_id}"
     found = _get(registry, path)
-    data = found.data
     if found.status == HTTPStatus.NOT_FOUND and found.error_code == _UNKNOWN_SCHEMA:
         return None
+    return _registered(registry, path, found)
+
+
+def schema_of_subject(registry: SchemaRegistry, subject: str, version: int | None = None) -> SubjectVersion:
+    """Return a ``version`` of ``subject``, by default the latest.
+
+    Raises:
+        RefusedError: the registry has no such subject or version, or refused the request.
+        UnavailableError, ConfigError: see :func:`schema_by_id`.
+    """
+    path = f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}"
+    found = _get(registry, path)
+    if found.status == HTTPStatus.NOT_FOUND and found.error_code in (_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
+        what = f"version {version} of the subject {subject!r}" if version else f"the subject {subject!r}"
+        raise RefusedError(
+            f"the schema registry {registry.url} does not have {what}",
+            code=found.status,
+            peer=registry.url,
+            why=_refusal(found.status, found.body),
+            do=f"list what it has: GET {registry.url}/subjects, and the versions of one at /subjects/SUBJECT/versions",
+        )
+    schema, data = _registered(registry, path, found), found.data
+    if not isinstance(data.get("id"), int) or not isinstance(data.get("version"), int):
+        raise _no_registry(registry, path, found)
+    return SubjectVersion(data["version"], data["id"], schema)
+
+
+def _registered(registry: SchemaRegistry, path: str, found: _Response) -> RegisteredSchema:
+    """Return the schema in the response to a request of ``path``, with those that it refers to."""
     _check_schema(registry, path, found)
+    data = found.data
     kind, references = str(data.get("schemaType") or "AVRO"), dict[str, str]()
     if kind == "AVRO":
         try:

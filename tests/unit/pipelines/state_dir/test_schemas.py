@@ -70,7 +70,8 @@ def test_after_a_limit_the_ids_that_are_stored_are_the_only_decision(tmp_path: P
     # A task of the attempt that failed still decides.
     assert first.find("ab", 3, lambda: INT) == INT
     limited = begin(tmp_path, rows=4, other=3)
-    assert (limited.limited, limited.known) == (True, {"ab-1", "ab-2", "ab-3"})
+    assert limited.limited
+    assert limited.known == {"ab-1", "ab-2", "ab-3"}
     assert first.find("ab", 8, lambda: INT) == INT
     for again in (limited, begin(tmp_path, rows=4, other=3), begin(tmp_path, rows=4), begin(tmp_path, other=3)):
         assert again.limited
