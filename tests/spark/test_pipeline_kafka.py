@@ -206,7 +206,7 @@ def avro_values(kafka: KafkaBroker, registry: Registry, topic: str) -> dict[str,
     return found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_values_are_avro_with_a_schema_in_a_registry(setup_of: Callable[..., Setup], kafka: KafkaBroker) -> None:
     create(kafka, "avro_derived", "avro_given")
     with Registry() as registry:

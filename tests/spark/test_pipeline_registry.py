@@ -169,7 +169,7 @@ def test_every_attempt_of_a_batch_decides_the_same_about_an_id(
             setup.run()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_topic_with_messages_that_are_not_of_the_registry_costs_a_limited_number_of_requests(
     setup_of: Callable[..., Setup],
 ) -> None:
