@@ -34,10 +34,3 @@ def test_the_default_is_that_of_the_configuration(
     assert text.format("given") in penstock(*command, "--data-dir", "given").err
     monkeypatch.setenv("PENSTOCK_DATA_DIR", "of the environment")
     assert text.format("of the environment") in penstock(*command).err
-
-
-@pytest.mark.usefixtures("started")
-def test_the_hint_of_a_changed_user_names_the_lock_of_this_node(penstock: Command) -> None:
-    created = penstock("user", "create", "passwords", "ann", stdin=b"secret\n")
-    assert created.status == 0
-    assert created.err.endswith("or kill -HUP $(cat 'the data/lock')\n")

@@ -90,7 +90,10 @@ def test_the_columns_of_the_newest_records(penstock: Command, monkeypatch: pytes
     assert (done.status, "topic 'fire' does not exist" in done.err) == (1, True)
     for arguments in ((), ("-", "--topic", "water")):
         done = penstock("pipeline", "infer", *arguments)
-        assert (done.status, "a FILE, --topic or --pipeline, and only one of them" in done.err) == (2, True)
+        assert (done.status, "a FILE, --topic or --pipeline, or a --registry, and only one of them" in done.err) == (
+            2,
+            True,
+        )
 
 
 @pytest.mark.usefixtures("_reader")

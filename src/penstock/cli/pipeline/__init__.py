@@ -18,7 +18,7 @@ app.add(
     "penstock pipeline infer - --nullable < samples.jsonl",
     "penstock pipeline infer --topic telemetry > readings.ddl",
     "penstock pipeline infer --pipeline from_kafka.yaml > readings.ddl",
-    "penstock pipeline infer --registry https://registry.example.com --subject plant-value > reading.avsc",
+    "penstock pipeline infer --registry http://registry:8081 --subject plant-value",
 )(files.infer)
 app.add("penstock pipeline validate pipeline.yaml", "penstock pipeline validate *.yaml --json")(files.validate)
 app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline.yaml --mermaid", name="plan")(
