@@ -59,9 +59,6 @@ priority."""
 ENDING_S = 60.0
 """Seconds that an interrupted run has to close its fixtures."""
 
-LEAVING_S = 5.0
-"""Seconds after which a run is interrupted that has not ended by itself after an interrupt of this process."""
-
 Results = dict[str, dict[str, Any]]
 """Test id to outcome (passed, failed, skipped), seconds, message, commit."""
 
@@ -146,7 +143,10 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
         # properties that a test recorded.
         options = ["-o", "faulthandler_timeout=0", "-o", "junit_family=xunit1", f"--timeout={TEST_S}"]
         command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", *options, f"--junit-xml={report}", *tests]
-        process = subprocess.Popen(command, cwd=root, env={**os.environ, **ENVIRONMENT.get(part, {})})
+        # A process group of its own: an interrupt of a terminal does not reach the processes of the tests, and all of
+        # them can be ended.
+        environment = {**os.environ, **ENVIRONMENT.get(part, {})}
+        process = subprocess.Popen(command, cwd=root, env=environment, process_group=0)
         interrupt: KeyboardInterrupt | None = None
         try:
             process.wait(seconds)
@@ -154,9 +154,6 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
             pass
         except KeyboardInterrupt as error:
             interrupt = error
-            # An interrupt of a terminal has reached pytest as well, and a second one would disturb its end.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LEAVING_S)
         finally:
             _end(process)
         results = read_report(report, tests)
@@ -166,14 +163,16 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt pytest, which then closes its fixtures and writes its report. No effect if it has ended."""
+    """Interrupt pytest, if it has not ended: it closes its fixtures and writes its report. Kill what is left, also of
+    the processes of its tests."""
     try:
         process.send_signal(signal.SIGINT)
         process.wait(ENDING_S)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
