@@ -253,13 +253,17 @@ def _fitting(widths: Sequence[int], heads: Sequence[int], columns: int) -> list[
 def _cell_lines(cell: str, width: int) -> list[str]:
     """Split a cell into lines of ``width`` columns, if possible after spaces, commas and hyphens."""
     lines = []
-    while _width(cell) > width:
-        end = next(end for end in range(len(cell), 0, -1) if _width(cell[:end]) <= width or end == 1)
-        break_at = max(cell.rfind(mark, 0, end) for mark in " ,-/") + 1
-        end = break_at if break_at > end // 2 else end
-        lines.append(cell[:end].rstrip())
-        cell = cell[end:]
-    return [*lines, cell]
+    start = columns = at = 0
+    while at < len(cell):
+        columns += _width(cell[at])
+        if columns <= width or at == start:
+            at += 1
+            continue
+        break_at = max(cell.rfind(mark, start, at) for mark in " ,-/") + 1
+        at = break_at if break_at - start > (at - start) // 2 else at
+        lines.append(cell[start:at].rstrip())
+        start, columns = at, 0
+    return [*lines, cell[start:]]
 
 
 def note(text: str) -> None:

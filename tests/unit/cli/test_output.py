@@ -64,6 +64,9 @@ def test_a_table_that_is_too_wide_for_a_terminal_is_folded_in_its_columns(monkey
         output.print_table(rows, ["group", "topics", "messages"], as_json=False)
         assert terminal.getvalue().splitlines() == lines
     assert output._cell_lines("a" * 20, 16) == ["a" * 16, "a" * 4]
+    long = "a" * 20_000
+    lines = output._cell_lines(long, 16)
+    assert ("".join(lines), max(map(len, lines))) == (long, 16)
 
 
 def test_text_is_folded_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
