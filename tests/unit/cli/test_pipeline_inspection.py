@@ -26,10 +26,11 @@ from penstock.pipelines.run import lease, write_back
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.sources.lag import Lag
 from penstock.pipelines.sources.sources import Sources
+from penstock.pipelines.spec.loader import load
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import write_json, write_text
-from penstock.pipelines.state_dir.replay import plan_replay
+from penstock.pipelines.state_dir.replay import RunLocation, plan_replay
 from penstock.spark.files.object_storage import storage_path
 from tests.object_storage import ObjectStorage
 from tests.unit.pipelines.recorded_run import RecordedRun, letter
@@ -242,6 +243,22 @@ def test_status_without_a_run_has_the_lag(
     assert "LAG" not in capsys.readouterr().out
     assert main([*command[:-1], str(run.root / "elsewhere")]) == 0
     assert "LAG" not in capsys.readouterr().out
+
+
+def test_stopped_pipelines_have_a_lag_next_to_running_ones(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.LeaseHolder(None, None))
+    monkeypatch.setattr(Sources, "lag", lambda *_: {"rows": Lag(7, 130.0)})
+    pipeline = load(run.file)
+    place = RunLocation(pipeline, storage_path(str(run.state)), pipeline.name)
+    stopped = cli_ledger._status(*place)
+    of_run = {"run": "r1", "lag_records": 1, "lag_s": 1.0, "rows_per_s": 3.0, "batch_s": 2.0}
+    running = stopped._replace(rows=[{**row, **of_run} for row in stopped.rows])
+    cli_ledger._print_status([(place, running), (place, stopped)], with_pipelines=True)
+    lags = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert [line.split()[2] for line in lags[:3]] == ["LAG", "1", "7"]
+    assert "2 min 10 s" in lags[2]
 
 
 def test_the_state_directory_is_not_a_uri(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:

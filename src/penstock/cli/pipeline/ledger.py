@@ -229,11 +229,12 @@ def _print_status(found: list[tuple[RunLocation, PipelineStatus]], *, with_pipel
     ]
     print_table(rows, [*first, "batch", *_shown_sums(rows)], as_json=False)
     running = [row for row in rows if row["run"] is not None]
-    if running or any(row["lag_records"] is not None for row in rows):
+    measured = [row for row in rows if row["run"] is not None or row["lag_records"] is not None]
+    if measured:
         of_run = ["lag", "oldest", *(("rows/s", "batch_time") if running else ())]
         of_run += [name for name in ("watermark", "state") if any(row[name] != "-" for row in running)]
         sys.stdout.write("\n")
-        print_table(running or rows, [*first, *of_run], as_json=False)
+        print_table(measured, [*first, *of_run], as_json=False)
     rejected = [
         {"pipeline": row["pipeline"], "sink": row["sink"], "step": step, "dead_letters": letters}
         for row in rows

@@ -181,9 +181,10 @@ class PollingMeter(NoMeter, Generic[Log]):
         return self._found.get(sink)
 
     def close(self, ends: Mapping[str, Offsets]) -> None:
+        was_started = self._thread.is_alive()  # the thread may end before the next line
         self._closed = True
         self._asked.set()
-        if self._thread.is_alive():
+        if was_started:
             self._thread.join(2 * LAG_TIMEOUT_MS / 1000)  # a request in progress ends with its timeout
             with self._connect() as log:
                 self._found = self._measure(log, ends)

@@ -131,6 +131,20 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
     assert other.lag_of("rows") is None
 
 
+def test_the_last_measurement_is_made_also_if_the_thread_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = PollingMeter(lambda: cast(TubeClient, Numbers()), lambda _tube, ends: dict.fromkeys(ends, Lag(7, None)))
+    meter.start()
+    wake = meter._asked.set
+
+    def end() -> None:
+        wake()
+        meter._thread.join()
+
+    monkeypatch.setattr(meter._asked, "set", end)
+    meter.close({"rows": {}})
+    assert meter.lag_of("rows") == Lag(7, None)
+
+
 def test_a_meter_that_was_never_started_ends() -> None:
     PollingMeter(lambda: cast(TubeClient, Numbers()), lambda _tube, _ends: {}).close({})
 
