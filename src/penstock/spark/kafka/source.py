@@ -234,7 +234,9 @@ class KafkaLog:
                     is_done = True
                     break
                 found.append(message)
-                is_done = offset + 1 == place.end
+                if offset + 1 == place.end:
+                    is_done = True
+                    break
             if found:
                 yield found
             if is_done:

@@ -109,6 +109,8 @@ def test_a_range_at_the_end_of_its_partition_is_read_without_a_wait() -> None:
     marked = Broker([Message(0), Message(1)], [Message(3, "_PARTITION_EOF")])
     assert read(marked, 0, 3) == [0, 1]
     assert marked.waits == 0
+    # An error behind the last record of the range does not concern it.
+    assert offsets(0, 2, [Message(0)], [Message(1), Message(2, "TOPIC_AUTHORIZATION_FAILED")]) == [0, 1]
 
 
 def test_a_range_that_cannot_be_read_is_an_error() -> None:
