@@ -312,7 +312,7 @@ class WriteBack:
     async def _write_record(self, record: RunRecord) -> None:
         assert self._client is not None
         await self._client.set(
-            run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=STATUS_TIMEOUT_S
+            run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=STATUS_TIMEOUT_S, resend=True
         )
 
     async def _fence(self, prefixes: Sequence[str]) -> list[str]:
@@ -325,6 +325,7 @@ class WriteBack:
                     self.run_id,
                     fencing_token=self.token,
                     fence_prefix=prefix,
+                    resend=True,
                 )
             except InvalidRequestError:
                 continue
@@ -338,6 +339,6 @@ class WriteBack:
             await self._lease.release()
         elif self._waited and self._client is not None:
             # The wait may have been cancelled between a SET and its answer.
-            await self._client.vdelete(lease_key(self.pipeline), self.run_id)
+            await self._client.vdelete(lease_key(self.pipeline), self.run_id, resend=True)
         if self._client is not None:
             await self._client.__aexit__(None, None, None)

@@ -277,13 +277,15 @@ class StateStoreClient:
         persist: bool = False,
         fence_prefix: bytes | str | None = None,
         timeout_s: float | None = None,
+        resend: bool = False,
     ) -> SetResult:
         """Set ``key`` to ``value``; it expires after ``ttl_ms`` milliseconds if given.
 
         ``Condition.NX``: only if the key does not exist; ``NEX``: also if it has the same value. Without ``ttl_ms`` an
         earlier expiry is removed. ``persist`` stores the key on disk if the store keeps keys in memory by default.
         ``fence_prefix`` with ``fencing_token`` requires that token or a newer one for all keys with that prefix, also
-        for keys that do not exist yet (an extension of penstock).
+        for keys that do not exist yet (an extension of penstock). ``resend``: repeat the request also if the broker has
+        lost the session (see :meth:`connect`), because a second execution is harmless.
         """
         args = Write.set(key, value, condition=condition, ttl_ms=ttl_ms).words
         extra = _PERSIST if persist else {}
@@ -294,7 +296,7 @@ class StateStoreClient:
                     do="pass the token of the lock: fencing_token=lease.token",
                 )
             extra = {**extra, "__fencePrefix": as_bytes(fence_prefix, "fence_prefix").decode("utf-8")}
-        reply, version = await self._request(args, fencing_token, timeout_s=timeout_s, extra=extra)
+        reply, version = await self._request(args, fencing_token, timeout_s=timeout_s, extra=extra, resend=resend)
         if reply.kind is ReplyKind.OK:
             return SetResult(applied=True, version=version)
         if reply.kind is ReplyKind.INTEGER and reply.number <= 0 and condition is not Condition.ALWAYS:
@@ -314,9 +316,13 @@ class StateStoreClient:
         *,
         fencing_token: Hlc | None = None,
         timeout_s: float | None = None,
+        resend: bool = False,
     ) -> int:
-        """Delete ``key`` if it has ``value``; return 1, 0 if it does not exist, -1 if it has another value."""
-        return await self._count(Write.vdelete(key, value).words, fencing_token, timeout_s)
+        """Delete ``key`` if it has ``value``; return 1, 0 if it does not exist, -1 if it has another value.
+
+        ``resend``: as in :meth:`set`; the result may be that of the second execution.
+        """
+        return await self._count(Write.vdelete(key, value).words, fencing_token, timeout_s, resend=resend)
 
     async def write_many(
         self,
@@ -455,8 +461,10 @@ class StateStoreClient:
         """
         self._on_restored.append(hook)
 
-    async def _count(self, args: list[bytes], fencing_token: Hlc | None, timeout_s: float | None) -> int:
-        reply, _ = await self._request(args, fencing_token, timeout_s=timeout_s)
+    async def _count(
+        self, args: list[bytes], fencing_token: Hlc | None, timeout_s: float | None, *, resend: bool = False
+    ) -> int:
+        reply, _ = await self._request(args, fencing_token, timeout_s=timeout_s, resend=resend)
         if reply.kind is not ReplyKind.INTEGER:
             raise _unexpected(args[0].decode(), reply)
         return reply.number
@@ -468,8 +476,11 @@ class StateStoreClient:
         *,
         timeout_s: float | None = None,
         extra: dict[str, str] | None = None,
+        resend: bool = False,
     ) -> tuple[Reply, Hlc | None]:
-        payload, version = await self._requests.call(args, fencing_token, timeout_s=timeout_s, extra=extra)
+        payload, version = await self._requests.call(
+            args, fencing_token, timeout_s=timeout_s, extra=extra, resend=resend
+        )
         return decode_reply(payload), version
 
     def _connected(self, session_present: bool) -> None:  # noqa: FBT001 - the MQTT client's callback

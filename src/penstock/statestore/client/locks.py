@@ -2,8 +2,9 @@
 
 A lock is a key whose value names the holder and which expires. It is acquired and renewed with
 ``SET key holder NEX PX ttl`` and released with ``VDEL key holder``, as in the SDKs, so that clients of penstock and of
-the SDKs exclude each other. If the holder dies, the lock is free when the key expires; waiting clients get the
-notification.
+the SDKs exclude each other. Both are sent again after a lost connection, also without an MQTT session: a second
+execution for the same holder changes nothing for others. If the holder dies, the lock is free when the key expires;
+waiting clients get the notification.
 
 A lease can be lost without its holder noticing in time (a suspended process, a network failure). Writes under it must
 therefore carry the fencing token: the version of the SET that acquired the lease. Renewals get newer versions, which
@@ -99,6 +100,9 @@ class Lease:
         except TimeoutError:
             await self._undo_request()
             raise await self._acquire_error(timeout_s) from None
+        except UnavailableError:
+            await self._undo_request()
+            raise
         return self._hold(acquired)
 
     async def try_acquire(self, *, timeout_s: float | None = None) -> Hlc | None:
@@ -186,8 +190,8 @@ class Lease:
         if renewing is None:
             return
         await _cancel(renewing)
-        # Results 0 and -1 mean that the lease was lost before.
-        await self._client.vdelete(self.name, self.holder)
+        # Results 0 and -1 mean that the lease was lost before, or that the request was repeated.
+        await self._client.vdelete(self.name, self.holder, resend=True)
 
     async def __aenter__(self) -> Self:
         await self.acquire()
@@ -254,7 +258,7 @@ class Lease:
         held_until = loop.time() + self.ttl_ms / 1000
         self._requesting = True
         result = await self._client.set(
-            self.name, self.holder, condition=Condition.NEX, ttl_ms=self.ttl_ms, timeout_s=timeout_s
+            self.name, self.holder, condition=Condition.NEX, ttl_ms=self.ttl_ms, timeout_s=timeout_s, resend=True
         )
         self._requesting = False
         self._last_error = ""
@@ -293,7 +297,7 @@ class Lease:
         if self._requesting:
             with contextlib.suppress(PenstockError, TimeoutError):
                 async with asyncio.timeout(_RETRY_S):
-                    await self._client.vdelete(self.name, self.holder)
+                    await self._client.vdelete(self.name, self.holder, resend=True)
 
     async def _renew(self, held_until: float) -> None:
         """Renew the lease until it is lost or released."""

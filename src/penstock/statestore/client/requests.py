@@ -132,11 +132,13 @@ class RequestSender:
         extra: Mapping[str, str] | None = None,
         named: tuple[str, bytes] | None = None,
         extension: str | None = None,
+        resend: bool = False,
     ) -> tuple[bytes, Hlc | None]:
         """Send a request and wait for its response; return the payload and its version.
 
         Errors contain the command and key in ``named`` (default: the first two of ``args``), and the ``extension`` of
-        the store that the request needs (default: that of the command).
+        the store that the request needs (default: that of the command). ``resend``: also send a write again if the
+        broker has lost the session; a second execution must be harmless.
 
         Raises:
             LocalProtocolError: ``fencing_token`` is no version.
@@ -176,13 +178,13 @@ class RequestSender:
                     qos=1,
                     properties=publish.properties,
                     # A second execution could give a wrong answer, or overwrite a later value of another client.
-                    resend=args[0] in _READS,
+                    resend=resend or args[0] in _READS,
                 )
                 message = await future
         except TimeoutError:
             raise self._no_answer(named, timeout_s, code, lost=self.lost_sessions > lost_sessions) from None
         except UnavailableError as error:
-            if self.lost_sessions == lost_sessions:
+            if error.applied is not None or self.lost_sessions == lost_sessions:
                 raise
             raise UnavailableError(
                 f"state store: whether {named[0]} {as_text(named[1])} was executed is unknown",

@@ -33,7 +33,7 @@ class Store:
         self.error = error
         self.prefixes: list[str] = []
 
-    async def set(self, _key: str, _value: str, *, fencing_token: Hlc, fence_prefix: str) -> None:
+    async def set(self, _key: str, _value: str, *, fencing_token: Hlc, fence_prefix: str, resend: bool) -> None:
         assert fencing_token == Hlc(1, 0, "n")
         if self.error is not None:
             raise self.error
@@ -251,7 +251,7 @@ class RanOut:
         self.token = Hlc(9, 0, "n") if self._free else None
         return self.token
 
-    async def set(self, _key: str, _value: str, *, fencing_token: Hlc, timeout_s: float) -> None:
+    async def set(self, _key: str, _value: str, *, fencing_token: Hlc, timeout_s: float, resend: bool) -> None:
         assert (fencing_token, timeout_s > 0) == (Hlc(1, 0, "n"), True)
         if self._refuse is not None:
             raise self._refuse

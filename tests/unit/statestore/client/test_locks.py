@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
 import penstock.statestore.client.locks
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.client.locks import Lease
+from penstock.statestore.client.locks import LeaderElection, Lease
 from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError
 from penstock.statestore.hlc import Hlc
 from tests.conformance.statestore.node import StoreNode
@@ -17,6 +21,77 @@ from tests.conformance.statestore.node import StoreNode
 
 def is_held(lease: Lease) -> bool:
     return lease.token is not None
+
+
+@asynccontextmanager
+async def without_session(node: StoreNode) -> AsyncIterator[tuple[StateStoreClient, Callable[[], None]]]:
+    """A client without a session, and a function after which it loses its connection instead of the next answer."""
+    loses = False
+    links: set[asyncio.Task[None]] = set()
+
+    def lose() -> None:
+        nonlocal loses
+        loses = True
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        nonlocal loses
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                if answers and loses and b"__stat" in data:
+                    loses = False
+                    break
+                writer.write(data)
+        writer.transport.abort()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_node, to_node = await asyncio.open_connection("127.0.0.1", node.port)
+        for pair, answers in (((reader, to_node), False), ((from_node, writer), True)):
+            links.add(asyncio.create_task(copy(*pair, answers=answers)))
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with StateStoreClient.connect(url, client_id="a", session_expiry_s=0, timeout_s=60) as client:
+        yield client, lose
+    assert not loses
+    server.close()
+    await asyncio.wait(links)
+
+
+async def test_a_lock_repeats_a_request_whose_answer_was_lost_without_a_session(
+    node: StoreNode, other: StateStoreClient
+) -> None:
+    """A second execution for the same holder changes nothing for others."""
+    async with without_session(node) as (client, lose):
+        lease = Lease(client, "lock", holder="me", ttl_ms=60_000)
+        for acquire in (lease.acquire, partial(lease.acquire, timeout_s=0), lease.try_acquire):
+            lose()
+            token = await acquire()
+            assert token is not None
+            assert await other.get("lock") == (b"me", token)
+            lose()
+            await lease.release()
+            assert await other.get("lock") is None
+        election = LeaderElection(client, "leader", candidate="me", ttl_ms=60_000)
+
+        async def work(token: Hlc) -> Hlc:
+            return token
+
+        lose()
+        assert isinstance(await election.run(work), Hlc)
+        assert await election.leader() is None
+
+
+async def test_an_attempt_without_an_answer_does_not_leave_the_lock_held(
+    store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def executed(*args: object, **given: Any) -> None:
+        await other.set("lock", "me", ttl_ms=60_000)
+        raise UnavailableError("no answer", applied=None)
+
+    monkeypatch.setattr(store, "set", executed)
+    with pytest.raises(UnavailableError, match="no answer"):
+        await Lease(store, "lock", holder="me", ttl_ms=60_000).acquire()
+    assert await other.get("lock") is None
 
 
 async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> None:

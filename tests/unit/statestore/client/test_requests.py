@@ -113,6 +113,12 @@ async def test_a_write_whose_session_was_lost_has_an_unknown_outcome(mqtt: Mqtt,
         await call
     assert raised.value.applied is None
     assert "the broker has no session" in (raised.value.why or "")
+    mqtt.error = UnavailableError("mqtt: the message expired", applied=False)  # it was never sent
+    call = asyncio.create_task(requests.call([b"DEL", b"k"], timeout_s=5))
+    asyncio.get_running_loop().call_soon(setattr, requests, "lost_sessions", 2)
+    with pytest.raises(UnavailableError, match="expired") as raised:
+        await call
+    assert raised.value.applied is False
 
 
 async def test_giving_up_ends_every_wait(requests: RequestSender) -> None:
