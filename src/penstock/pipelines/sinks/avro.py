@@ -174,11 +174,13 @@ def _encoded(values: pa.Array[Any], text: str) -> pa.Array[Any]:
     encode = _encoder(text)
     found: list[bytes | None] = []
     reasons: list[str | None] = []
-    for value in values.cast(_plain(values.type)).to_pylist():
+    for row in _rows(values.cast(_plain(values.type))):
         made = reason = None
-        if value is not None:
+        if isinstance(row, str):
+            reason = f"it cannot be written as Avro: {row}: it has a text that is not UTF-8"
+        elif row is not None:
             try:
-                made = encode(value)
+                made = encode(row)
             except ValueError as error:
                 reason = shortened(f"it cannot be written as Avro: {error}")
         found.append(made)
@@ -186,6 +188,29 @@ def _encoded(values: pa.Array[Any], text: str) -> pa.Array[Any]:
     return pa.StructArray.from_arrays(
         [pa.array(found, pa.binary()), pa.array(reasons, pa.string())], names=["value", "reason"]
     )
+
+
+def _rows(values: pa.Array[Any]) -> list[dict[str, Any] | str | None]:
+    """Return the fields of each row by name; of a row with a text that is not UTF-8, the name of the field.
+
+    Spark has such texts, for example of a CAST from BINARY.
+    """
+    try:
+        return values.to_pylist()
+    except UnicodeDecodeError:
+        return [_decoded(row) for row in values]
+
+
+def _decoded(row: Any) -> dict[str, Any] | str | None:
+    if not row.is_valid:
+        return None
+    found = {}
+    for name, value in row.items():
+        try:
+            found[name] = value.as_py()
+        except UnicodeDecodeError:
+            return str(name)
+    return found
 
 
 def _plain(kind: Any) -> Any:

@@ -167,6 +167,28 @@ def test_a_value_that_the_schema_does_not_have_is_a_reason(
     assert found == [(None, f"it cannot be written as Avro: {reason}")]
 
 
+def test_a_text_that_is_not_utf_8_is_a_reason() -> None:
+    """Spark has such texts, and one must not fail the batch."""
+    offsets: Any = pa.array([0, 1, 2], pa.int32())
+    texts: Any = pa.StringArray.from_buffers(2, offsets.buffers()[1], pa.py_buffer(b"a\xff"))
+    nested = {"type": "record", "name": "S", "fields": [{"name": "x", "type": "string"}]}
+    for avro, column in (
+        ("string", texts),
+        (nested, pa.StructArray.from_arrays([texts], names=["x"])),
+        ({"type": "array", "items": "string"}, pa.ListArray.from_arrays(offsets, texts)),
+        ({"type": "map", "values": "int"}, pa.MapArray.from_arrays(offsets, texts, pa.array([1, 2], pa.int32()))),
+    ):
+        rows: Any = pa.StructArray.from_arrays([pa.array([1, 2]), column], names=["f0", "f1"])
+        found: Any = _encoded(pa.concat_arrays([rows, pa.nulls(1, rows.type)]), schema("long", avro)).to_pylist()
+        assert read(schema("long"), found[0]["value"][:1]) == {"f0": 1}
+        assert [each["reason"] for each in found] == [
+            None,
+            "it cannot be written as Avro: f1: it has a text that is not UTF-8",
+            None,
+        ]
+        assert found[1]["value"] is found[2]["value"] is None
+
+
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.decimals(allow_nan=False, allow_infinity=False, places=3))
 def test_numbers_are_those_of_fastavro(number: int, decimal: Decimal) -> None:
     text = schema("long", {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 3})
