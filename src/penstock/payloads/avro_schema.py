@@ -149,7 +149,7 @@ def inlined(text: str, references: Sequence[str]) -> str:
     types: dict[str, dict[str, Any]] = {}
     for reference in references:
         _add_types(json.loads(reference), "", types)
-    return json.dumps(_inlined(json.loads(text), "", types), indent=2, ensure_ascii=False)
+    return json.dumps(_inlined(json.loads(text), "", types, set()), indent=2, ensure_ascii=False)
 
 
 def _add_types(given: Any, namespace: str, types: dict[str, dict[str, Any]]) -> None:
@@ -168,28 +168,35 @@ def _add_types(given: Any, namespace: str, types: dict[str, dict[str, Any]]) -> 
             _add_types(each, inner, types)
 
 
-def _inlined(given: Any, namespace: str, types: dict[str, dict[str, Any]]) -> Any:
-    """Return ``given`` with the definitions of ``types`` instead of their names, and remove those that it has."""
+def _inlined(given: Any, namespace: str, types: Mapping[str, dict[str, Any]], defined: set[str]) -> Any:
+    """Return ``given`` with the definition of each of ``types`` where it is first used, and its name elsewhere.
+
+    ``defined``: the names of types whose definition precedes.
+    """
     if isinstance(given, list):
-        return [_inlined(each, namespace, types) for each in given]
+        return [_inlined(each, namespace, types, defined) for each in given]
     if isinstance(given, str):
         name = _full_name(given, None, namespace)
-        found = None if given in _PRIMITIVES or name is None else types.pop(name, None)
-        return given if found is None else _inlined(found, "", types)
+        if given in _PRIMITIVES or name is None or name in defined or name not in types:
+            return given
+        return _inlined(types[name], "", types, defined)
     kind = given["type"]
+    if not isinstance(kind, str) or kind not in (*_PRIMITIVES, *_COMPLEX, "error"):
+        return _inlined(kind, namespace, types, defined)
     inner = namespace
     if kind in ("record", "error", "enum", "fixed"):
         name = _full_name(given["name"], given.get("namespace"), namespace) or ""
+        if name in defined:
+            # One of ``types`` contains it, and was not used before.
+            return name
         inner = name.rpartition(".")[0]
-        types.pop(name, None)
+        defined.add(name)
     made = dict(given)
     for key in ("items", "values"):
         if key in given:
-            made[key] = _inlined(given[key], inner, types)
+            made[key] = _inlined(given[key], inner, types, defined)
     if "fields" in given:
-        made["fields"] = [each | {"type": _inlined(each["type"], inner, types)} for each in given["fields"]]
-    if not isinstance(kind, str) or kind not in _COMPLEX:
-        made["type"] = _inlined(kind, inner, types)
+        made["fields"] = [each | {"type": _inlined(each["type"], inner, types, defined)} for each in given["fields"]]
     return made
 
 

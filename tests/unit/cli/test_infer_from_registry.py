@@ -131,3 +131,14 @@ def test_types_of_other_schemas_are_written_where_they_are_first_used() -> None:
         **SITE,
         "fields": SITE["fields"][:1],
     }
+
+
+@pytest.mark.parametrize("first", ["plant.Hall", {"type": "plant.Hall"}, ["null", "plant.Hall"]])
+def test_a_type_inside_a_type_that_is_used_later_is_written_once(first: object) -> None:
+    hall = {"type": "record", "name": "Hall", "fields": [{"name": "number", "type": "int"}]}
+    site = {"type": "record", "name": "plant.Site", "fields": [{"name": "hall", "type": hall}]}
+    both = [{"name": "a", "type": first}, {"name": "b", "type": "plant.Site"}, {"name": "c", "type": "plant.Hall"}]
+    given = json.dumps({"type": "record", "name": "Both", "fields": both}), (json.dumps(site),)
+    text = inlined(*given)
+    assert parse_avro_schema(text).record == parse_avro_schema(*given).record
+    fastavro.parse_schema(json.loads(text))
