@@ -253,7 +253,7 @@ class RangeResponse:
         """Return the messages; None without any.
 
         Raises:
-            DataLossError: they do not match their checksum. RefusedError: the broker is too old for this.
+            UnavailableError: they do not match their checksum. RefusedError: the broker is too old for this.
         """
         if not self.message.range.HasField("columns"):
             raise RefusedError(
@@ -265,8 +265,10 @@ class RangeResponse:
         if described is None:
             raise RemoteProtocolError(f"tube: {self.peer} sent columns of unequal lengths")
         if self.message.range.columns.checkSum != zlib.crc32(self.messages):
-            raise DataLossError(
+            # Not lost: the broker has computed the sum of this response, and another one may be intact.
+            raise UnavailableError(
                 f"tube: topic {topic!r} partition {partition}: a response of {self.peer} does not match its checksum",
+                applied=False,
                 why="it was corrupted in transit",
             )
         offsets, times, sizes = described

@@ -221,7 +221,7 @@ async def test_records_that_are_not_what_was_stored_are_asked_for_as_messages() 
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (answer(checksum=1), DataLossError),
+        (answer(checksum=1), UnavailableError),
         (answer(times=2), RemoteProtocolError),
         (answer(offsets=2), RemoteProtocolError),
         (answer(columns=False), RefusedError),
