@@ -224,7 +224,7 @@ class _Api:
         try:
             return reload()
         except PenstockError as error:
-            raise ApiFailure(409, "reload_failed", error.what, error.hint, error.why) from None
+            raise ApiFailure(409, "reload_failed", f"nothing changed: {error.what}", error.hint, error.why) from None
 
     async def subscriptions(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.mqtt).subscriptions(_query(request))

@@ -52,7 +52,7 @@ async def test_a_reload_returns_with_its_result(tmp_path: Path, capfd: pytest.Ca
         passwords.write_text("ann\n")
         status, out, err = await run()
         assert (status, out) == (1, "")
-        assert f"{passwords}" in err
+        assert f"nothing changed: {passwords}" in err
         assert node.security.failure is not None
     finally:
         await node.close()

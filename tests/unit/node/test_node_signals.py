@@ -27,11 +27,12 @@ class Stub:
     closed: int
     error: Exception | None
 
-    def __init__(self, _: NodeConfig, _membership: object) -> None:
-        pass
+    def __init__(self, _: NodeConfig, _membership: object, on_reload: Callable[[], bool]) -> None:
+        Stub.on_reload = on_reload
 
     open_to_all = frozenset({"mqtt"})
     reloads: int
+    on_reload: Callable[[], bool]
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         read()
@@ -104,6 +105,8 @@ async def test_sighup_reads_the_configuration_again() -> None:
             while Stub.reloads < count:
                 await asyncio.sleep(0.005)
     assert len(read) == 2
+    assert Stub.on_reload(), "a request of an administrator does the same"
+    assert (Stub.reloads, len(read)) == (3, 3)
     assert not task.done()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(task, 60)
