@@ -138,6 +138,7 @@ class EngineRequests(RequestSender):
         extra: Mapping[str, str] | None = None,
         named: tuple[str, bytes] | None = None,
         extension: str | None = None,
+        resend: bool = False,
     ) -> tuple[bytes, Hlc | None]:
         return self.machine.exchange(args)
 
