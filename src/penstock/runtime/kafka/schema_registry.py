@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -60,11 +62,12 @@ class SubjectVersion(NamedTuple):
     schema: RegisteredSchema
 
 
-class _Response(NamedTuple):
+@dataclass(frozen=True)
+class _Response:
     status: int
     body: bytes
 
-    @property
+    @cached_property
     def data(self) -> Any:
         """The JSON of the body; None if it is not JSON."""
         try:
@@ -72,11 +75,13 @@ class _Response(NamedTuple):
         except (ValueError, RecursionError):
             return None
 
-    @property
-    def error_code(self) -> object:
-        """The registry's own code of an error; None without one."""
-        data = self.data
-        return data.get("error_code") if isinstance(data, dict) else None
+    def value_of(self, name: str) -> Any:
+        """Return a field of the JSON; None if it has none, or is not an object."""
+        return self.data.get(name) if isinstance(self.data, dict) else None
+
+    def lacks(self, *codes: int) -> bool:
+        """Return True if the registry says, with one of its own ``codes``, that it does not have what is requested."""
+        return self.status == HTTPStatus.NOT_FOUND and self.value_of("error_code") in codes
 
 
 def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema | None:
@@ -89,7 +94,7 @@ def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema |
     """
     path = f"/schemas/ids/{schema_id}"
     found = _get(registry, path)
-    if found.status == HTTPStatus.NOT_FOUND and found.error_code == _UNKNOWN_SCHEMA:
+    if found.lacks(_UNKNOWN_SCHEMA):
         return None
     return _registered(registry, path, found)
 
@@ -103,13 +108,13 @@ def schema_of_subject(registry: SchemaRegistry, subject: str, version: int | Non
     """
     path = f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}"
     found = _get(registry, path)
-    if found.status == HTTPStatus.NOT_FOUND and found.error_code in (_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
+    if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
         what = f"version {version} of the subject {subject!r}" if version else f"the subject {subject!r}"
         raise RefusedError(
             f"the schema registry {registry.url} does not have {what}",
             code=found.status,
             peer=registry.url,
-            why=_refusal(found.status, found.body),
+            why=_refusal(found),
             do=f"list what it has: GET {registry.url}/subjects, and the versions of one at /subjects/SUBJECT/versions",
         )
     schema, data = _registered(registry, path, found), found.data
@@ -161,8 +166,7 @@ def _wrong_references(registry: SchemaRegistry, path: str, why: str) -> ConfigEr
 
 
 def _check_schema(registry: SchemaRegistry, path: str, found: _Response) -> None:
-    data = found.data
-    if found.status != HTTPStatus.OK or not isinstance(data, dict) or not isinstance(data.get("schema"), str):
+    if found.status != HTTPStatus.OK or not isinstance(found.value_of("schema"), str):
         raise _no_registry(registry, path, found)
 
 
@@ -181,7 +185,7 @@ def find_schema(registry: SchemaRegistry, subject: str, text: str) -> int | None
     """
     path = f"/subjects/{quote(subject, safe='')}"
     found = _request(registry, "POST", path, text)
-    if found.status == HTTPStatus.NOT_FOUND and found.error_code in (_UNKNOWN_SUBJECT, _UNKNOWN_SCHEMA):
+    if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_SCHEMA):
         return None
     return _schema_id(registry, subject, path, found)
 
@@ -203,12 +207,12 @@ def check_compatible(registry: SchemaRegistry, subject: str, text: str) -> None:
     :func:`register_schema`, which may refuse it because of an older version."""
     path = f"/compatibility/subjects/{quote(subject, safe='')}/versions/latest"
     found = _request(registry, "POST", f"{path}?verbose=true", text)
-    if found.status == HTTPStatus.NOT_FOUND and found.error_code in (_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
+    if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
         return
-    data = found.data
-    if found.status == HTTPStatus.OK and isinstance(data, dict) and isinstance(data.get("is_compatible"), bool):
-        if not data["is_compatible"]:
-            messages = data.get("messages")
+    compatible = found.value_of("is_compatible")
+    if found.status == HTTPStatus.OK and isinstance(compatible, bool):
+        if not compatible:
+            messages = found.value_of("messages")
             why = "; ".join(map(str, messages)) if isinstance(messages, list) else ""
             raise _refused(registry, subject, found.status, why or "it is incompatible with the latest version")
         return
@@ -217,11 +221,9 @@ def check_compatible(registry: SchemaRegistry, subject: str, text: str) -> None:
 
 def _schema_id(registry: SchemaRegistry, subject: str, path: str, found: _Response) -> int:
     """Return the id in the response to a request with a schema for ``subject``."""
-    data = found.data
     if found.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
-        message = data.get("message") if isinstance(data, dict) else None
-        raise _refused(registry, subject, found.status, str(message or "it gives no reason"))
-    schema_id = data.get("id") if isinstance(data, dict) else None
+        raise _refused(registry, subject, found.status, str(found.value_of("message") or "it gives no reason"))
+    schema_id = found.value_of("id")
     if found.status != HTTPStatus.OK or not isinstance(schema_id, int) or not 0 <= schema_id < 1 << 32:
         raise _no_registry(registry, path, found)
     return schema_id
@@ -260,7 +262,7 @@ def _request(registry: SchemaRegistry, method: str, path: str, schema: str | Non
             headers["Content-Type"], body = _CONTENT_TYPE, json.dumps({"schema": schema}).encode()
         connection.request(method, f"{url.path}{path}", body=body, headers=headers)
         with connection.getresponse() as response:
-            status, answer = response.status, response.read(_MOST_BYTES + 1)
+            found = _Response(response.status, response.read(_MOST_BYTES + 1))
     except (OSError, http.client.HTTPException) as error:
         why = ConnectionFailure(f"the connection broke: {error!r}")
         if isinstance(error, OSError):
@@ -274,24 +276,24 @@ def _request(registry: SchemaRegistry, method: str, path: str, schema: str | Non
     finally:
         connection.close()
     if (
-        status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-        or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        found.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+        or found.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     ):
         raise UnavailableError(
             f"the schema registry {registry.url} does not answer",
             applied=False,
-            why=_refusal(status, answer),
+            why=_refusal(found),
             do="read the log of the registry",
         )
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if found.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         raise RefusedError(
             f"the schema registry {registry.url} refused the request {path}",
-            code=status,
+            code=found.status,
             peer=registry.url,
-            why=_refusal(status, answer),
+            why=_refusal(found),
             do="check `registry.user` and `password_file`, and the rights of this user",
         )
-    return _Response(status, answer)
+    return found
 
 
 def _headers(registry: SchemaRegistry) -> dict[str, str]:
@@ -303,17 +305,16 @@ def _headers(registry: SchemaRegistry) -> dict[str, str]:
     return headers
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _refusal(found: _Response) -> str:
     """Return the status, and the message of the registry."""
-    data = _Response(status, body).data
-    message = data.get("message") if isinstance(data, dict) else None
-    return f"it answered with status {status}" + (f": {str(message)[:200]!r}" if message else "")
+    message = found.value_of("message")
+    return f"it answered with status {found.status}" + (f": {str(message)[:200]!r}" if message else "")
 
 
 def _no_registry(registry: SchemaRegistry, path: str, found: _Response) -> ConfigError:
     return ConfigError(
         f"{registry.url} is not a schema registry with the API of Confluent's",
         option="registry.url",
-        why=f"{path}: {_refusal(found.status, found.body)}",
+        why=f"{path}: {_refusal(found)}",
         do="correct the URL, with the path of the API: Apicurio's is /apis/ccompat/v7",
     )
