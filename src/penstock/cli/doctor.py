@@ -118,9 +118,9 @@ def _of_spark() -> Sequence[CheckResult]:
     from penstock.spark.environment.java import find_java
 
     try:
-        java = find_java().home
-        home = installation()
-        archived = home is not None and archive_path(home, java).is_file()
+        found = find_java()
+        java, home = found.home, installation()
+        archived = home is not None and archive_path(home, found.runtime).is_file()
     except (PenstockError, OSError) as error:
         failure = error if isinstance(error, PenstockError) else ConfigError(str(error))
         return [CheckResult(Level.WARNING, "spark", failure.what, failure.why, failure.do)]

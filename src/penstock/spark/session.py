@@ -71,10 +71,12 @@ def session(
     conf: Mapping[str, str] | None = None,
     *,
     log_level: str = "ERROR",
+    vector: bool = True,
 ) -> SparkSession:
     """Return the Spark session of this process for penstock's connectors; the first call creates it (4 to 12 s).
 
-    ``conf`` overrides all options set here.
+    ``conf`` overrides all options set here. ``vector``: False starts Java without the module for vector instructions,
+    which only MLlib uses, and without the warning about it.
 
     With ``SUBMITTED`` as ``master``, only options that a running session can change are set.
 
@@ -93,8 +95,8 @@ def session(
     settings = configuration(app_name, master, conf, log_level=log_level)
     if SparkSession.getActiveSession() is None and master != SUBMITTED:
         check_launcher(os.environ)
-        java = find_java().home
-        os.environ["JAVA_HOME"] = str(java)
+        java = find_java(vector=vector)
+        os.environ["JAVA_HOME"] = str(java.home)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if is_local(master):
             os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
@@ -102,7 +104,7 @@ def session(
                 os.environ["SPARK_HOME"] = str(home)
             given = settings[_JAVA_OPTIONS]
             # First, so that logging that is given is not disabled.
-            settings[_JAVA_OPTIONS] = f"{java_options(java, home, given)} {given}".lstrip()
+            settings[_JAVA_OPTIONS] = f"{java_options(java.runtime, home, given)} {given}".lstrip()
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)

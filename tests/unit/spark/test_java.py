@@ -98,6 +98,15 @@ def test_a_runtime_without_the_vector_module_gets_a_launcher(tmp_path: Path, env
     assert result.stdout.splitlines() == ["-Xmx1g", "-cp", "a b:*", "", "--add-modules=java.se", "$x"]
 
 
+def test_a_complete_runtime_is_started_without_the_module_on_request(tmp_path: Path, environ: dict[str, str]) -> None:
+    program = fake_java(tmp_path / "complete", "17.0.9")
+    found = find_java(environ | {"JAVA_HOME": str(tmp_path / "complete")}, vector=False)
+    assert (found.home.parent, found.runtime) == (tmp_path / "cache" / "penstock" / "java", tmp_path / "complete")
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    given = [str(found.home / "bin" / "java"), "-Xmx1g", "--add-modules=jdk.incubator.vector", "Main"]
+    assert subprocess.run(given, capture_output=True, text=True, check=True).stdout == "-Xmx1g Main\n"
+
+
 def test_the_launcher_is_written_once(tmp_path: Path, environ: dict[str, str]) -> None:
     fake_java(tmp_path / "trimmed", "21.0.8", has_vector=False)
     environ["JAVA_HOME"] = str(tmp_path / "trimmed")
@@ -111,11 +120,11 @@ def test_the_launcher_is_written_once(tmp_path: Path, environ: dict[str, str]) -
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, environ: dict[str, str]) -> None:
     fake_java(tmp_path / "trimmed", "21.0.8", has_vector=False)
     (tmp_path / "cache").write_text("a file, not a directory")
-    with pytest.raises(
-        ConfigError, match=f"cannot write the launcher of the wheel's Java to {tmp_path}/cache"
-    ) as caught:
+    with pytest.raises(ConfigError, match=f"cannot write a launcher of Java to {tmp_path}/cache") as caught:
         find_java(environ | {"JAVA_HOME": str(tmp_path / "trimmed")})
     assert caught.value.option == "XDG_CACHE_HOME"
+    complete = fake_java(tmp_path / "complete", "17.0.9").parent.parent  # it starts without a launcher, too
+    assert find_java(environ | {"JAVA_HOME": str(complete)}, vector=False) == java.Java(complete, 17, "JAVA_HOME")
 
 
 def test_the_wheel_is_found_where_nothing_else_is(environ: dict[str, str]) -> None:

@@ -159,7 +159,7 @@ def pipeline_session(
     if master != SUBMITTED:
         settings[_JAVA_OPTIONS] = f"{settings.get(_JAVA_OPTIONS, '')} -Xrs".strip()
     with shield_signals():
-        spark = session(f"penstock-{name}", master, settings, log_level="FATAL")
+        spark = session(f"penstock-{name}", master, settings, log_level="FATAL", vector=False)
     keep_classes(spark)
     return spark
 

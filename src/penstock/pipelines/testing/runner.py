@@ -66,7 +66,7 @@ def session_for_cases(name: str) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "1",
         "spark.driver.extraJavaOptions": SHORT_LIVED,
     }
-    spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
+    spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF", vector=False)
     java = java_process(spark)
     ended = False
 

