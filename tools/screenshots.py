@@ -36,7 +36,7 @@ class Screenshot(NamedTuple):
 
 _CONSOLE = "tests/end_to_end/test_console"
 IMAGES = {
-    "console.png": Screenshot(f"{_CONSOLE}.py::test_every_page_in_every_look[light]", "light-overview", 642),
+    "console.png": Screenshot(f"{_CONSOLE}.py::test_every_page_in_every_look[light]", "light-overview", 684),
     "console-pipelines.png": Screenshot(f"{_CONSOLE}.py::test_every_page_in_every_look[light]", "light-pipelines"),
     "console-pipeline.png": Screenshot(
         f"{_CONSOLE}.py::test_every_page_in_every_look[light]", "light-pipelines-bottling"

@@ -11,11 +11,11 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.console.pages import Page, PageQuery, Pages
 from penstock.console.run_status import MAX_TEXT, expectations_of, field_of, graph_of, sinks_of
-from penstock.console.snapshots import PipelineDetail, PipelineSnapshot
+from penstock.console.snapshots import Hop, PipelineDetail, PipelineSnapshot
 from penstock.statestore.engine.record import Record
 from penstock.statestore.service.service import StateStoreService
 
@@ -37,23 +37,13 @@ class PipelineViews:
         self._store = store
         self._pages = pages
         self._managed = managed
+        self._listed: dict[str, _ListedLetters] = {}
 
     async def pipelines(self, query: PageQuery) -> Page[PipelineSnapshot]:
         """Return a page of the pipelines, those of the configuration that have not run yet included."""
-        found = {name: self._pipeline(name, None, {}) for name in self._managed()}
-        pattern, after = f"{PREFIX}*{STATUS}".encode(), None
-        ends_s = time.monotonic() + MAX_S
-        while True:
-            records, after = self._store.records(pattern, after, STEP_KEYS)
-            for record in records:
-                name = record.key.decode(errors="replace").removeprefix(PREFIX).removesuffix(STATUS)
-                if (status := _status(record)) is not None:
-                    found[name] = self._pipeline(name, record, status)
-            if after is None or len(found) >= MAX_PIPELINES or time.monotonic() > ends_s:
-                break
-            await self._pages.pause()
+        found, complete = await self._all()
         page = await self._pages.page(
-            found.values(),
+            found,
             query,
             columns={
                 "pipeline": lambda row: row.pipeline,
@@ -66,7 +56,40 @@ class PipelineViews:
             name=lambda row: row.pipeline,
             row=lambda row: row,
         )
-        return page if after is None else Page(page.rows, page.next, page.total, page.matched, complete=False)
+        return page if complete else Page(page.rows, page.next, page.total, page.matched, complete=False)
+
+    async def hop(self) -> Hop | None:
+        """Return all pipelines as a hop of the data; None without one.
+
+        Its errors are dead letters that are not known to be closed, and pipelines that failed or were lost.
+        """
+        found, _ = await self._all()
+        lags = [each for each in found if each.lag_records is not None]
+        return Hop(
+            "pipelines", "Pipelines", "records",
+            rate=sum(each.rows_per_s for each in found),
+            total=sum(each.read for each in found),
+            errors=sum(each.dead if each.open_letters is None else each.open_letters for each in found)
+            + sum(each.state in ("failed", "lost") for each in found),
+            lag_records=sum(each.lag_records or 0 for each in lags) if lags else None,
+            lag_s=max((each.lag_s or 0.0 for each in lags), default=None),
+        ) if found else None  # fmt: skip
+
+    async def _all(self) -> tuple[list[PipelineSnapshot], bool]:
+        """Return the pipelines, and False if there are more."""
+        found = {name: self._pipeline(name, None, {}) for name in self._managed()}
+        pattern, after = f"{PREFIX}*{STATUS}".encode(), None
+        ends_s = time.monotonic() + MAX_S
+        while True:
+            records, after = self._store.records(pattern, after, STEP_KEYS)
+            for record in records:
+                name = record.key.decode(errors="replace").removeprefix(PREFIX).removesuffix(STATUS)
+                if (status := _status(record)) is not None:
+                    found[name] = self._pipeline(name, record, status)
+            if after is None or len(found) >= MAX_PIPELINES or time.monotonic() > ends_s:
+                break
+            await self._pages.pause()
+        return list(found.values()), after is None
 
     def pipeline(self, name: str) -> PipelineDetail | None:
         """Return one pipeline with its sinks; None if it has neither a status nor a place in the configuration."""
@@ -77,6 +100,13 @@ class PipelineViews:
         found, status = self._pipeline(name, record, status or {}), status or {}
         return PipelineDetail(found, sinks_of(status), graph_of(status), expectations_of(status))
 
+    def count_letters(self, before: PipelineDetail | None, open_letters: int) -> None:
+        """Note that ``open_letters`` of a pipeline were open or corrected when its dead letters were listed, and that
+        ``before`` was its state when that began."""
+        if before is not None:
+            found = before.pipeline
+            self._listed[found.pipeline] = _ListedLetters(found.run, found.dead, open_letters)
+
     def _pipeline(self, name: str, record: Record | None, status: Mapping[str, Any]) -> PipelineSnapshot:
         lease = self._store.record(f"{PREFIX}{name}/lease".encode())
         run = field_of(status, "run", str) or None
@@ -86,6 +116,10 @@ class PipelineViews:
             state = "lost"
         sinks = sinks_of(status)
         lags = [sink for sink in sinks if sink.lag_records is not None]
+        # Each sink counts a record that a shared step rejected, but only one writes its dead letter. Without a table
+        # for them, and in runs of earlier versions, no sink has written any.
+        dead = sum(sink.letters for sink in sinks) or sum(sink.dead for sink in sinks)
+        listed = self._listed.get(name)
         return PipelineSnapshot(
             pipeline=name,
             state=state,
@@ -101,13 +135,24 @@ class PipelineViews:
             lag_s=max((sink.lag_s or 0.0 for sink in lags), default=None) if holds else None,
             read=sum(sink.read for sink in sinks),
             out=sum(sink.out for sink in sinks),
-            # Each sink counts a record that a shared step rejected, but only one writes its dead letter. Without a
-            # table for them, and in runs of earlier versions, no sink has written any.
-            dead=sum(sink.letters for sink in sinks) or sum(sink.dead for sink in sinks),
+            dead=dead,
             restarts=sum(sink.restarts for sink in sinks),
             managed=name in self._managed(),
             spark_ui=_web_address(field_of(status, "spark_ui", str)) if holds else None,
+            open_letters=None if listed is None else listed.open_after(run, dead),
         )
+
+
+class _ListedLetters(NamedTuple):
+    """Dead letters that were open when those of a pipeline were listed, and the number that its run had written."""
+
+    run: str | None
+    written: int
+    open: int
+
+    def open_after(self, run: str | None, written: int) -> int:
+        """Return the number that is open if no other command has closed some, now that ``run`` has ``written``."""
+        return self.open + (max(0, written - self.written) if run == self.run else written)
 
 
 def _status(record: Record) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 
 __all__ = [
+    "BrokerSnapshot",
     "ClientDetail",
     "ClientSnapshot",
     "ClusterMember",
@@ -369,6 +370,27 @@ class GroupSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """A TubeMQ broker that the master of this node knows.
+
+    ``state``: ``running``, ``offline`` (it has registered before) or ``never registered``. ``tls_port`` and ``http``
+    (the address of its administration): None if it has none. ``topics``: those that it serves; ``silent_s``: seconds
+    since its last heartbeat. ``failure``: why it accepts no records, if it reports a reason.
+    """
+
+    broker: int
+    address: str
+    tls_port: int | None
+    http: str | None
+    state: str
+    accepts_records: bool
+    accepts_consumers: bool
+    topics: int
+    silent_s: float | None
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemberSnapshot:
     """A member of a group. ``silent_s``: seconds since its last heartbeat to the master."""
 
@@ -496,7 +518,8 @@ class PipelineSnapshot:
     ``never run``. ``why``: the error that ended it, or those of sinks without which it continues. Lags are those of the
     sink that is farthest behind, None unless it runs. ``dead``: dead letters that were written; records of each sink if
     none were. ``managed``: its dead letters are in the configuration of this node. ``spark_ui``: address of Spark's web
-    interface, None unless it runs and has one.
+    interface, None unless it runs and has one. ``open_letters``: dead letters of all runs that were open or corrected
+    when this node last listed them, and those written since; None: it has not listed them since its start.
     """
 
     pipeline: str
@@ -517,6 +540,7 @@ class PipelineSnapshot:
     restarts: int
     managed: bool
     spark_ui: str | None = None
+    open_letters: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from penstock.console.pages import MAX_LIMIT, Page, PageQuery, Pages
 from penstock.console.payload_schemas import NO_SCHEMAS, PayloadSchemas
 from penstock.console.records import RecordViews
 from penstock.console.snapshots import (
+    BrokerSnapshot,
     GroupDetail,
     GroupPartition,
     GroupSnapshot,
@@ -30,6 +31,7 @@ from penstock.console.snapshots import (
     TopicSnapshot,
 )
 from penstock.errors import LocalProtocolError, RefusedError
+from penstock.tube.admin.brokers import all_brokers
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, PARTITIONS_PER_STORE, partition_ids, query_of_group
@@ -38,6 +40,7 @@ from penstock.tube.engine.broker.topics import Topic as BrokerTopic
 from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.master.balance import Group as MasterGroup
 from penstock.tube.engine.master.clients import ClientGroup
+from penstock.tube.engine.master.settings import BrokerSetting
 from penstock.tube.master.master import TubeMaster
 
 __all__ = ["TubeViews"]
@@ -170,6 +173,21 @@ class TubeViews:
                     rows.append(self._group_partition(key, offset))
             await self._pages.pause()
         return TopicDetail(self._topic(topic, lags), tuple(partitions), tuple(rows), tuple(groups))
+
+    async def brokers(self, query: PageQuery) -> Page[BrokerSnapshot]:
+        """Return a page of the brokers that the master knows, that of this node included."""
+        found = [self._broker_row(setting) for setting in all_brokers(self._master.engine).values()]
+        return await self._pages.page(
+            found,
+            query,
+            columns={
+                "broker": lambda row: row.broker,
+                "state": lambda row: row.state,
+                "topics": lambda row: row.topics,
+            },
+            name=lambda row: f"{row.broker} {row.address}",
+            row=lambda row: row,
+        )
 
     async def groups(self, query: PageQuery) -> Page[GroupSnapshot]:
         """Return a page of the groups that have members, or offsets at this broker."""
@@ -357,6 +375,35 @@ class TubeViews:
                 for each in client_group.members.values()
             ]
         return tuple(found[:MAX_LIMIT])
+
+    def _broker_row(self, setting: BrokerSetting) -> BrokerSnapshot:
+        broker = self._master.engine.cluster.brokers.get(setting.id)
+        if broker is None:
+            return BrokerSnapshot(
+                broker=setting.id,
+                address=f"{setting.host}:{setting.port}",
+                tls_port=None,
+                http=None,
+                state="never registered",
+                accepts_records=False,
+                accepts_consumers=False,
+                topics=0,
+                silent_s=None,
+                failure=None,
+            )
+        silent_ms = max(0, self._broker.clock() - broker.last_seen)
+        return BrokerSnapshot(
+            broker=setting.id,
+            address=f"{broker.info.host}:{broker.info.port}",
+            tls_port=(broker.tls_port or None) if broker.tls else None,
+            http=broker.web_address or None,
+            state="running" if broker.online else "offline",
+            accepts_records=broker.online and not broker.stop_write and not broker.write_status,
+            accepts_consumers=broker.online and not broker.stop_read and not broker.read_status,
+            topics=len(broker.serving.keys() - {OFFSET_HISTORY_TOPIC}),
+            silent_s=silent_ms / 1000 if broker.last_seen else None,
+            failure=broker.failure or None,
+        )
 
     def _count(self, name: str) -> int:
         engine = self._master.engine

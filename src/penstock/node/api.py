@@ -220,11 +220,13 @@ class _Api:
 
     async def reload(self, _request: Request, caller: Caller) -> object:
         reload = _there(self._reload)
-        await self._access.record("reload", caller, {})
         try:
-            return reload()
+            found = reload()
         except PenstockError as error:
+            await self._access.record("reload", caller, {}, error)
             raise ApiFailure(409, "reload_failed", f"nothing changed: {error.what}", error.hint, error.why) from None
+        await self._access.record("reload", caller, {})
+        return found
 
     async def subscriptions(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.mqtt).subscriptions(_query(request))
@@ -397,6 +399,9 @@ class _Api:
         self._reads[reader] = now
         await self._access.record(method, caller, parameters)
 
+    async def brokers(self, request: Request, _caller: Caller) -> object:
+        return await _there(self._console.tube).brokers(_query(request))
+
     async def groups(self, request: Request, _caller: Caller) -> object:
         return await _there(self._console.tube).groups(_query(request))
 
@@ -438,8 +443,10 @@ class _Api:
         )
 
     async def dead_letters(self, request: Request, _caller: Caller) -> object:
-        name = self._managed(request)
+        name, views = self._managed(request), _there(self._console.pipelines)
+        before = views.pipeline(name)
         rows = (await self._dead_letter_command(name, "list", ["--all"])).rows
+        views.count_letters(before, sum(row.get("open", 0) + row.get("corrected", 0) for row in rows))
         return {"rows": rows, "next": None, "total": len(rows), "matched": len(rows)}
 
     async def dead_letter_records(self, request: Request, caller: Caller) -> object:
@@ -518,7 +525,8 @@ class _Api:
         return {"job": job}
 
 
-_AUDIT: Final = ("time", "server", "method", "user", "credential", "address", "parameters", "result", "errMsg")
+_AUDIT: Final = ("time", "server", "method", "user", "credential", "address", "parameters", "result", "errMsg",
+                 "failed")  # fmt: skip
 """Fields of the entries of the audit trail that are shown."""
 _POLICY: Final = "add a rule to the policy file, or sign in as another user"
 CONSOLE_GROUP: Final = "console"
@@ -556,6 +564,7 @@ def api_routes(
         route("/topics/{name}", api.topic),
         route("/topics/{name}/records", api.records, Role.VIEWER),
         route("/topics/{name}/records/{partition:int}/{offset:int}", api.record, Role.VIEWER),
+        route("/brokers", api.brokers),
         route("/groups", api.groups),
         route("/groups/{name:path}", api.group),
         route("/groups/{name:path}/reset", api.reset, Role.OPERATOR, method="POST"),

@@ -90,17 +90,21 @@ class ApiAccess:
             raise ApiFailure(403, "forbidden", what, f"{promotion}, or use the administration token")
         return caller
 
-    async def record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
-        """Write an entry of the audit trail; it is durable when this returns."""
-        row = {
+    async def record(
+        self, method: str, caller: Caller, parameters: Mapping[str, object], failure: PenstockError | None = None
+    ) -> None:
+        """Write an entry of the audit trail, for a ``failure`` with its text; it is durable when this returns."""
+        row: dict[str, object] = {
             "server": self._server,
             "method": method,
             "credential": caller.credential,
             "address": caller.address,
             "user": caller.user,
             "parameters": dict(parameters),
-            "result": True,
+            "result": failure is None,
         }
+        if failure is not None:
+            row["failed"] = [failure.line()]
         await write_audit_entry(self._trail, row)
 
 

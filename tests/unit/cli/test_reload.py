@@ -56,4 +56,6 @@ async def test_a_reload_returns_with_its_result(tmp_path: Path, capfd: pytest.Ca
         assert node.security.failure is not None
     finally:
         await node.close()
-    assert [row["method"] for row in read_audit(data / "audit")] == ["reload"] * 5
+    rows = list(read_audit(data / "audit"))
+    assert [(row["method"], row["result"]) for row in rows] == [("reload", True)] * 4 + [("reload", False)]
+    assert str(passwords) in rows[-1]["failed"][0]

@@ -256,6 +256,11 @@ async def test_topics_and_groups_have_a_lag_in_records_and_seconds(
         assert sum(row["lag_records"] for row in parts) == 12  # of the store, which the partitions share, 12 as well
         topics = {row["topic"]: row for row in (await api.get("/topics"))["rows"]}
         assert (topics["water"]["groups"], topics["water"]["lag_records"], topics["idle"]["groups"]) == (1, 12, 0)
+        (broker,) = (await api.get("/brokers"))["rows"]
+        assert (broker["broker"], broker["address"], broker["state"]) == (1, ready.tube_broker, "running")
+        assert (broker["accepts_records"], broker["accepts_consumers"], broker["topics"]) == (True, True, 2)
+        assert (broker["http"], broker["tls_port"], broker["failure"]) == (ready.tube_broker_http, None, None)
+        assert 0 <= broker["silent_s"] < 60
         metrics = (await ask(ready.http, "/metrics"))[2]
         assert 'penstock_group_lag_records{group="lake"} 12.0' in metrics
         assert 'penstock_group_members{group="lake"} 0.0' in metrics

@@ -77,6 +77,26 @@ async def test_pipelines_show_what_their_runs_report(tmp_path: Path) -> None:
         assert (await Api(ready, "").send("/pipelines"))[0] == 401
 
 
+async def test_pipelines_are_a_hop_of_the_overview(tmp_path: Path) -> None:
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        api = Api(ready, "")  # sums without names need no role
+        assert "pipelines" not in {hop["id"] for hop in (await api.get("/overview"))["hops"]}
+        for name in ("water", "oil"):
+            await store.set(run_key(name), record("r1").encode())
+        await store.set(lease_key("water"), "r1", ttl_ms=600_000)
+        hops = {hop["id"]: hop for hop in (await api.get("/overview"))["hops"]}
+    found = hops["pipelines"]
+    assert "pipelines" in hops["log"]["to"]
+    assert (found["rate"], found["total"], found["lag_records"], found["lag_s"]) == (140.5, 3600, 200, 9.0)
+    assert found["errors"] == 2 * 16 + 1  # dead letters, and a lost run
+
+
+def test_open_letters_are_those_of_the_list_and_later_ones() -> None:
+    listed = pipelines._ListedLetters("r1", 5, 2)
+    assert [listed.open_after("r1", written) for written in (5, 8, 4)] == [2, 5, 2]
+    assert listed.open_after("r2", 3) == 5
+
+
 async def test_the_graph_has_the_steps_of_the_file_and_the_counts_of_its_expectations(tmp_path: Path) -> None:
     pipeline = parse(GRAPH)
     checked = SinkProgress(expectations={"both.low": ExpectationCounts(rows=9, violations=2)})

@@ -57,7 +57,8 @@ async def ready(tmp_path: Path, run: RecordedRun) -> AsyncIterator[ReadyNode]:
 
 async def test_a_letter_is_corrected_and_redriven(ready: ReadyNode) -> None:
     api = Api(ready)
-    assert (await api.get("/pipelines/plain"))["pipeline"]["managed"] is True
+    before = (await api.get("/pipelines/plain"))["pipeline"]
+    assert (before["managed"], before["open_letters"]) == (True, None)
     status, _, body = await api.send(f"{LETTERS}/correct?id=id-0", "POST", '{"x": 7}')
     assert (status, body) == (200, {"letters": 1, "dry_run": False, "notes": []})
     assert (await api.send(f"{LETTERS}/redrive?id=id-0", "POST"))[2]["letters"] == 1
@@ -67,6 +68,7 @@ async def test_a_letter_is_corrected_and_redriven(ready: ReadyNode) -> None:
             break
     (group,) = (await api.get(LETTERS))["rows"]
     assert (group["step"], group["reason"], group["redriven"], group["open"]) == ("parsed", "not JSON", 1, 1)
+    assert (await api.get("/pipelines/plain"))["pipeline"]["open_letters"] == 1
     found = await api.get(f"{LETTERS}/records?limit=1&all=1")
     assert ([row["id"] for row in found["rows"]], found["complete"]) == (["id-0"], False)
     assert (found["rows"][0]["value"], found["rows"][0]["place"]) == ("{0", "telemetry 1:0@0")

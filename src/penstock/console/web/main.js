@@ -12,7 +12,7 @@ import { Overview } from "./overview.js";
 import { Pipelines } from "./pipelines.js";
 import { Records } from "./records.js";
 import { TopicTree } from "./tree.js";
-import { Audit, Clients, Events, Groups, Topics } from "./views.js";
+import { Audit, Brokers, Clients, Events, Groups, Topics } from "./views.js";
 
 const PAGES = [
   ["overview", "Overview", "o", Overview],
@@ -28,7 +28,7 @@ const PAGES = [
 const TABS = PAGES.filter(([page]) => page !== "cluster" || inCluster);
 // Pages that are reached from another one, whose tab is marked.
 const INNER = {
-  records: ["topics", Records], "dead-letters": ["pipelines", DeadLetters], ledger: ["pipelines", Ledger], sample: ["pipelines", Sample],
+  records: ["topics", Records], brokers: ["topics", Brokers], "dead-letters": ["pipelines", DeadLetters], ledger: ["pipelines", Ledger], sample: ["pipelines", Sample],
   subscriptions: ["clients", Subscriptions], retained: ["messages", Retained], tree: ["messages", TopicTree], watch: ["keys", Watch],
   audit: ["events", Audit],
 };
@@ -40,6 +40,7 @@ function App() {
   const [who, identify] = useState(null); // user and role; null before the answer, and without credentials
   const session = useMemo(() => ({
     version,
+    views: who !== null && who.role !== "none",
     operates: who !== null && ["operator", "administrator"].includes(who.role),
     administers: who?.role === "administrator",
     login: (value) => { credentials.set(value); identify(null); renew((before) => before + 1); },

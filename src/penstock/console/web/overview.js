@@ -1,9 +1,10 @@
 // The first page: health with actions, the hops of the data, load, listeners, rates of the last minutes.
-import { useEffect, useRef } from "preact/hooks";
-import { age, bytes, clock, Failure, html, lag, link, number, oldest, rate, Reason, usePoll } from "./lib.js";
+import { useContext, useEffect, useRef } from "preact/hooks";
+import { age, bytes, clock, counted, Failure, html, lag, link, number, oldest, rate, Reason, Session, usePoll } from "./lib.js";
 import { Facts, Plain } from "./table.js";
+import { EventTable } from "./views.js";
 
-const PAGES = { publishers: "clients", subscribers: "clients", log: "topics", groups: "groups", statestore: "keys" };
+const PAGES = { publishers: "clients", subscribers: "clients", log: "topics", groups: "groups", statestore: "keys", pipelines: "pipelines" };
 const SERIES = [
   ["mqtt_in", "MQTT in", "--chart-1"],
   ["mqtt_out", "MQTT out", "--chart-2"],
@@ -12,6 +13,7 @@ const SERIES = [
 ];
 
 export function Overview() {
+  const { views } = useContext(Session);
   const { data, error } = usePoll("overview");
   if (error && !data) return html`<${Failure} error=${error} />`;
   if (!data) return html`<p aria-busy="true">Loading…</p>`;
@@ -23,6 +25,7 @@ export function Overview() {
     <${Hops} hops=${hops} />
     <h2>Rates of the last five minutes</h2>
     <${Chart} />
+    ${views && html`<${Recent} />`}
     <div class="two">
       <section><h2>Node</h2><${Facts} facts=${[
         ["Version", `${node.version}, core ${node.core}`],
@@ -54,6 +57,13 @@ function Health({ health, now }) {
   </section>`;
 }
 
+/** The newest events: what changed. */
+function Recent() {
+  const { data } = usePoll("events", { limit: 5 }, 5000);
+  if (!data || data.rows.length === 0) return null;
+  return html`<section aria-label="Newest events"><h2>Newest <a href=${link("events")}>events</a></h2><${EventTable} rows=${data.rows} title="Newest events, table" /></section>`;
+}
+
 function Hops({ hops }) {
   const titles = Object.fromEntries(hops.map((hop) => [hop.id, hop.title]));
   return html`<ul class="hops">${hops.map((hop) => html`<li key=${hop.id} class=${`hop ${hop.id}`}>
@@ -61,7 +71,7 @@ function Hops({ hops }) {
     <p class="rate"><b>${rate(hop.rate)}</b> ${hop.unit}/s</p>
     <p>${hop.lag_records == null ? html`<span class="dim">${number(hop.total)} in all</span>`
       : html`<span class=${hop.lag_records ? "warn" : "dim"}>${lag(hop)} waiting${hop.lag_records && hop.lag_s ? `, ${oldest(hop)} behind` : ""}</span>`}</p>
-    <p>${hop.errors ? html`<span class="bad">${number(hop.errors)} errors${hop.error_rate ? `, ${rate(hop.error_rate)}/s now` : ""}</span>` : html`<span class="dim">no errors</span>`}</p>
+    <p>${hop.errors ? html`<span class="bad">${counted(hop.errors, "error")}${hop.error_rate ? `, ${rate(hop.error_rate)}/s now` : ""}</span>` : html`<span class="dim">no errors</span>`}</p>
     ${hop.to.length > 0 && html`<p class="to"><span class="visually-hidden">feeds</span><span aria-hidden="true">→</span> ${hop.to.map((id) => titles[id]).join(", ")}</p>`}
   </li>`)}</ul>`;
 }

@@ -6,6 +6,8 @@ import { Facts, List, Plain } from "./table.js";
 
 const BAD = { failed: "bad", lost: "bad", running: "", stopped: "dim", "never run": "dim" };
 const state = (row) => html`<span class=${BAD[row.state] ?? ""}>${row.state}</span>`;
+/** Dead letters that are not known to be closed. */
+const unclosed = (pipeline) => pipeline.open_letters ?? pipeline.dead;
 const short = (text) => (text === null ? "–" : text.split("\n", 1)[0].slice(0, 160));
 
 export function Pipelines({ route }) {
@@ -19,7 +21,7 @@ export function Pipelines({ route }) {
       { title: "Records/s", sort: "rows_per_s", right: true, cell: (row) => rate(row.rows_per_s) },
       { title: "Lag", sort: "lag_records", right: true, cell: (row) => html`<span class=${row.lag_records ? "warn" : ""}>${lag(row)}</span>` },
       { title: "Behind", sort: "lag_s", right: true, cell: oldest },
-      { title: "Dead letters", sort: "dead", right: true, cell: (row) => html`<span class=${row.dead ? "bad" : ""}>${number(row.dead)}</span>` },
+      { title: "Dead letters", sort: "dead", right: true, cell: (row) => html`<span class=${unclosed(row) ? "bad" : ""}>${row.open_letters === null ? number(row.dead) : `${number(row.open_letters)} open`}</span>` },
       { title: "Since (UTC)", cell: (row) => (row.since_at === null ? "–" : clock(row.since_at)) },
       { title: "Last error", cell: (row) => short(row.why) },
     ]} />`;
@@ -59,7 +61,7 @@ function Pipeline({ name }) {
       { title: "Sink", cell: (row) => html`${row.sink}${row.failing_s > 0 && html` <span class="bad">failing for ${age(row.failing_s)}</span>`}` }, { title: "Batch", right: true, cell: (row) => number(row.batch) },
       { title: "Records/s", right: true, cell: (row) => rate(row.rows_per_s) }, { title: "Lag", right: true, cell: (row) => html`<span class=${row.lag_records ? "warn" : ""}>${lag(row)}</span>` },
       { title: "Behind", right: true, cell: oldest }, { title: "Read", right: true, cell: (row) => number(row.read) }, { title: "Written", right: true, cell: (row) => number(row.out) },
-      { title: "Dead", right: true, cell: (row) => html`<span class=${row.dead ? "bad" : ""}>${number(row.dead)}</span>` }, { title: "Filtered", right: true, cell: (row) => number(row.filtered) },
+      { title: "Dead", right: true, cell: (row) => html`<span class=${row.dead && unclosed(pipeline) ? "bad" : ""}>${number(row.dead)}</span>` }, { title: "Filtered", right: true, cell: (row) => number(row.filtered) },
       { title: "Duplicates", right: true, cell: (row) => number(row.duplicates) }, { title: "Late", right: true, cell: (row) => number(row.late) },
       ...(sinks.some((row) => row.exploded) ? [{ title: "Exploded", right: true, cell: (row) => number(row.exploded) }] : []),
       { title: "Batch time", right: true, cell: (row) => age(row.batch_s) }, { title: "In the batch", right: true, cell: (row) => (row.in_batch_records ? `${number(row.in_batch_records)}, ${age(row.in_batch_s)}` : "–") },
@@ -94,7 +96,7 @@ function figures(node, { pipeline, sinks, expectations }, letters) {
     sink.lag_records != null && { text: `lag ${lag(sink)}${sink.lag_records ? `, ${oldest(sink)}` : ""}`, level: sink.lag_records ? "warn" : "dim" },
     sink.behind_s != null && { text: `watermark ${age(sink.behind_s)} behind`, level: "dim" },
     sink.state_rows > 0 && { text: `state ${counted(sink.state_rows, "row")}, ${bytes(sink.state_bytes)}`, level: "dim" },
-    sink.dead > 0 && { text: `${number(sink.dead)} dead`, level: "bad" },
+    sink.dead > 0 && { text: `${number(sink.dead)} dead`, level: unclosed(pipeline) ? "bad" : "dim" },
     rejected,
   ].filter(Boolean);
 }

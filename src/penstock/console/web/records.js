@@ -73,13 +73,15 @@ function Choice({ topic, parameters }) {
   </form></search>`;
 }
 
+/** In a narrow window the value of a row is below its other cells; the roles keep the table for assistive technology. */
 function Rows({ topic, rows }) {
-  return html`<div class="table records" tabindex="0" role="region" aria-label="Records, table"><table>
-    <thead><tr><th scope="col">Time (UTC)</th><th scope="col" class="right">Partition</th><th scope="col" class="right">Offset</th><th scope="col">Key</th><th scope="col" class="right">Size</th><th scope="col">Value</th></tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${`${row.partition}@${row.offset}`}>
-      <td><a class="row" href=${link("records", `${topic}/${row.partition}/${row.offset}`)}>${millis(row.at)}</a></td>
-      <td class="right">${row.partition}</td><td class="right">${row.offset}</td><td><code>${start(keyText(row))}</code></td>
-      <td class="right">${bytes(row.value_bytes)}</td><td class="value"><code>${preview(row)}</code></td></tr>`)}</tbody>
+  const heads = [["Time (UTC)"], ["Partition", "right"], ["Offset", "right"], ["Key"], ["Size", "right"], ["Value"]];
+  return html`<div class="table records stacked" tabindex="0" role="region" aria-label="Records, table"><table role="table">
+    <thead role="rowgroup"><tr role="row">${heads.map(([title, side]) => html`<th role="columnheader" scope="col" class=${side}>${title}</th>`)}</tr></thead>
+    <tbody role="rowgroup">${rows.map((row) => html`<tr role="row" key=${`${row.partition}@${row.offset}`}>
+      <td role="cell"><a class="row" href=${link("records", `${topic}/${row.partition}/${row.offset}`)}>${millis(row.at)}</a></td>
+      <td role="cell" class="right partition">${row.partition}</td><td role="cell" class="right offset">${row.offset}</td><td role="cell"><code>${start(keyText(row))}</code></td>
+      <td role="cell" class="right">${bytes(row.value_bytes)}</td><td role="cell" class="value"><code>${preview(row)}</code></td></tr>`)}</tbody>
   </table></div>`;
 }
 
@@ -165,14 +167,15 @@ function One({ topic, partition, offset }) {
   if (error) return html`${title}<${Failure} error=${error} />`;
   if (!data) return html`${title}<p aria-busy="true">Loading…</p>`;
   return html`${title}
+    <h2>Value${data.format === "binary" ? " (hexadecimal: it is not text)" : data.format === "json" ? " (JSON)" : SCHEMAS[data.format] ? ` (${SCHEMAS[data.format]}, decoded with its schema)` : ""}</h2>
+    <${Value} row=${data} name=${`${topic}-${partition}-${offset}`} />
+    <h2>Record</h2>
     <${Facts} facts=${[
       ["Appended (UTC)", millis(data.at)], ["Event time (UTC)", data.event_time_at === null ? null : millis(data.event_time_at)], ["Key", keyText(data)], ["MQTT topic", data.topic],
       ["Id", data.id], ["Message type", data.msg_type], ["Content type", data.content_type], ["Size", bytes(data.value_bytes)],
       ...(data.problem ? [["Schema not used", html`<span class="warn">${data.problem}</span>`]] : []),
     ]} />
     ${data.headers.length > 0 && html`<h2>Headers</h2><${Facts} facts=${data.headers.map((each) => [each.name, each.value ?? html`<code>base64:${each.value_base64}</code>`])} />`}
-    <h2>Value${data.format === "binary" ? " (hexadecimal: it is not text)" : data.format === "json" ? " (JSON)" : SCHEMAS[data.format] ? ` (${SCHEMAS[data.format]}, decoded with its schema)` : ""}</h2>
-    <${Value} row=${data} name=${`${topic}-${partition}-${offset}`} />
     <nav class="pages" aria-label="Neighbours"><a href=${link("records", topic, { partition, from: "offset", at: offset })}>Records from here</a>
       <a href=${link("records", topic, { partition, from: "time", at: data.at })}>Records of this time</a></nav>`;
 }

@@ -50,11 +50,15 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
   </section>`;
 }
 
-/** A small table of rows that are all there. */
-export function Plain({ rows, columns, title }) {
-  return html`<div class="table" tabindex="0" role="region" aria-label=${title}><table>
-    <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr>${columns.map((column) => html`<td class=${column.right ? "right" : ""}>${column.cell(row)}</td>`)}</tr>`)}</tbody>
+/**
+ * A small table of rows that are all there. `stacked`: in a narrow window the last cell of a row is below the others; the
+ * roles keep the table for assistive technology.
+ */
+export function Plain({ rows, columns, title, stacked = false }) {
+  const role = (name) => (stacked ? name : undefined);
+  return html`<div class=${stacked ? "table stacked" : "table"} tabindex="0" role="region" aria-label=${title}><table role=${role("table")}>
+    <thead role=${role("rowgroup")}><tr role=${role("row")}>${columns.map((column) => html`<th scope="col" role=${role("columnheader")} class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
+    <tbody role=${role("rowgroup")}>${rows.map((row) => html`<tr role=${role("row")}>${columns.map((column) => html`<td role=${role("cell")} class=${column.right ? "right" : ""}>${column.cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 

@@ -65,7 +65,7 @@ function Disconnect({ client }) {
 
 export function Topics({ route }) {
   if (route.name !== null) return html`<${Topic} name=${route.name} key=${route.name} />`;
-  return html`<h1>TubeMQ topics</h1><${List} title="TubeMQ topics" route=${route} initial="-lag_records" rowKey=${(row) => row.topic}
+  return html`<h1>TubeMQ topics</h1><p><a href=${link("brokers")}>Brokers</a></p><${List} title="TubeMQ topics" route=${route} initial="-lag_records" rowKey=${(row) => row.topic}
     open=${(row) => link("topics", row.topic)}
     columns=${[
       { title: "Topic", sort: "topic", cell: (row) => row.topic },
@@ -77,6 +77,23 @@ export function Topics({ route }) {
       { title: "Groups", right: true, cell: (row) => number(row.groups) },
       { title: "Largest lag", sort: "lag_records", right: true, cell: lag },
       { title: "Behind", sort: "lag_s", right: true, cell: oldest },
+    ]} />`;
+}
+
+/** Brokers of the master: their topics and offsets are on the pages of the nodes that have them. */
+export function Brokers({ route }) {
+  const accepts = (value, why = null) => (value ? "yes" : html`<span class="bad">no${why ? `: ${why}` : ""}</span>`);
+  return html`<h1>TubeMQ brokers</h1><p><a href=${link("topics")}>Topics</a> and groups of this console are those of this node's broker.</p>
+    <${List} title="TubeMQ brokers" route=${route} initial="broker" rowKey=${(row) => row.broker}
+    columns=${[
+      { title: "Broker", sort: "broker", cell: (row) => row.broker },
+      { title: "State", sort: "state", cell: (row) => html`<span class=${row.state === "running" ? "" : "bad"}>${row.state}</span>` },
+      { title: "Address", cell: (row) => html`<code>${row.address}</code>${row.tls_port === null ? "" : `, TLS ${row.tls_port}`}` },
+      { title: "Administration", cell: (row) => (row.http === null ? "–" : html`<code>${row.http}</code>`) },
+      { title: "Topics", sort: "topics", right: true, cell: (row) => number(row.topics) },
+      { title: "Accepts records", cell: (row) => accepts(row.accepts_records, row.failure) },
+      { title: "Accepts consumers", cell: (row) => accepts(row.accepts_consumers) },
+      { title: "Last heartbeat", right: true, cell: (row) => (row.silent_s === null ? "–" : `${age(row.silent_s)} ago`) },
     ]} />`;
 }
 
@@ -196,7 +213,7 @@ export function Audit({ route }) {
       { title: "Action", cell: (row) => row.method },
       { title: "User", cell: (row) => row.user || row.credential },
       { title: "Address", cell: (row) => row.address },
-      { title: "Result", cell: (row) => (row.result ? "done" : html`<span class="bad">${row.errMsg || "failed"}</span>`) },
+      { title: "Result", cell: (row) => (row.result ? "done" : html`<span class="bad">${row.failed?.join("; ") || row.errMsg || "failed"}</span>`) },
       { title: "Details", cell: (row) => html`<code>${Object.entries(row.parameters).map(([name, value]) => `${name}=${value}`).join(" ")}</code>` },
     ]} />`;
 }
@@ -206,8 +223,13 @@ export function Events() {
   const { data, error } = usePoll("events", { limit: 200 });
   if (error && !data) return html`<h1>Events</h1><${Failure} error=${error} login=${login} />`;
   return html`<h1>Events</h1>${administers && html`<p><a href=${link("audit")}>Audit trail</a></p>`}${data && html`<p>The newest ${number(data.rows.length)} of ${number(data.number)} since the start; the node keeps 2,000.</p>
-    <${Plain} title="Events" rows=${data.rows} columns=${[
-      { title: "Time (UTC)", cell: (row) => clock(row.at) }, { title: "Level", cell: (row) => html`<span class=${row.level === "info" ? "" : row.level === "warning" ? "warn" : "bad"}>${row.level}</span>` },
-      { title: "Part", cell: (row) => row.part }, { title: "Event", cell: (row) => `${row.text}${row.count > 1 ? ` (${number(row.count)} times)` : ""}` },
-    ]} />`}`;
+    <${EventTable} rows=${data.rows} title="Events" />`}`;
+}
+
+/** Events as a table. */
+export function EventTable({ rows, title }) {
+  return html`<${Plain} title=${title} rows=${rows} stacked columns=${[
+    { title: "Time (UTC)", cell: (row) => clock(row.at) }, { title: "Level", cell: (row) => html`<span class=${row.level === "info" ? "" : row.level === "warning" ? "warn" : "bad"}>${row.level}</span>` },
+    { title: "Part", cell: (row) => row.part }, { title: "Event", cell: (row) => `${row.text}${row.count > 1 ? ` (${number(row.count)} times)` : ""}` },
+  ]} />`;
 }
