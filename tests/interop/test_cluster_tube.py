@@ -102,7 +102,7 @@ async def until_partitions(
 
     def found() -> int:
         try:
-            return len(partitions(masters(nodes), "demo", user=user, password=password))
+            return len(partitions(masters(nodes), "demo", username=user, password=password))
         except UnavailableError:
             return 0
 
@@ -157,7 +157,7 @@ class Load:
 
     async def _produce(self) -> None:
         async with Producer(
-            self._masters, delivery_timeout_s=5, user=self._user, password=self._password, tls=self._tls
+            self._masters, delivery_timeout_s=5, username=self._user, password=self._password, tls=self._tls
         ) as producer:
             for number in itertools.count():
                 try:
@@ -169,7 +169,7 @@ class Load:
 
     async def _consume(self) -> None:
         async with Consumer(
-            self._masters, "readers", ["demo"], user=self._user, password=self._password, tls=self._tls
+            self._masters, "readers", ["demo"], username=self._user, password=self._password, tls=self._tls
         ) as member:
             self.members.append(member)
             async for message in member:

@@ -164,7 +164,9 @@ def defaults(context: Context, variables: Mapping[str, str], given: Mapping[str,
     if not any(fields[variables[name]] in context for name in addresses):
         return {}
     set_elsewhere = any(
-        given[name] for name, variable in variables.items() if variable in fields or variable in _ALSO_CREDENTIALS
+        given[name]
+        for name, variable in variables.items()
+        if fields.get(variable, "tls") != "tls" or variable in _ALSO_CREDENTIALS
     )
     return {
         name: context[field_name]

@@ -102,6 +102,7 @@ OTHER_NAMES: dict[str, str] = {
     "penstock context delete": "penstock context remove",
     "penstock context rm": "penstock context remove",
     "penstock context ls": "penstock context list",
+    "penstock context show": "penstock context list",
     "penstock user add": "penstock user create",
     "penstock user passwd": "penstock user update",
 }

@@ -276,7 +276,7 @@ class EtcdClient:
         if self._login.password_file is None:
             return None
         if self._token is None:
-            request = pb.AuthenticateRequest(name=self._login.user or "", password=self._login.password() or "")
+            request = pb.AuthenticateRequest(name=self._login.username or "", password=self._login.password() or "")
             try:
                 answer = self._unary(endpoint, "Auth/Authenticate", request, pb.AuthenticateResponse, deadline_s, None)
             except grpc.RpcError as error:

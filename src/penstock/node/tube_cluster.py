@@ -65,7 +65,7 @@ class TubeClusterTarget:
         self._producer = Producer(
             ",".join(section.masters), ordered=True, max_in_flight=_IN_FLIGHT, batch_messages=_BATCH,
             request_timeout_s=DELIVERY_S, delivery_timeout_s=DELIVERY_S, topic_timeout_s=DELIVERY_S,
-            heartbeat_s=_HEARTBEAT_S, user=login.user, password=login.password, tls=login.tls,
+            heartbeat_s=_HEARTBEAT_S, username=login.user, password=login.password, tls=login.tls,
         )  # fmt: skip
         self._queue: list[_Message] = []
         """Messages that are not in the producer: a heap in the order of arrival."""

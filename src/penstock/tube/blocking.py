@@ -51,7 +51,7 @@ class ProducerOptions(TypedDict, total=False):
     retry_s: float
     idle_s: float
     availability_timeout_s: float
-    user: str | None
+    username: str | None
     password: str | None
     tls: ssl.SSLContext | None
 
@@ -76,7 +76,7 @@ class ConsumerOptions(TypedDict, total=False):
     most_wait_ms: int
     long_poll_ms: int
     query_priority: int
-    user: str | None
+    username: str | None
     password: str | None
     tls: ssl.SSLContext | None
 

@@ -80,7 +80,7 @@ class Consumer:
 
     ``with_offsets``: messages have offset and append time (penstock's brokers). ``query_priority``: 303 reads also
     messages that are not on disk yet; see the reference's qryPriorityId. ``connections``: shared with other clients.
-    ``user``, ``password``, ``tls``: see the producer.
+    ``username``, ``password``, ``tls``: see the producer.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Consumer:
         long_poll_ms: int = 2_000,
         query_priority: int = FRESH,
         connections: ConnectionPool | None = None,
-        user: str | None = None,
+        username: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -120,10 +120,10 @@ class Consumer:
         _check_session(session_timeout_s, heartbeat_s)
         check_whole(0, 3_600_000, most_wait_ms=most_wait_ms, long_poll_ms=long_poll_ms)
         check_whole(0, 1 << 30, source_count=source_count, node_id=node_id, query_priority=query_priority)
-        check_login(user, password, tls)
+        check_login(username, password, tls)
         self.client_id = new_client_id("consumer", group) if client_id is None else check_client_id(client_id)
         self.received = 0
-        shown = credentials(user, password)
+        shown = credentials(username, password)
         session_ms = 0 if session_timeout_s is None else round(session_timeout_s * 1000)
         self._member: Membership | ClientBalance
         self._self_balanced: ClientBalance | None = None

@@ -78,7 +78,8 @@ class Producer:
     partition fail with it, in order: send all of them again. This does not include records that still wait because
     ``max_in_flight`` others are in flight; :meth:`queue` and :meth:`send_all` accept none before there is room.
 
-    ``user`` and ``password`` authenticate in a cluster with users; ``tls``: for master and brokers, on their TLS ports.
+    ``username`` and ``password`` authenticate in a cluster with users; ``tls``: for master and brokers, on their TLS
+    ports.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Producer:
         idle_s: float = 600.0,
         availability_timeout_s: float = 0.05,
         connections: ConnectionPool | None = None,
-        user: str | None = None,
+        username: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -114,7 +115,7 @@ class Producer:
             topic_timeout_s=topic_timeout_s, heartbeat_s=heartbeat_s, idle_s=idle_s,
             availability_timeout_s=availability_timeout_s,
         )  # fmt: skip
-        check_login(user, password, tls)
+        check_login(username, password, tls)
         if ordered and (reorder or idempotent):
             raise LocalProtocolError(
                 "tube: ordered excludes reorder and idempotent", do="set only one of these options"
@@ -148,7 +149,7 @@ class Producer:
             self.client_id,
             host,
             start=random.randrange(1 << 16),  # noqa: S311 - spreads load only
-            credentials=credentials(user, password),
+            credentials=credentials(username, password),
             default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
         )
         self._connections = connections if connections is not None else ConnectionPool(tls)

@@ -319,7 +319,7 @@ def partitions(
     topic: str,
     *,
     timeout_s: float = 10.0,
-    user: str | None = None,
+    username: str | None = None,
     password: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> list[PartitionInfo]:
@@ -328,7 +328,7 @@ def partitions(
     Partitions that currently do not accept records are included, except by Apache's master, whose response is also
     empty while no broker of the topic is registered.
 
-    ``user`` and ``password`` authenticate in a cluster with users. With ``tls``, ``masters`` and the brokers in the
+    ``username`` and ``password`` authenticate in a cluster with users. With ``tls``, ``masters`` and the brokers in the
     result are TLS addresses.
 
     Raises:
@@ -336,7 +336,7 @@ def partitions(
         UnavailableError: no master responds.
         RefusedError: the master refuses.
     """
-    routes = _learn(masters, {topic}, timeout_s, user, password, tls)
+    routes = _learn(masters, {topic}, timeout_s, username, password, tls)
     return [PartitionInfo(p.broker.id, p.broker.host, p.broker.port, p.id) for p in routes.partitions(topic)]
 
 
@@ -344,7 +344,7 @@ def visit_token(
     masters: str | Sequence[Address],
     *,
     timeout_s: float = 10.0,
-    user: str | None = None,
+    username: str | None = None,
     password: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> int:
@@ -354,14 +354,14 @@ def visit_token(
         UnavailableError: no master responds.
         RefusedError: the master refuses.
     """
-    return _learn(masters, set(), timeout_s, user, password, tls).token
+    return _learn(masters, set(), timeout_s, username, password, tls).token
 
 
 def _learn(
     masters: str | Sequence[Address],
     topics: set[str],
     timeout_s: float,
-    user: str | None,
+    username: str | None,
     password: str | None,
     tls: ssl.SSLContext | None,
 ) -> Routes:
@@ -371,7 +371,7 @@ def _learn(
     routes = Routes(
         new_client_id("planner"),
         "127.0.0.1",
-        credentials=credentials(user, password),
+        credentials=credentials(username, password),
         default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
         reads=True,
     )
@@ -439,8 +439,8 @@ def _check_accepted(code: int, text: str, peer: str) -> None:
 class BrokerClient:
     """A client of one broker. Not thread-safe.
 
-    It connects on the first request, and reconnects after a failure. ``timeout_s`` limits each request. ``user`` and
-    ``password`` authenticate in a cluster with users; with ``tls`` the address is the broker's TLS address.
+    It connects on the first request, and reconnects after a failure. ``timeout_s`` limits each request. ``username``
+    and ``password`` authenticate in a cluster with users; with ``tls`` the address is the broker's TLS address.
     """
 
     def __init__(
@@ -449,14 +449,14 @@ class BrokerClient:
         port: int,
         *,
         timeout_s: float = 10.0,
-        user: str | None = None,
+        username: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if not 0 < port < 65536:
             raise ConfigError(f"tube: port: got {port}", option="port", do="set a port from 1 to 65535")
         self._timeout_s = timeout_s
-        self._credentials = credentials(user, password)
+        self._credentials = credentials(username, password)
         self._connection = BlockingConnection((host, port), tls)
         self._peer = self._connection.peer
 
@@ -543,11 +543,11 @@ class RangeReader(BrokerReader):
         *,
         timeout_s: float = 10.0,
         batch_bytes: int = BATCH_BYTES,
-        user: str | None = None,
+        username: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(host, port, timeout_s=timeout_s, user=user, password=password, tls=tls)
+        super().__init__(host, port, timeout_s=timeout_s, username=username, password=password, tls=tls)
         self._batch_bytes = batch_bytes
         self._client_id = new_client_id("reader")
         self._ahead: tuple[broker_pb2.RangeRequest, PendingResponse] | None = (

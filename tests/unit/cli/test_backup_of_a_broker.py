@@ -47,7 +47,7 @@ async def running(settings: BrokerSettings) -> AsyncIterator[ReadyBroker]:
 
 def records(address: str, *, user: str | None = None, password: str | None = None) -> list[bytes]:
     host, _, port = address.partition(":")
-    with RangeReader(host, int(port), user=user, password=password) as reader:
+    with RangeReader(host, int(port), username=user, password=password) as reader:
         return [bytes(each) for batch in reader.read("demo", 0, *reader.bounds("demo", 0)) for each in batch.payloads]
 
 
@@ -78,7 +78,7 @@ async def test_a_broker_is_backed_up_while_it_runs_and_restored(
         return row
 
     try:
-        async with running(secured) as ready, Producer(f"127.0.0.1:{port}", user="ann", password="pw") as producer:
+        async with running(secured) as ready, Producer(f"127.0.0.1:{port}", username="ann", password="pw") as producer:
             as_ann = ("--http", ready.tube_broker_http, "--username", "ann", "--password-file", "pw")
             await master.create_topic("demo", partitions=1, ready_s=30)
             await producer.send("demo", b"one")

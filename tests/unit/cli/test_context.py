@@ -139,11 +139,13 @@ def test_a_context_has_the_addresses_of_all_commands(penstock: Command, used: li
     penstock("tube", "topic", "list")
     penstock("log", "level", "--data-dir", "here")
     penstock("kv", "get", "a")
-    node, tube, directory, store = used
+    penstock("tube", "topic", "list", "--tls")
+    node, tube, directory, store, encrypted = used
     token = Path("token").absolute()
     assert (node.http, node.admin_token_file) == ("lab:8080", token)
     assert (tube.tube_master, tube.http, tube.broker_http) == ("lab:8715", "lab:8080", "lab:8081")
     assert (tube.admin_token_file, tube.tls, tube.over_tls) == (token, False, False)
+    assert (encrypted.tls, encrypted.tube_master, encrypted.admin_token_file) == (True, "lab:8715", token)
     assert (directory.http, directory.data_dir) == (None, Path("here"))
     # The context has no broker: its authority is not trusted for another one.
     assert (store.broker, store.ca_file) == ("mqtt://127.0.0.1:1883", None)

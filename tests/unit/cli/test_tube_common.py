@@ -15,6 +15,7 @@ from penstock.cli.options import local_data_dir
 from penstock.cli.tube.access import MasterOptions, run_client
 from penstock.errors import ConfigError, UnavailableError
 from penstock.node.config.node import load_config
+from tests.certificates import Authority
 from tests.unit.cli.conftest import Command, Web
 
 
@@ -70,6 +71,19 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
     monkeypatch.delenv("PENSTOCK_ADMIN_TOKEN")
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "none"))
     assert token() == ""
+
+
+def test_an_administration_over_tls_is_verified_although_tubemq_has_none(
+    web: Web, penstock: Command, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    create = ("tube", "topic", "create", "water", "--no-tls", "--ca-file", str(authority.file))
+    assert penstock(*create, "--http", "https://127.0.0.1:8080").status == 0
+    assert penstock(*create, "--http", "127.0.0.1:8080").status == 0
+    verified, plain = (login.tls for login in web.logins)
+    assert plain is None
+    assert verified is not None
+    assert len(verified.get_ca_certs()) == 1
 
 
 def test_the_data_directory_is_that_of_a_node_that_was_started_here(

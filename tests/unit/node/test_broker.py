@@ -213,7 +213,7 @@ async def test_sighup_reloads_users(tmp_path: Path) -> None:
 
             async def reads(user: str) -> bool:
                 host, _, at = (await ready).tube_broker.partition(":")
-                with RangeReader(host, int(at), user=user, password=user) as reader:
+                with RangeReader(host, int(at), username=user, password=user) as reader:
                     try:
                         await asyncio.to_thread(reader.bounds, "demo", 0)
                     except RefusedError:

@@ -199,6 +199,12 @@ def test_directories_that_include_each_other_are_refused(tmp_path: Path) -> None
         converted(tmp_path, "include_dir conf.d\n")
 
 
+@pytest.mark.parametrize("option", ["password_file", "acl_file"])
+def test_a_missing_file_is_named_with_its_line(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"mosquitto\.conf:2: {option}: /none/file cannot be read"):
+        converted(tmp_path, f"listener 1883 127.0.0.1\n{option} /none/file\n")
+
+
 def test_every_line_that_is_left_out_is_named_with_its_reason(penstock: Command, folder: Path) -> None:
     done = penstock("config", "import", str(folder / "mosquitto.conf"), "--output", str(folder / "out"), "--json")
     rows = [json.loads(line) for line in done.out.splitlines()]

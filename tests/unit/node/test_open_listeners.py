@@ -151,12 +151,12 @@ async def test_with_users_a_listener_may_still_accept_anonymous_clients(tmp_path
         async with MqttClient(url) as client, Producer(ready.tube_master) as producer:
             await client.publish("a", qos=1)
             await producer.send("water", b"1")
-        async with Producer(ready.tube_master, user="ann", password="ann") as producer:
+        async with Producer(ready.tube_master, username="ann", password="ann") as producer:
             await producer.send("water", b"2")
         with pytest.raises(RefusedError):
             await MqttClient(url, username="ann", password="wrong", reconnect=False).connect()
         with pytest.raises(PenstockError, match="authentication failed"):
-            await Producer(ready.tube_master, user="ann", password="wrong").start()
+            await Producer(ready.tube_master, username="ann", password="wrong").start()
         for page in (
             f"http://{ready.http}/metrics",
             f"http://{ready.tube_broker_http}/broker.htm?method=admin_get_methods",

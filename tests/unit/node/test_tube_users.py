@@ -78,7 +78,7 @@ async def running(
 
 
 def login(name: str) -> dict[str, Any]:
-    return {"user": name, "password": name}
+    return {"username": name, "password": name}
 
 
 async def consume(master: str, group: str, topic: str, **who: Any) -> bytes:
@@ -88,7 +88,7 @@ async def consume(master: str, group: str, topic: str, **who: Any) -> bytes:
 
 async def test_users_of_the_password_file_are_those_of_the_tube(tmp_path: Path) -> None:
     async with running(tmp_path) as (_, ready):
-        strangers: list[dict[str, Any]] = [{}, {"user": "ann", "password": "wrong"}, login("eve")]
+        strangers: list[dict[str, Any]] = [{}, {"username": "ann", "password": "wrong"}, login("eve")]
         for who in strangers:
             with pytest.raises(PenstockError, match="authentication failed"):
                 await Producer(ready.tube_master, **who).start()

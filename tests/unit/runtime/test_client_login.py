@@ -10,12 +10,12 @@ from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions, read_pas
 
 
 def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:
-    assert ANONYMOUS_LOGIN.client() == {"user": None, "password": None, "tls": None}
+    assert ANONYMOUS_LOGIN.client() == {"username": None, "password": None, "tls": None}
     file = tmp_path / "password"
     file.write_text("secret\r\nmore\n", encoding="utf-8")
     login = Login("edge", file, TlsOptions())
     found = pickle.loads(pickle.dumps(login)).client()
-    assert (found["user"], found["password"]) == ("edge", "secret")
+    assert (found["username"], found["password"]) == ("edge", "secret")
     assert found["tls"] is not None
     assert b"secret" not in pickle.dumps(login)
 

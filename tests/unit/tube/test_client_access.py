@@ -38,14 +38,14 @@ async def test_users_sign_once_and_continue_with_a_token(tmp_path: Path) -> None
             await broker.registered.wait()
             await master.create_topic("demo", ready_s=60)
             wrong: list[dict[str, Any]] = [
-                {}, {"user": "edge", "password": "wrong"}, {"user": "nobody", "password": "secret"}
+                {}, {"username": "edge", "password": "wrong"}, {"username": "nobody", "password": "secret"}
             ]  # fmt: skip
             for who in wrong:
                 with pytest.raises(PenstockError, match="authentication"):
                     await Producer(masters, **who).start()
                 with pytest.raises(PenstockError, match="authentication"):
                     await Consumer(masters, "lake", ["demo"], **who).start()
-            known: dict[str, Any] = {"user": "edge", "password": "secret"}
+            known: dict[str, Any] = {"username": "edge", "password": "secret"}
             async with (
                 Producer(masters, heartbeat_s=0.1, **known) as producer,
                 Consumer(masters, "lake", ["demo"], heartbeat_s=0.1, **known) as consumer,

@@ -97,7 +97,10 @@ class MasterOptions:
         """True if connections use TLS."""
         if self.tls is not None:
             return self.tls
-        return any(path is not None for path in (self.ca_file, self.cert_file, self.key_file))
+        return any(self._tls_files())
+
+    def _tls_files(self) -> tuple[Path | None, Path | None, Path | None]:
+        return self.ca_file, self.cert_file, self.key_file
 
     def spark_options(self) -> dict[str, str]:
         """Credentials and TLS as options of the Spark source `tubemq`."""
@@ -129,7 +132,7 @@ class MasterOptions:
             )
         from penstock.runtime.io.tls import Login, TlsOptions
 
-        tls = TlsOptions(self.ca_file, self.cert_file, self.key_file) if self.over_tls else None
+        tls = TlsOptions(*self._tls_files()) if self.over_tls else None
         return Login(self.username, self.password_file, tls).client()
 
 
@@ -255,9 +258,14 @@ class TubeConnectionOptions(MasterOptions):
                 do="set one of the two",
             )
         token = self.admin_token or ("" if self.admin_token_file is None else read_token(self.admin_token_file))
-        if not token and client["user"] is None:
+        if not token and client["username"] is None:
             token = local_token(address, local_data_dir())
-        return WebLogin(token, client["user"], client["password"] or "", client["tls"])
+        tls = client["tls"]
+        if tls is None and address.startswith("https://") and any(self._tls_files()):  # --no-tls is that of TubeMQ
+            from penstock.runtime.io.tls import TlsOptions
+
+            tls = TlsOptions(*self._tls_files()).context()
+        return WebLogin(token, client["username"], client["password"] or "", tls)
 
     def brokers(self) -> list[BrokerRow]:
         """Return the brokers of the master, by id."""

@@ -218,7 +218,7 @@ def run_command(
         policies,
         tube_broker_anonymous is not None,
         tube_broker_http_anonymous is not None,
-        None if client["user"] is None else (client["user"], client["password"] or ""),
+        None if client["username"] is None else (client["username"], client["password"] or ""),
         listener.settings(),
         client["tls"],
         None if admin_token_file is None else read_token(admin_token_file),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -67,24 +67,16 @@ def groups_list(tube: TubeConnectionOptions, as_json: Json = False) -> None:
             found["topics"] |= {sub["topicName"] for sub in entry["subInfo"]}
             found["brokers"].add(broker.id)
     lags = _lags(tube, rows_of, unavailable)
-    rows: list[dict[str, Cell]] = [
-        {
-            "group": name,
-            "members": found["members"],
-            "lag_messages": lag.messages,
-            "lag_s": lag.seconds,
-            "topics": ",".join(sorted(found["topics"])),
-            "brokers": ",".join(map(str, sorted(found["brokers"]))),
-        }
-        for name, found in sorted(groups.items())
-        for lag in [lags.get(name, GroupLag(None, None))]
-    ]
-    if not as_json:
-        rows = [
-            {**row, "lag": row["lag_messages"], "oldest": shown_duration(lag_s) if row["lag_messages"] else "-"}
-            for row in rows
-            for lag_s in [cast("float | None", row["lag_s"])]
-        ]
+    rows: list[dict[str, Cell]] = []
+    for name, found in sorted(groups.items()):
+        lag = lags.get(name, GroupLag(None, None))
+        waits: dict[str, Cell] = (
+            {"lag_messages": lag.messages, "lag_s": lag.seconds}
+            if as_json
+            else {"lag": lag.messages, "oldest": shown_duration(lag.seconds) if lag.messages else "-"}
+        )
+        topics, brokers = ",".join(sorted(found["topics"])), ",".join(map(str, sorted(found["brokers"])))
+        rows.append({"group": name, "members": found["members"], **waits, "topics": topics, "brokers": brokers})
     print_table(rows, ["group", "members", "lag", "oldest", "topics", "brokers"], as_json=as_json)
 
 

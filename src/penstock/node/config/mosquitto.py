@@ -450,7 +450,7 @@ class _Converter:
         if line is None:
             return
         self._security["passwords"] = PASSWORDS
-        for number, text in _texts(self._absolute(line.value)):
+        for number, text in _texts(self._absolute(line.value), line):
             name, _, secret = text.partition(":")
             known = {"$6$": "SHA-512", "$7$": "PBKDF2", "$a": "Argon2"}
             kind = next((kind for prefix, kind in known.items() if secret.startswith(prefix)), "unknown")
@@ -470,7 +470,9 @@ class _Converter:
             return
         self._security["policies"] = POLICIES
         certified = any(each.require_certificate and each.certificate_is_user for each in self._listeners)
-        self._done.policy = _Acl(_lines(self._absolute(line.value)), self._leave_out, certified=certified).policy()
+        self._done.policy = _Acl(
+            _lines(self._absolute(line.value), line), self._leave_out, certified=certified
+        ).policy()
 
 
 class _Acl:
@@ -558,21 +560,25 @@ class _Acl:
         ]
 
 
-def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Return the lines of a file that are not empty and no comments, with their numbers. Raises ConfigError."""
+def _texts(path: Path, named: _Line | None = None) -> Iterator[tuple[int, str]]:
+    """Return the lines of a file that are not empty and no comments, with their numbers. Raises ConfigError.
+
+    ``named``: the line that names the file, for the error.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{path} cannot be read", why=reason, do="correct the path") from error
+        where = "" if named is None else f"{named.file}:{named.number}: {named.option}: "
+        raise ConfigError(f"{where}{path} cannot be read", why=reason, do="correct the path") from error
     for number, line in enumerate(text.split("\n"), 1):
         if (stripped := line.strip()) and not stripped.startswith("#"):
             yield number, stripped
 
 
-def _lines(path: Path) -> list[_Line]:
+def _lines(path: Path, named: _Line | None = None) -> list[_Line]:
     found = []
-    for number, text in _texts(path):
+    for number, text in _texts(path, named):
         option, _, value = text.partition(" ")
         found.append(_Line(path, number, option, value.strip()))
     return found

@@ -353,7 +353,7 @@ def remove_abandoned(state: Path) -> int:
         probe.unlink()
         for directory, _, names in os.walk(state):
             for name in names:
-                if not name.endswith(".tmp") or _TEMPORARY.fullmatch(name) is None:
+                if _TEMPORARY.fullmatch(name) is None:
                     continue
                 path = Path(directory) / name
                 with suppress(OSError):

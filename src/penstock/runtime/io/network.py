@@ -236,7 +236,7 @@ _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYE
 """OpenSSL's error codes for an answer that is not TLS."""
 
 _WITHOUT_TLS: Final = (
-    "use the port with TLS (MQTT: 8883, TubeMQ master: 8716), or connect without TLS (mqtt://, http://; omit --tls)"
+    "use the port with TLS (MQTT: 8883, TubeMQ master: 8716), or connect without TLS (mqtt://, http://, --no-tls)"
 )
 _CUT_HANDSHAKE: Final = ConnectionFailure(
     "the server closed the connection during the TLS handshake, as a port without TLS does", _WITHOUT_TLS

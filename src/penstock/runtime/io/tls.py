@@ -232,27 +232,27 @@ class AlertingContext(ssl.SSLContext):
 class ClientOptions(TypedDict):
     """Credentials and TLS arguments of a producer, consumer or reader."""
 
-    user: str | None
+    username: str | None
     password: str | None
     tls: ssl.SSLContext | None
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """User, password file and TLS files of a client. ``tls`` None: no TLS.
+    """User name, password file and TLS files of a client. ``tls`` None: no TLS.
 
     It has no secrets, so it can be stored and sent to other machines; files are read where they are used.
     """
 
-    user: str | None = None
+    username: str | None = None
     password_file: str | Path | None = None
     tls: TlsOptions | None = None
 
     def __post_init__(self) -> None:
-        if (self.user is None) != (self.password_file is None):
+        if (self.username is None) != (self.password_file is None):
             raise ConfigError(
                 "a user and a password file must be set together",
-                option="user",
+                option="username",
                 do="set both, or neither if the server has no users",
             )
 
@@ -273,7 +273,7 @@ class Login:
             ConfigError: a file cannot be used.
         """
         return {
-            "user": self.user,
+            "username": self.username,
             "password": self.password(),
             "tls": None if self.tls is None else self.tls.context(),
         }

@@ -433,8 +433,8 @@ class ServerAccess:
         from penstock.tube.client import web
 
         http = self._options.administration
-        user, password, tls = self._login["user"], self._login["password"], self._login["tls"]
-        login = web.WebLogin(user=user, password=password or "", tls=tls)
+        username, password, tls = self._login["username"], self._login["password"], self._login["tls"]
+        login = web.WebLogin(username=username, password=password or "", tls=tls)
         rows = web.call(
             http, "admin_query_topic_info", {}, option="tubemq.http", timeout_s=self._timeout_s, login=login
         )

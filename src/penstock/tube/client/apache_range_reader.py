@@ -93,11 +93,11 @@ class DirectConsumer(BrokerClient):
         *,
         token: Callable[[], int],
         timeout_s: float = 10.0,
-        user: str | None = None,
+        username: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(host, port, timeout_s=timeout_s, user=user, password=password, tls=tls)
+        super().__init__(host, port, timeout_s=timeout_s, username=username, password=password, tls=tls)
         self._ask_token = token
         self._token = -1
 
@@ -177,11 +177,11 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         group: str,
         token: Callable[[], int],
         timeout_s: float = 10.0,
-        user: str | None = None,
+        username: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(host, port, token=token, timeout_s=timeout_s, user=user, password=password, tls=tls)
+        super().__init__(host, port, token=token, timeout_s=timeout_s, username=username, password=password, tls=tls)
         self.http = http
         self._group = group
 

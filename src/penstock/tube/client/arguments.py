@@ -108,12 +108,12 @@ def new_client_id(kind: str, group: str | None = None) -> str:
     return tail if group is None else f"{group}_{tail}"
 
 
-def credentials(user: str | None, password: str | None) -> ClientCredentials | None:
-    """Return the credentials of ``user``; None without a user."""
-    if user is None:
+def credentials(username: str | None, password: str | None) -> ClientCredentials | None:
+    """Return the credentials of the user ``username``; None without one."""
+    if username is None:
         return None
-    key = tube_key(user, (password or "").encode())
-    return ClientCredentials(user, key, wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
+    key = tube_key(username, (password or "").encode())
+    return ClientCredentials(username, key, wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
 
 
 @cache
@@ -140,16 +140,16 @@ def check_whole(least: int, most: int, **given: object) -> None:
             raise ConfigError(f"tube: {option}: got {value!r}", option=option, do=do)
 
 
-def check_login(user: object, password: object, tls: object) -> None:
-    """Raise ConfigError unless user and password are both set or both missing."""
-    if (user is None) != (password is None):
+def check_login(username: object, password: object, tls: object) -> None:
+    """Raise ConfigError unless username and password are both set or both missing."""
+    if (username is None) != (password is None):
         raise ConfigError(
-            "tube: only one of user and password is set",
-            option="user",
+            "tube: only one of username and password is set",
+            option="username",
             do="set both, or neither if the cluster has no users",
         )
-    if not isinstance(user, str | None) or not isinstance(password, str | None):
-        raise ConfigError("tube: user or password is not text", option="user", do="set both to a str")
+    if not isinstance(username, str | None) or not isinstance(password, str | None):
+        raise ConfigError("tube: username or password is not text", option="username", do="set both to a str")
     if tls is not None and not isinstance(tls, ssl.SSLContext):
         raise ConfigError(
             f"tube: tls: got {tls!r}, expected an ssl.SSLContext",

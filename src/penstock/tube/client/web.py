@@ -36,20 +36,20 @@ _DO_LOG_IN = "set a user of security.passwords and its password: --username, --p
 class WebLogin:
     """Credentials of an administration request. ``token``: the administration token, blank for none.
 
-    ``user`` and ``password``: of the password file, if the server has one; None for none.
+    ``username`` and ``password``: of the password file, if the server has one; None for none.
     """
 
     token: str = ""
-    user: str | None = None
+    username: str | None = None
     password: str = ""
     tls: ssl.SSLContext | None = None
     """Verifies servers at ``https://`` addresses; None: with the authorities of the system."""
 
     def headers(self) -> dict[str, str]:
         """Return the ``Authorization`` header of a request; the token is a parameter, as TubeMQ requires."""
-        if self.user is None:
+        if self.username is None:
             return {}
-        credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode("ascii")
+        credentials = base64.b64encode(f"{self.username}:{self.password}".encode()).decode("ascii")
         return {"Authorization": f"Basic {credentials}"}
 
 

@@ -26,4 +26,4 @@ def test_the_names_of_all_topics_are_asked_for_as_the_user(monkeypatch: pytest.M
         "water"
     ]
     assert ServerAccess(ConnectionOptions("127.0.0.1:1"), 1.0).topics() == ["water"]
-    assert [(login.user, login.password) for login in published] == [("ann", "secret"), (None, "")]
+    assert [(login.username, login.password) for login in published] == [("ann", "secret"), (None, "")]

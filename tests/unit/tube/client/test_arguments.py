@@ -70,7 +70,7 @@ MASTER = "127.0.0.1:1"
     [
         ("max_in_flight", 0), ("max_in_flight_bytes", 0), ("batch_messages", 8193), ("batch_bytes", "1"),
         ("request_timeout_s", 0), ("delivery_timeout_s", -1), ("topic_timeout_s", None), ("heartbeat_s", 0),
-        ("retry_s", -0.1), ("idle_s", "1"), ("user", "edge"), ("tls", True),
+        ("retry_s", -0.1), ("idle_s", "1"), ("username", "edge"), ("tls", True),
     ],
 )  # fmt: skip
 def test_a_producer_is_not_made_with_what_it_could_not_work_with(option: str, value: object) -> None:
@@ -84,7 +84,7 @@ def test_a_producer_is_not_made_with_what_it_could_not_work_with(option: str, va
     ("option", "value"),
     [
         ("heartbeat_s", 0), ("request_timeout_s", 0), ("most_wait_ms", -1), ("long_poll_ms", 0.5),
-        ("source_count", -1), ("start_offsets", {"1:line3:0": 5}), ("user", "edge"), ("tls", "ca.pem"),
+        ("source_count", -1), ("start_offsets", {"1:line3:0": 5}), ("username", "edge"), ("tls", "ca.pem"),
         ("start", "now"), ("balance", "none"),
     ],
 )  # fmt: skip
