@@ -49,6 +49,12 @@ sinks:
   - name: rows
     table: {{path: "{lake}/rows", format: parquet}}
 """
+COPIES = """\
+  - name: copies
+    table: {{path: "{lake}/copies", format: parquet}}
+trigger: 50 milliseconds
+"""
+"""A sink that shares the query."""
 
 
 def written(setup: Setup) -> dict[int, dict[str, Any]]:
@@ -198,7 +204,7 @@ async def redrive_after_a_crash(setup: Setup, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_killed_drivers(node: Node, tmp_path: Path) -> None:
-    """Transactions are written and aborted, and a partition is added, while drivers are killed."""
+    """Transactions are written and aborted, and a partition is added, while drivers of two tables are killed."""
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
     print(f"PENSTOCK_CHAOS_SEED={seed}")
     rounds = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "4"))
@@ -228,8 +234,8 @@ def test_killed_drivers(node: Node, tmp_path: Path) -> None:
 
     lake, state, file = tmp_path / "lake", tmp_path / "state", tmp_path / "p.yaml"
     # Batches keep up with the writer.
-    text = FILE.replace("ADDRESS", kafka.address).replace("max_records: 20", "max_records: 200")
-    file.write_text(text.format(name="killed", broker=node.mqtt, lake=lake) + "trigger: 50 milliseconds\n")
+    text = (FILE + COPIES).replace("ADDRESS", kafka.address).replace("max_records: 20", "max_records: 200")
+    file.write_text(text.format(name="killed", broker=node.mqtt, lake=lake))
     ledger, thread = Ledger(state / "ledger"), threading.Thread(target=keep_writing)
     thread.start()
     try:
@@ -247,20 +253,24 @@ def test_killed_drivers(node: Node, tmp_path: Path) -> None:
             for _ in range(20):
                 write(3)
             messages = committed(kafka.address, "plant")
-            until(lambda: ledger.counts("rows").read == len(messages), "all records")
+            for sink in ("rows", "copies"):
+                until(lambda sink=sink: ledger.counts(sink).read == len(messages), "all records")
             driver.terminate()
             assert driver.wait() == 0, driver.log.read_text()[-3000:]
         expected = {
             json.loads(m.value() or b"")["n"]: (m.partition(), m.offset()) for m in messages if m.value() != b"broken"
         }
-        found = table(lake / "rows")
-        assert {n: (row["kafka_partition"], row["kafka_offset"]) for n, row in found.items()} == expected
+        for found in (table(lake / "rows"), table(lake / "copies")):
+            assert {n: (row["kafka_partition"], row["kafka_offset"]) for n, row in found.items()} == expected
         dead = [row for each in files(lake / "dead") for row in pq.ParquetFile(each).read().to_pylist()]
         broken = sorted((m.partition(), m.offset()) for m in messages if m.value() == b"broken")
         assert sorted((row["partition"], row["offset"]) for row in dead) == broken
         pipeline = load(file)
-        (account,) = reconcile(pipeline, state, source_count(pipeline, state))
-        assert (account.off, account.unknown) == ((), ())
+        accounts = reconcile(pipeline, state, source_count(pipeline, state))
+        assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
+        started = [event["queries"] for event in driver.events if event["event"] == "started"]
+        assert len(started) == rounds + 1
+        assert ["rows", "copies"] in started[0]
         print(f"{len(messages)} records, {len(broken)} of them broken, {number} written with aborted ones")
     finally:
         stop.set()

@@ -471,11 +471,12 @@ class QueryBuilder:
             first, second = self._end(behind), self._end(ahead)
             if not is_before(first, second):
                 return False
-            count = self._context.source.count(behind, first, second)
+            # Kafka's records could only be counted by reading them, here in the thread that supervises all queries.
+            size = self._context.source.size(behind, first, second)
         except PenstockError:
             # A query of its own will report it, if it lasts.
             return False
-        return count <= times * max([ONE_FILE, *(entry.read for entry in entries)])
+        return size <= times * max([ONE_FILE, *(entry.read for entry in entries)])
 
     def _end(self, name: str) -> Offsets:
         """Return the offsets at which the finished batches of the sink ``name`` end."""

@@ -652,6 +652,10 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
         with KafkaLog(self._options) as log:
             return sum(len(messages) for place in ranges(start, end) for messages in log.read(place))
 
+    def offsets(self, start: Offsets, end: Offsets) -> int:
+        """Return the number of offsets in ``[start, end)``, without a request: at least that of the records."""
+        return sum(place.end - place.start for place in ranges(start, end))
+
     def meter(self, clock: Callable[[], int]) -> PollingMeter[KafkaLog]:
         """Return a meter of the offsets that were not read yet; ``seconds`` is 0, or None if there are some."""
 

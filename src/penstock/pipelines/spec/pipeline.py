@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url, with_credentials
 from penstock.pipelines.spec.sinks import Sink, TubeSink
-from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
+from penstock.pipelines.spec.sources import SOURCE, KafkaSource, Source, TubeOptions, as_texts
 from penstock.pipelines.spec.steps import AsOf, Enrich, Expectation, Join, Step, Window
 from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, is_uri, late_of, sink_letter
 from penstock.runtime.io.tls import read_password
@@ -301,13 +301,13 @@ def query_groups(pipeline: Pipeline) -> list[tuple[SinkPlan, ...]]:
     """Return the plans of the sinks by query, in file order: plans without state that read the same source share one.
 
     A row of a shared query is one row for all its sinks: sinks behind a concat or an explode share it only with sinks
-    behind the same one.
-    Sources of files and generated records have offsets of their own for each sink, and are not shared.
+    behind the same one. Offsets of TubeMQ and Kafka are the same for all sinks. Sources of files and generated records
+    have offsets of their own for each sink, and so have the first rows of a change data feed; they are not shared.
     """
     groups: dict[object, list[SinkPlan]] = {}
     for sink_plan in plan(pipeline):
         is_shared = sink_plan.is_stateless and all(
-            isinstance(pipeline.inputs[name], TubeOptions) for name in sink_plan.inputs
+            isinstance(pipeline.inputs[name], TubeOptions | KafkaSource) for name in sink_plan.inputs
         )
         key: object = (sink_plan.inputs, _up_to_new_rows(sink_plan)) if is_shared else sink_plan.sink.name
         groups.setdefault(key, []).append(sink_plan)
