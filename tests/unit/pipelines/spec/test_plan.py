@@ -77,10 +77,13 @@ name: branches
 sources:
   a: {topics: [a]}
   b: {topics: [b]}
+  k: {format: kafka, bootstrap: ["h:1"], topics: [k]}
   ticks: {format: rate}
 steps:
   - {name: low, from: a, filter: now() > date'2024-01-01'}
   - {name: both, concat: [a, low]}
+  - {name: mixed, concat: [b, k]}
+  - {name: timed, concat: [k, ticks]}
   - {name: once, from: a, dedupe: {within: 1 day}}
 sinks:
   - {name: first, from: a, console: {}}
@@ -91,6 +94,12 @@ sinks:
   - {name: joined_too, from: both, console: {}}
   - {name: clock, from: ticks, console: {}}
   - {name: clock_too, from: ticks, console: {}}
+  - {name: records, from: k, console: {}}
+  - {name: records_too, from: k, console: {}}
+  - {name: all, from: mixed, console: {}}
+  - {name: all_too, from: mixed, console: {}}
+  - {name: beats, from: timed, console: {}}
+  - {name: beats_too, from: timed, console: {}}
 """
 
 
@@ -102,5 +111,9 @@ def test_sinks_without_state_share_a_query_if_each_record_is_one_row_for_all() -
         ["deduped"],
         ["clock"],
         ["clock_too"],
+        ["records", "records_too"],
+        ["all", "all_too"],
+        ["beats"],
+        ["beats_too"],
     ]
     assert shared(FILE) == [["rows"], ["alarms"]]
