@@ -253,8 +253,7 @@ def test_killed_drivers(node: Node, tmp_path: Path) -> None:
             for _ in range(20):
                 write(3)
             messages = committed(kafka.address, "plant")
-            for sink in ("rows", "copies"):
-                until(lambda sink=sink: ledger.counts(sink).read == len(messages), "all records")
+            until(lambda: {ledger.counts(sink).read for sink in ("rows", "copies")} == {len(messages)}, "all records")
             driver.terminate()
             assert driver.wait() == 0, driver.log.read_text()[-3000:]
         expected = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -19,6 +19,7 @@ from penstock.pipelines.spec.pipeline import plan
 from penstock.pipelines.spec.sinks import Sink
 from tests.interop.kafka import KafkaBroker
 from tests.spark.pipelines import Setup
+from tests.spark.processes import until
 from tests.spark.test_pipeline_shared import FILE, SINKS, check, column, groups, is_batch, is_read, positions, seen
 
 pytestmark = pytest.mark.timeout(600)
@@ -42,15 +43,27 @@ class Topic:
         """Send the next ``count`` numbers, and ``others``, to all partitions in turn."""
         # A new client, since one learns of a new partition late.
         producer = Producer({"bootstrap.servers": self._address})
+        failed: list[KafkaError] = []
         values = [json.dumps({"n": n}).encode() for n in range(self.sent, self.sent + count)]
         for place, value in enumerate([*values, *others]):
-            producer.produce(self.name, value, b"k", partition=place % self._partitions)
+            producer.produce(
+                self.name,
+                value,
+                b"k",
+                partition=place % self._partitions,
+                on_delivery=lambda error, _: failed.append(error) if error is not None else None,
+            )
         assert producer.flush(60) == 0
+        assert failed == []
         self.sent += count
 
     def add_partition(self) -> None:
         self._partitions += 1
         self.admin.create_partitions([NewPartitions(self.name, self._partitions)])[self.name].result(60)
+        until(
+            lambda: len(self.admin.list_topics(self.name, 10).topics[self.name].partitions) == self._partitions,
+            "the new partition",
+        )
 
     def delete_all(self) -> None:
         places = [TopicPartition(self.name, number, -1) for number in range(self._partitions)]
@@ -63,11 +76,15 @@ def topic(setup_of: Callable[..., Setup], kafka: KafkaBroker) -> Topic:
     return Topic(setup_of, kafka)
 
 
-@pytest.mark.parametrize("batches", [3, pytest.param(100, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("batches", [3, 100])
 def test_a_sink_that_fails_leaves_the_query_and_joins_it_again(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
-    """Meanwhile the topic gets a partition, which the sink has to find before it can join the others."""
+    """Meanwhile the topic gets a partition, which the sink has to find before it can join the others.
+
+    By day: ``test_a_sink_that_fails_leaves_the_others_alone_and_joins_them_again``, from TubeMQ.
+    """
     setup, stop = topic.setup, threading.Event()
     state = {"failing": False, "left": 0}
     printed = delivery.DELIVERY["console"]

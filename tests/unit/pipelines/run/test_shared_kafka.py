@@ -20,12 +20,12 @@ from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.run.queries import BatchBarrier, BatchCounts, RunContext, ledger_entry
 from penstock.pipelines.run.shared import QueryBuilder, SharedBatches, SharedQuery, grouped, is_before
 from penstock.pipelines.sinks.delivery import NO_LETTERS, OnePassCounts, Targets
-from penstock.pipelines.sources.readers import KafkaLog
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.pipeline import plan, query_groups
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets, parse_offsets, prepare_shared
 from penstock.pipelines.state_dir.layout import TRANSIENT, first_json, remove_tree
+from penstock.spark.kafka.source import KafkaLog
 from tests.unit.pipelines.files import parse
 
 FILE = """\
