@@ -62,6 +62,38 @@ class MachineClock:
         self._step_s = 0.0
 
 
+class Callback:
+    """In the place of ``asyncio.Handle`` and ``asyncio.TimerHandle``, which copy the context for each callback.
+
+    A callback runs in the context of the loop, unless it was given another one, as those of tasks are.
+    """
+
+    __slots__ = ("_when", "args", "call", "context", "is_cancelled")
+
+    def __init__(
+        self, call: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
+    ) -> None:
+        self.call = call
+        self.args = args
+        self.context = context
+        self.is_cancelled = False
+        self._when = when
+
+    def cancel(self) -> None:
+        """Do not call [asyncio.Handle]."""
+        self.is_cancelled = True
+        self.call, self.args = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self._when
+
+
+def _nothing() -> None: ...
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop of one life of a node. asyncio promises the order of ready callbacks, so it is not permuted.
 
@@ -69,13 +101,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     kept in ``failures``, and stops the loop.
     """
 
-    _ready: deque[asyncio.Handle]  # of asyncio.BaseEventLoop, as is _stopping
+    _ready: deque[Callback]  # of asyncio.BaseEventLoop, as the next two
     _stopping: bool
+    _closed: bool
 
     def __init__(self, random: Random, start_s: float = 1_000.0) -> None:
         super().__init__()
         self._now_s = start_s
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Callback]] = []
         self._armed = 0
         self._check: Callable[[], None] = lambda: None
         self.random = random
@@ -86,10 +119,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Callback:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = Callback(callback, args, context, 0.0)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no other threads
+
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> Callback:
+        handle = Callback(callback, args, context, when)
         self._armed += 1
         # Python compares tuples faster than handles: half of the callbacks of a simulation are timers.
         heappush(self._timers, (when, self._armed, handle))
@@ -97,7 +141,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Callback:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def true_ms(self) -> int:
@@ -112,7 +156,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let nothing run for a time: every timer that becomes due meanwhile is late."""
         self._now_s += seconds
 
-    def soon(self, most_s: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def soon(self, most_s: float, call: Callable[..., object], *args: Any) -> Callback:
         """Call after a random delay; most are short."""
         return self.call_later(most_s * self.random.random() ** 3, call, *args)
 
@@ -160,7 +204,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Do what asyncio's loop does in an iteration. Waiting for input takes no time but lets it pass."""
         self._check()
         timers, ready = self._timers, self._ready
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2].is_cancelled:
             heappop(timers)
         next_s = self._now_s + TURN_S
         if not (ready or self._stopping):
@@ -172,11 +216,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             ready.append(heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
-
-    def _write_to_self(self) -> None:
-        """There are no other threads to wake the loop."""
+            try:
+                if handle.context is None:
+                    handle.call(*handle.args)
+                else:
+                    handle.context.run(handle.call, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio's handles
+                self.call_exception_handler({"message": f"exception in {handle.call}", "exception": error})
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.failures.append(str(context.get("exception") or context["message"]))

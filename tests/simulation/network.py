@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tests.simulation.history import Violation
 
-__all__ = ["Address", "NetworkEnd", "Peer", "VirtualNetwork", "check_closed"]
+__all__ = ["Address", "NetworkEnd", "Peer", "VirtualNetwork", "check_closed", "sent"]
 
 Address = tuple[str, int]
 CLOSED_S = 10.0
@@ -43,6 +43,15 @@ def check_closed(loop: asyncio.AbstractEventLoop, is_closed: Callable[[], bool],
 
     # In two steps: a pause of the node makes one timer late, and the server gets time after it.
     loop.call_later(CLOSED_S / 2, loop.call_later, CLOSED_S / 2, check)
+
+
+def sent(random: Random, data: bytes) -> list[tuple[bytes, float]]:
+    """The pieces in which bytes arrive, most of them in one, each with its delay in seconds."""
+    draw = random.random
+    if len(data) > 1 and draw() < 0.1:
+        at = random.randrange(1, len(data))
+        return [(piece, 0.00005 + 0.005 * draw() ** 4) for piece in (data[:at], data[at:])]
+    return [(data, 0.00005 + 0.005 * draw() ** 4)]
 
 
 class VirtualNetwork:
@@ -118,18 +127,13 @@ class NetworkEnd(asyncio.Transport):
     # asyncio.Transport
 
     def write(self, data: Any) -> None:
-        network, other, rest = self._network, self.other, bytes(data)
         if self._is_closing or self._has_ended or not data:
             return
-        pieces = [rest]
-        if len(rest) > 1 and network.random.random() < 0.1:
-            at = network.random.randrange(1, len(rest))
-            pieces = [rest[:at], rest[at:]]
-        for piece in pieces:
-            delay_s = 0.00005 + 0.005 * network.random.random() ** 4
+        loop, other = self._network.loop, self.other
+        for piece, delay_s in sent(self._network.random, bytes(data)):
             # A little later than the last: timers of the same time have no order.
-            other._arrival_s = max(other._arrival_s + 1e-6, network.loop.time() + delay_s)
-            network.loop.call_at(other._arrival_s, other._arrived, piece)
+            other._arrival_s = max(other._arrival_s + 1e-6, loop.time() + delay_s)
+            loop.call_at(other._arrival_s, other._arrived, piece)
 
     def can_write_eof(self) -> bool:
         return True

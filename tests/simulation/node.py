@@ -59,7 +59,7 @@ from penstock.tube.storage.meta import MetaStore
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
 from tests.simulation.history import Violation
 from tests.simulation.loop import MachineClock, VirtualLoop
-from tests.simulation.network import Peer, check_closed
+from tests.simulation.network import Peer, check_closed, sent
 from tests.simulation.tube_client import BROKER, CAPTURED, CAPTURED_TOPICS, MASTER, PARTITIONS
 
 __all__ = ["HTTP", "TOKEN", "Connection", "NetworkClient", "SimulatedNode"]
@@ -126,10 +126,11 @@ class SimulatedNode:
         self.broker, self.master = self._tube(loop, disk)
         self._pages = server_config(self._http())
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
+        self._share = limits.max_turn_work
         self.reads = 0
         """Reads of MQTT connections in this iteration of the loop."""
         self._work = 0
-        self._checked_work = -1
+        self._quotas, self._options = self.service._engine.quotas, self.service.options
         loop.on_turn(self._check_turn)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
@@ -242,14 +243,19 @@ class SimulatedNode:
             self.server.add_service(rule)
 
     def _check_turn(self) -> None:
-        self._check_shares()
-        self._check_quotas()
-
-    def _check_shares(self) -> None:
-        """An iteration handles a share of each read, and those of connections that wait for another one."""
-        work, self._work = self.server.broker.work - self._work, self.server.broker.work
-        reads, self.reads = self.reads, 0
-        self.check_work(work, reads + WAITING_SHARES, f"an iteration of the loop with {reads} reads")
+        """An iteration handles a share of each read, and those of connections that wait for another one; the node never
+        contains more than its limits. Runs after each iteration, most of which do nothing that counts."""
+        done, reads = self.server.broker.work, self.reads
+        if done != self._work:
+            work, self._work = done - self._work, done
+            if work > WAITING_SHARES * self._share:
+                self.check_work(work, reads + WAITING_SHARES, f"an iteration of the loop with {reads} reads")
+            self._check_queues()
+        self.reads = 0
+        store, options = self._quotas, self._options
+        if store.keys > options.max_keys or store.size > options.max_bytes:
+            _check_limit("keys", store.keys, options.max_keys)
+            _check_limit("bytes of keys", store.size, options.max_bytes)
 
     def check_work(self, work: int, shares: int, what: str) -> None:
         """Check that ``work`` is at most that of so many shares, or of a shared queue whose session has ended.
@@ -264,18 +270,11 @@ class SimulatedNode:
         if work > shares * share + LARGEST_WORK + queued:
             raise Violation(f"{what} took {work} units; a share of a turn is {share}, and {queued} messages are queued")
 
-    def _check_quotas(self) -> None:
-        """The node never contains more than its limits."""
-        broker, limits, options = self.server.broker, self.server.limits, self.service.options
-        store = self.service._engine.quotas
-        if store.keys > options.max_keys or store.size > options.max_bytes:
-            _check_limit("keys", store.keys, options.max_keys)
-            _check_limit("bytes of keys", store.size, options.max_bytes)
-        if self._checked_work == broker.work:
-            return
+    def _check_queues(self) -> None:
+        """The broker never contains more than its limits; nothing is retained or queued without work."""
+        broker, limits = self.server.broker, self.server.limits
         _check_limit("retained messages", broker.retained.count, limits.max_retained_messages)
         _check_limit("bytes of retained messages", broker.retained.bytes, limits.max_retained_bytes)
-        self._checked_work = broker.work  # nothing is retained or queued without work
         messages, size, subscriptions = limits.max_queued_messages, limits.max_queued_bytes, limits.max_subscriptions
         for session in broker.sessions.values():
             waiting = session.waiting
@@ -382,16 +381,12 @@ class Connection:
             self.ended_ms = self._loop.true_ms()
 
     def _send(self, data: bytes, deliver: Callable[[bytes], None], *, to_server: bool) -> None:
-        random = self._loop.random
-        pieces = [data]
-        if len(data) > 1 and random.random() < 0.1:
-            at = random.randrange(1, len(data))
-            pieces = [data[:at], data[at:]]
-        for piece in pieces:
-            delay_s = 0.00005 + 0.005 * random.random() ** 4
+        loop, arrivals = self._loop, self._arrival
+        for piece, delay_s in sent(loop.random, data):
             # A little later than the last: timers of the same time have no order.
-            arrival = self._arrival[to_server] = max(self._arrival[to_server] + 1e-6, self._loop.time() + delay_s)
-            self._loop.call_at(arrival, deliver, piece)
+            arrival = max(arrivals[to_server] + 1e-6, loop.time() + delay_s)
+            arrivals[to_server] = arrival
+            loop.call_at(arrival, deliver, piece)
 
     def _to_server(self, data: bytes) -> None:
         if self.is_cut or self.is_silent or self.transport.closing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar, copy_context
 from random import Random
 
 import pytest
@@ -94,3 +95,28 @@ def test_the_wall_clock_jumps_and_the_others_run_on() -> None:
     assert machine.steady_ms() == WALL_MS + 99_000
     machine.set_right()
     assert machine.wall_ns() // 1_000_000 == WALL_MS + 99_000
+
+
+def test_callbacks_that_were_cancelled_are_not_called_and_others_run_in_their_context() -> None:
+    loop = VirtualLoop(Random(0))
+    name = ContextVar("name", default="the loop's")
+    other = copy_context()
+    other.run(name.set, "another one")
+    seen: list[str] = []
+
+    def note() -> None:
+        seen.append(name.get())
+
+    for handle in (loop.call_soon(note), loop.call_later(1, note), loop.call_at(loop.time() + 2, note)):
+        handle.cancel()
+        assert handle.cancelled()
+    timer = loop.call_later(3, note)
+    assert timer.when() == loop.time() + 3
+    loop.call_later(4, note, context=other)
+    loop.call_soon_threadsafe(note)
+    loop.call_later(5, loop.stop)
+    loop.run_forever()
+    assert seen == ["the loop's", "the loop's", "another one"]
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.call_soon(note)
