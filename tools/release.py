@@ -42,6 +42,8 @@ LICENCES = {"pyrage": "MIT"}
 """Licences of distributions whose wheels have the text only."""
 START_S = 60.0
 """Time in seconds in which the node of the installation must start."""
+COMMAND_S = 60.0
+"""Time in seconds in which a command of the quick start must end, and the node must stop."""
 DEMO_S = 600.0
 """Time in seconds in which the demo of the installation must end."""
 FROM_SOURCE = ("--no-binary", "pyspark", "--no-build-isolation")
@@ -212,7 +214,7 @@ def quick_start(python: Path, folder: Path) -> None:
         def expect(wanted: str, *arguments: str) -> str:
             done = subprocess.run(
                 [penstock, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False,
-                timeout=60,
+                timeout=COMMAND_S,
             )  # fmt: skip
             if done.returncode or wanted not in done.stdout:
                 raise NotReadyError(
@@ -231,7 +233,7 @@ def quick_start(python: Path, folder: Path) -> None:
         expect("", "restore", "backups", "restored", "--identity-file", "backup.key")
         expect("intact", "fsck", "restored")
         node.terminate()
-        if node.wait(60):
+        if node.wait(COMMAND_S):
             raise NotReadyError(f"the node ended with status {node.returncode}")
     finally:
         if node.poll() is None:
