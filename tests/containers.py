@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tests.tools import require_tool, skip_or_fail
 
@@ -60,7 +60,7 @@ NETWORK_FILES = (
 )  # fmt: skip
 """Files of the machine for the same purpose. They are below a build, and in no image."""
 STEP_S = 3_600.0
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 LOOPBACK_UP = (
     "import fcntl, socket, struct; "
     "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh14x', b'lo', 0x41))"  # SIOCSIFFLAGS: IFF_UP | IFF_RUNNING
@@ -329,45 +329,62 @@ class Container:
     """A container of ``image`` with a read-only root, without capabilities, started as the documentation says.
 
     ``volume`` is the directory of its only volume; ``binds`` are read-only mounts, target: source. ``work``: an empty
-    directory.
+    directory. Programs in /tmp cannot be executed unless ``tmp`` is ``exec``. ``network_of``: a running container,
+    whose network this one shares.
     """
 
-    def __init__(self, image: Image, work: Path, volume: Path, binds: dict[str, Path]) -> None:
+    def __init__(
+        self,
+        image: Image,
+        work: Path,
+        volume: Path,
+        binds: dict[str, Path],
+        *,
+        tmp: Literal["exec", "noexec"] = "noexec",
+        network_of: Container | None = None,
+    ) -> None:
         self.image = image
         self._work = work
         (self._path,) = image.volumes
         self._volume = volume
         self._binds = binds
+        self._tmp = f"nosuid,nodev,{tmp}"
+        self._network_of = network_of
+        self._names: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         self.log = work / "log"
 
-    def start(self, *, name: str) -> Container:
-        """Start the image's command; ``name`` is the host name."""
+    def start(self, *command: str, name: str) -> Container:
+        """Start ``command``, or that of the image; ``name`` is the host name. Further names of the loopback interface
+        are those of the container whose network it shares."""
+        self._names = [name, *(self._network_of._names if self._network_of else ())]
         root = self._work / "root"
         above = self._work / "mount-points"
         for folder in (root, above / "etc"):
             folder.mkdir(parents=True, exist_ok=True)
-        (above / "etc" / "hosts").write_text(f"127.0.0.1 localhost {name}\n", encoding="ascii")
+        (above / "etc" / "hosts").write_text(f"127.0.0.1 localhost {' '.join(self._names)}\n", encoding="ascii")
         (above / "etc" / "resolv.conf").touch()
         for target in (*self._binds, self._path):
             (above / target[1:]).mkdir(parents=True, exist_ok=True)
         commands = [
-            [sys.executable, "-c", LOOPBACK_UP],
+            *([] if self._network_of else [[sys.executable, "-c", LOOPBACK_UP]]),
             ["hostname", name],
             _overlay(root, (above, *self.image.layers)),
             *_kernel_mounts(root),
-            ["mount", "-t", "tmpfs", "tmpfs", f"{root}/tmp"],
+            ["mount", "-t", "tmpfs", "-o", self._tmp, "tmpfs", f"{root}/tmp"],
             ["mount", "--bind", str(self._volume), f"{root}{self._path}"],
         ]
         for target, source in self._binds.items():
             commands.append(["mount", "--bind", str(source), f"{root}{target}"])
             commands.append(["mount", "-o", "remount,bind,ro", f"{root}{target}"])
-        command = [*self.image.entrypoint, *self.image.command]
-        last = self._inside(["chroot", str(root)], command)
+        last = self._inside(["chroot", str(root)], [*self.image.entrypoint, *(command or self.image.command)])
+        if self._network_of:
+            enter = ["nsenter", f"--target={self._network_of._first_process()}", "--net"]
+            started = [*enter, *_in_namespaces(commands, last)]
+        else:
+            started = _in_namespaces(commands, last, "--net")
         with self.log.open("a", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                _in_namespaces(commands, last, "--net"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True
-            )
+            self._process = subprocess.Popen(started, stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)
         return self
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -388,13 +405,18 @@ class Container:
             return False
 
     def wait_until_healthy(self) -> float:
-        """Return the seconds until the health check succeeded; fails after ``DEADLINE_S`` or when the process ends."""
+        """Return the seconds until the health check succeeded; fails as :meth:`wait_until`."""
+        return self.wait_until(self.is_healthy, "not healthy")
+
+    def wait_until(self, holds: Callable[[], bool], otherwise: str) -> float:
+        """Return the seconds until ``holds()`` is true; fails after ``DEADLINE_S`` or when the process ends."""
         started = time.monotonic()
-        while not self.is_healthy():
+        while not holds():
             assert self._process is not None
             status = self._process.poll()
             if status is not None or time.monotonic() - started > DEADLINE_S:
-                raise AssertionError(f"not healthy, exit status {status}: {self.log.read_text(encoding='utf-8')}")
+                raise AssertionError(f"{otherwise}, exit status {status}: {self.log.read_text(encoding='utf-8')}")
+            time.sleep(0.1)
         return time.monotonic() - started
 
     def stop(self, seconds: float) -> int:

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
-from tests.containers import Container, ImageBuilder, new_volume, require_namespaces, run_once
+from tests.containers import Container, Image, ImageBuilder, new_volume, require_namespaces, run_once
 from tests.end_to_end.nodes import wait_until
-from tests.unit.deploy.test_container import CONTAINERFILE, DEPLOY, ROOT
+from tests.unit.deploy.test_container import CONTAINERFILE, DEPLOY, ROOT, document
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(5_400)]
 
@@ -45,6 +46,8 @@ page = urlopen(Request(url, headers={"Accept": "text/html"}), timeout=10).read()
 library = re.search(r'"\./([^"]+/vendor/preact\.mjs)"', page)
 urlopen(url + library[1], timeout=10)
 """
+
+METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9108/metrics').read().decode())"
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +72,20 @@ def documented_options() -> str:
     return " ".join(match[1].split())
 
 
+def configured(image: Image, tmp_path: Path) -> Path:
+    """A directory for /etc/penstock with the configuration of a node and one user, made as the page says."""
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    (etc / "penstock.yaml").write_bytes((DEPLOY / "container" / "penstock.yaml").read_bytes())
+    (tmp_path / "once").mkdir()
+    command = ["user", "create", "/etc/penstock/passwords", "edge"]
+    run_once(image, tmp_path / "once", {"/etc/penstock": etc}, *command, stdin=PASSWORD)
+    (etc / "edge.password").write_text(PASSWORD)
+    uid = image.user.split(":")[0]
+    subprocess.run(["chown", uid, etc / "passwords", etc / "edge.password"], check=True)
+    return etc
+
+
 def test_the_image_of_a_node(
     builder: ImageBuilder, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -76,16 +93,7 @@ def test_the_image_of_a_node(
     image = builder.build("node")
     built_s = time.monotonic() - started
 
-    etc, options = tmp_path / "etc", documented_options()
-    etc.mkdir()
-    (etc / "penstock.yaml").write_bytes((DEPLOY / "container" / "penstock.yaml").read_bytes())
-    command = ["user", "create", "/etc/penstock/passwords", "edge"]
-    (tmp_path / "once").mkdir()
-    run_once(image, tmp_path / "once", {"/etc/penstock": etc}, *command, stdin=PASSWORD)
-    (etc / "edge.password").write_text(PASSWORD)
-    uid = image.user.split(":")[0]
-    subprocess.run(["chown", uid, etc / "passwords", etc / "edge.password"], check=True)  # the page says it
-
+    etc, options, uid = configured(image, tmp_path), documented_options(), image.user.split(":")[0]
     # What Container does is what these options say.
     assert "--read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges" in options
     assert "-v /etc/penstock:/etc/penstock:ro -v penstock-data:/var/lib/penstock" in options
@@ -123,6 +131,56 @@ def test_the_image_of_a_node(
         f"built in {built_s:.0f} s, {image.size() / 1e6:.0f} MB on its base; healthy after {healthy_s:.1f} s, "
         f"stopped in {stop_s:.1f} s",
     )
+
+
+def test_the_image_of_pipelines(
+    builder: ImageBuilder, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The pipeline of the compose file and a node that it reads, with the options of the compose file; both in one
+    network namespace instead of a network of two."""
+    node_image = builder.build("node")
+    started = time.monotonic()
+    image = builder.build("pipeline")
+    built_s = time.monotonic() - started
+
+    service = document(DEPLOY / "compose" / "compose.yaml")["services"]["pipeline"]
+    assert service["tmpfs"] == ["/tmp:exec"]
+    assert "pipeline:/var/lib/penstock" in service["volumes"]
+    grace_s = float(service["stop_grace_period"].removesuffix("s"))
+    etc, own = configured(node_image, tmp_path), tmp_path / "pipeline-etc"
+    own.mkdir()
+    (own / "pipeline.yaml").write_bytes((DEPLOY / "compose" / "pipeline.yaml").read_bytes())
+    (own / "pipeline.password").write_text(PASSWORD)
+    subprocess.run(["chown", image.user, own / "pipeline.password"], check=True)
+    binds, volume = {"/etc/penstock": own}, new_volume(image, tmp_path / "tables")
+    table = volume / "lake" / "telemetry"
+
+    def has_rows(count: int) -> bool:
+        return DeltaTable.is_deltatable(str(table)) and DeltaTable(str(table)).to_pyarrow_table().num_rows == count
+
+    for name in ("node", "one", "two"):
+        (tmp_path / name).mkdir()
+    data = new_volume(node_image, tmp_path / "data")
+    with Container(node_image, tmp_path / "node", data, {"/etc/penstock": etc}) as node:
+        node.start(name="penstock").wait_until_healthy()
+        node.output("penstock", "mqtt", "pub", "telemetry/1", "one", **CLIENT)
+        with Container(image, tmp_path / "one", volume, binds, tmp="exec", network_of=node) as pipeline:
+            pipeline.start(*service["command"], name="pipeline")
+            first_s = pipeline.wait_until(lambda: has_rows(1), "no row")
+            status = dict(line.split(":", 1) for line in pipeline.output("cat", "/proc/1/status").splitlines())
+            assert status["Uid"].split() == image.user.split(":")[:1] * 4
+            assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+            assert "Read-only file system" in pipeline.run("touch", "/new").stderr
+            assert json.loads(pipeline.output("penstock", "version", "--json"))["core"] == "compiled"
+            assert "penstock_pipeline_" in pipeline.output("python", "-c", METRICS)
+            assert pipeline.stop(grace_s) == 0, pipeline.log.read_text()
+        node.output("penstock", "mqtt", "pub", "telemetry/2", "two", **CLIENT)
+        with Container(image, tmp_path / "two", volume, binds, tmp="exec", network_of=node) as pipeline:
+            pipeline.start(*service["command"], name="pipeline")  # continues where the first one ended
+            pipeline.wait_until(lambda: has_rows(2), "not two rows")
+            assert pipeline.stop(grace_s) == 0, pipeline.log.read_text()
+    size = image.size() / 1e6
+    record_property("summary", f"built in {built_s:.0f} s, {size:.0f} MB on its base; first row after {first_s:.0f} s")
 
 
 def test_a_failed_instruction_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
