@@ -21,7 +21,17 @@ from penstock.pipelines.spec.sources import (
     Source,
     StateStoreSource,
 )
-from penstock.pipelines.spec.steps import Deadband, Enrich, Expectation, Join, Step, Window
+from penstock.pipelines.spec.steps import (
+    LOOKUP_BYTES,
+    LOOKUP_DATASETS,
+    LOOKUP_VALUES,
+    Deadband,
+    Enrich,
+    Expectation,
+    Join,
+    Step,
+    Window,
+)
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
@@ -218,8 +228,9 @@ def _does(step: Step) -> str:
             kept = "all changes are kept" if as_of.history is None else f"changes of {as_of.history} are kept"
             return (
                 f"with the value that key {step.enrich.key} had at {as_of.time} as {step.enrich.into} "
-                f"({step.enrich.columns}), by as-of join: each worker has the changes in {as_of.topic} from "
-                f"before the batch in memory; {kept}; a missing one is {policies[step.enrich.missing]}"
+                f"({step.enrich.columns}), by as-of join, since rows need earlier values: each worker has the changes "
+                f"in {as_of.topic} from before the batch in memory; {kept}; a missing one is "
+                f"{policies[step.enrich.missing]}"
             )
         match = " and ".join(f"{field} = {column}" for field, column in step.enrich.match.items())
         what = f"the object with {match} under key" if match else "the value of key"
@@ -262,12 +273,23 @@ def _action(expectation: Expectation) -> str:
 
 
 def _lookup_method(enrich: Enrich) -> str:
-    """Describe how the values reach the rows, and why in this way."""
+    """Describe how the values reach the rows, why in this way, and what bounds the memory of a worker."""
     if any(part.column for part in template_parts(enrich.key)):
-        return "by key lookup: each worker reads the distinct keys of its rows, since the key depends on the row"
+        if enrich.match:
+            return (
+                "by an index of each dataset in each worker, since the key depends on the row and a row needs one "
+                f"object; a worker keeps the last {LOOKUP_DATASETS} datasets"
+            )
+        return (
+            "by key lookup: each worker reads the distinct keys of its rows, since the key depends on the row; it "
+            f"caches up to {LOOKUP_VALUES:,} values of together {LOOKUP_BYTES >> 20} MiB"
+        )
     if enrich.match:
-        return "by an index of the dataset in each worker, since one key has all objects and a row needs one"
-    return "by key lookup: each worker reads the key once, since all rows have the same key"
+        return (
+            "by an index of the dataset in each worker, since one key has all objects and a row needs one; the dataset "
+            "must fit in the memory of a worker"
+        )
+    return "by key lookup: each worker reads the key once, since all rows have the same key; it keeps one value"
 
 
 def _deadband(deadband: Deadband) -> str:

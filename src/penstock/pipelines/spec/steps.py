@@ -36,6 +36,9 @@ __all__ = [
     "JOIN_COUNTS",
     "JOIN_OUTCOMES",
     "JOIN_SIDES",
+    "LOOKUP_BYTES",
+    "LOOKUP_DATASETS",
+    "LOOKUP_VALUES",
     "SPARKPLUG_COLUMNS",
     "STEP_KINDS",
     "AsOf",
@@ -302,6 +305,12 @@ class AsOf(Part):
         description="how far an event time may be before the batch that processes it; rows before that have no value, "
         "and older values are removed from memory and disk. Default: all changes are kept",
     )
+
+
+LOOKUP_DATASETS = 64
+"""Maximum number of datasets whose index a worker keeps."""
+LOOKUP_VALUES, LOOKUP_BYTES = 100_000, 64 << 20
+"""Maximum number and size of the values that a worker caches: those of ``spark.statestore.lookup``."""
 
 
 class Enrich(Part):

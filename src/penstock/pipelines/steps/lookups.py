@@ -22,7 +22,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType, T
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.rows import alive, key_column, mark_dead
-from penstock.pipelines.spec.steps import Enrich
+from penstock.pipelines.spec.steps import LOOKUP_DATASETS, Enrich
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.changes import (
@@ -207,7 +207,6 @@ UNKNOWN = "lookup.unknown"
 _RESULT = StructType(
     [StructField("value", BinaryType()), StructField("code", StringType()), StructField("reason", StringType())]
 )
-_MOST_DATASETS = 64
 _MOST_VALUES = 100_000
 _MOST_BYTES = (1 << 31) - 1
 """Maximum size of a column of an Arrow batch."""
@@ -432,7 +431,7 @@ def _index_of(store: str, key: str, fields: tuple[str, ...], data: bytes) -> Dat
     if kept is None or kept[0] != data:
         _indexes.pop(name, None)
         kept = _indexes[name] = (data, index_dataset(data, fields))
-        while len(_indexes) > _MOST_DATASETS:
+        while len(_indexes) > LOOKUP_DATASETS:
             del _indexes[next(iter(_indexes))]
     return kept[1]
 

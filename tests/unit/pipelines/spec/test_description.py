@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from penstock.pipelines.spec.description import as_data, as_text
+from penstock.pipelines.spec.steps import LOOKUP_BYTES, LOOKUP_VALUES
+from penstock.spark.statestore import lookup
 from tests.unit.pipelines.files import FILE, parse
 
 MORE = """\
@@ -42,6 +46,50 @@ def test_the_plan_says_which_sinks_share_a_query() -> None:
     # The others have a dedupe or a window.
     assert shares == {"rows": [], "alarms": [], "out": ["seen"], "seen": ["out"]}
     assert "shared: reads and parses each record once for this sink and seen" in as_text(found)
+
+
+@pytest.mark.parametrize(
+    ("enrich", "method", "bound"),
+    [
+        (
+            'key: "limits/{branch}"',
+            "by key lookup: each worker reads the distinct keys of its rows, since the key depends on the row",
+            "it caches up to 100,000 values of together 64 MiB",
+        ),
+        (
+            "key: limits",
+            "by key lookup: each worker reads the key once, since all rows have the same key",
+            "it keeps one value",
+        ),
+        (
+            "key: branches, match: {id: branch}",
+            "by an index of the dataset in each worker, since one key has all objects and a row needs one",
+            "the dataset must fit in the memory of a worker",
+        ),
+        (
+            'key: "branches/{branch}", match: {id: branch}',
+            "by an index of each dataset in each worker, since the key depends on the row and a row needs one object",
+            "a worker keeps the last 64 datasets",
+        ),
+        (
+            'key: "limits/{branch}", as_of: {time: time, topic: changes}',
+            "by as-of join, since rows need earlier values: each worker has the changes in changes",
+            "all changes are kept",
+        ),
+    ],
+)
+def test_the_plan_says_how_values_reach_the_rows_and_what_bounds_the_memory(
+    enrich: str, method: str, bound: str
+) -> None:
+    step = f"  - name: limited\n    from: plausible\n    enrich: {{{enrich}, as: limits, schema: low DOUBLE}}\nsinks:\n"
+    found = as_data(parse(FILE.replace("sinks:\n", step, 1) + "  - {name: new, from: limited, console: {}}\n"))
+    (does,) = (step["does"] for step in found["queries"][-1]["steps"] if step["name"] == "limited")
+    assert method in does
+    assert does[does.index(method) :].split("; ")[1].startswith(bound)
+
+
+def test_the_plan_has_the_limits_of_the_lookups() -> None:
+    assert (LOOKUP_VALUES, LOOKUP_BYTES) == (lookup._CACHED, lookup._CACHED_BYTES)
 
 
 def test_passwords_are_not_shown() -> None:
