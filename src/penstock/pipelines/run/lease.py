@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,6 +32,7 @@ from penstock.pipelines.spec.values import (
 from penstock.runtime.io.network import without_secret
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.locks import Lease
+from penstock.statestore.errors import QuotaExceededError
 
 __all__ = [
     "APPLIED",
@@ -48,6 +49,7 @@ __all__ = [
     "apply_version",
     "decode_request",
     "lease_holder",
+    "names_quota",
     "read_holder",
     "stop_run",
     "with_lease",
@@ -306,15 +308,16 @@ def with_lease(broker: str, pipeline: str, work: Callable[[str], object], answer
     """Call ``work`` with a fencing token while no run of ``pipeline`` can start.
 
     Raises:
-        RefusedError: a run holds the lease.
+        RefusedError: a run holds the lease, or the store is full.
         UnavailableError: the store does not answer within ``answer_s``.
     """
 
     async def ask() -> None:
         async with _connected(broker, "apply", answer_s) as client:
             lease = Lease(client, lease_key(pipeline), holder=f"apply-{uuid.uuid4().hex[:12]}", ttl_ms=APPLY_LEASE_MS)
-            async with asyncio.timeout(answer_s):
-                token = await lease.try_acquire()
+            with names_quota(pipeline):
+                async with asyncio.timeout(answer_s):
+                    token = await lease.try_acquire()
             if token is None:
                 raise RefusedError(f"a run of pipeline {pipeline!r} has just started", do="apply the version again")
             try:
@@ -344,6 +347,27 @@ async def _last_record(client: StateStoreClient, pipeline: str, run: str, answer
     if record.state == STOPPED:
         return StopResult(run, clean=True)
     return StopResult(run, clean=False, why=record.why or "its lease expired: it crashed, or lost the state store")
+
+
+@contextmanager
+def names_quota(pipeline: str) -> Iterator[None]:
+    """Explain that a full store refuses the lease of ``pipeline``, whose key is a new one.
+
+    Raises:
+        QuotaExceededError: the store refused the key.
+    """
+    try:
+        yield
+    except QuotaExceededError as error:
+        error.what = f"the state store has no room for the lease of pipeline {pipeline!r}: {error.text}"
+        error.why = (
+            f"its key {lease_key(pipeline)} would exceed max_keys, max_bytes or principal_share of statestore, or the "
+            "disk is full; the store reserves nothing for leases"
+        )
+        error.do = (
+            "delete keys, or raise the limit; a user that only pipelines have keeps its share, whatever others store"
+        )
+        raise
 
 
 @asynccontextmanager

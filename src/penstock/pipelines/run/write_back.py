@@ -24,6 +24,7 @@ from penstock.pipelines.run.lease import (
     LeaseHolder,
     RunRecord,
     decode_request,
+    names_quota,
     read_holder,
 )
 from penstock.pipelines.spec.values import apply_key, lease_key, run_key, stop_key
@@ -121,6 +122,7 @@ class WriteBack:
 
         Raises:
             UnavailableError: the store does not answer.
+            QuotaExceededError: the store is full.
         """
         return self._run(self._try_acquire(), CONNECT_TIMEOUT_S)
 
@@ -129,6 +131,7 @@ class WriteBack:
 
         Raises:
             UnavailableError: another run held the lease all the time, or the store does not answer.
+            QuotaExceededError: the store is full.
         """
         return self._run(self._acquire(timeout_s), timeout_s + 10.0)
 
@@ -218,13 +221,15 @@ class WriteBack:
 
     async def _try_acquire(self) -> Hlc | None:
         lease = self._new_lease()
-        token = await lease.try_acquire()
+        with names_quota(self.pipeline):
+            token = await lease.try_acquire()
         return None if token is None else self._held(lease, token)
 
     async def _acquire(self, timeout_s: float) -> Hlc:
         lease = self._new_lease()
         self._waited = True
-        return self._held(lease, await lease.acquire(timeout_s=timeout_s))
+        with names_quota(self.pipeline):
+            return self._held(lease, await lease.acquire(timeout_s=timeout_s))
 
     def _held(self, lease: Lease, token: Hlc) -> Hlc:
         self._token = token

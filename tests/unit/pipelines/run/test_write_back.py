@@ -19,10 +19,12 @@ from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import LoopThread
 from penstock.spark.statestore import writes
 from penstock.spark.statestore.writes import write_rows
+from penstock.statestore.blocking import Client
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.errors import FencingError, InvalidRequestError
+from penstock.statestore.errors import FencingError, InvalidRequestError, QuotaExceededError
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService
+from penstock.testing import LocalNode
 from tests.ports import free_port
 
 
@@ -90,6 +92,29 @@ def test_the_lease_holder_is_unknown_if_the_broker_is_unreachable() -> None:
     with pytest.raises(PenstockError) as caught:
         lease.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
     assert "PENSTOCK_BROKER" in str(caught.value.do)
+
+
+def test_a_full_store_is_named_as_the_cause_and_has_room_after_a_delete(tmp_path: Path) -> None:
+    with LocalNode(tmp_path, max_keys=1) as node, Client(node.url) as store:
+        store.set("a", "1")
+        run = WriteBack(node.url, "p")
+        run.connect()
+        try:
+            for acquire in (
+                run.try_acquire,
+                lambda: run.acquire(60.0),
+                lambda: lease.with_lease(node.url, "p", lambda _: None, 60.0),
+            ):
+                with pytest.raises(QuotaExceededError) as caught:
+                    acquire()
+                assert caught.value.what == (
+                    "the state store has no room for the lease of pipeline 'p': the quota has been exceeded"
+                )
+                assert "penstock/pipeline/p/lease would exceed max_keys" in str(caught.value.why)
+            store.delete("a")
+            assert run.try_acquire() is not None
+        finally:
+            run.close()
 
 
 class Node:
