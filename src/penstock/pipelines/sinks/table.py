@@ -2,21 +2,34 @@
 
     <table>/writer=<sink>/batch=<n>/part-*.parquet    the rows of one batch
     <table>/_commits/<sink>-<n>.json                  written after the rows: committed files and number of rows
+    <table>/_commits/closed/<sink>-<n>.json           the commits of 500 batches up to n, together: a segment
+
+The newest 500 to 1,000 commits of a sink have files of their own, so that the number of files does not grow with that
+of the batches; in a bucket all have. A batch that is in a segment is not read from a file, which a crash has left, or
+a run that has lost its lease has written. A reader reads the files first: one that does not exist any more is in a
+segment. Segments are written, and rows deleted, under the lock ``_commits/lock``.
 
 A batch that is repeated after a crash finds its commit and does nothing, or writes its rows again and commits them: the
 first commit is valid, later ones are ignored. Files without a commit are left over from failed attempts; in a bucket,
 executors write objects at their final path, under names that are never used again. Readers that list the files of the
-log (``files``, ``read``) therefore see each batch exactly once; a reader that lists directories may see unfinished
-batches and files of failed attempts.
+log (``files``, ``read``) therefore see each batch exactly once.
+
+A reader that lists directories sees the files of a batch a moment before its commit, and those that a crash in this
+moment has left until the batch has been repeated: it then removes them. In a bucket it may see those of failed
+attempts.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
+import logging
 import re
 import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -47,6 +60,7 @@ from penstock.pipelines.state_dir.layout import (
     sync_directory,
     sync_parents,
     write_json,
+    write_text,
 )
 from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath, absolute_path, object_storage_errors
@@ -68,7 +82,13 @@ __all__ = [
     "writers",
 ]
 
+_log = logging.getLogger(__name__)
+
 _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
+SEGMENT = 500
+"""Number of commits of a segment."""
+_AT_ONCE = 10
+"""Maximum number of segments that a batch writes: a table of an older version has files for thousands of them."""
 
 
 class Commit(NamedTuple):
@@ -103,6 +123,10 @@ class Table:
         self._staging = staging
         self.writer = writer
         self.query = query
+        self._own = sorted(batch for of, batch in _named(path) if of == writer)
+        """Batches whose commits have files of their own."""
+        self._closed = _last_closed(path, writer)
+        """The last batch that is in a segment; -1: none is."""
         commit = _newest(path, writer)
         if commit is not None and commit.query != query:
             raise PenstockError(
@@ -117,9 +141,9 @@ class Table:
 
         ``count`` is the number of ``rows``. A batch that is already committed does not change.
         """
-        commit_path = _commit_path(self.path, self.writer, batch)
-        if commit_path.exists():
-            return _commit(commit_path).rows
+        found = self._committed(batch)
+        if found is not None:
+            return found.rows
         if count == 0:
             return 0
         if isinstance(self.path, ObjectPath):
@@ -146,14 +170,19 @@ class Table:
         An attempt moves its own files only. Overwriting the directory of the batch would be simpler, but a run that
         resumes here after a pause would remove files that a later run has committed.
         """
-        commit_path = _commit_path(self.path, self.writer, batch)
-        if commit_path.exists() or not count:
+        before = self._committed(batch)
+        if before is not None or not count:
             self._remove(attempt, names)
-            return _commit(commit_path).rows if commit_path.exists() else 0
+            return 0 if before is None else before.rows
         # The names of files are unique, so other attempts use other names.
         directory = self._place(batch, attempt, names)
+        left = (
+            []
+            if isinstance(directory, ObjectPath)
+            else [each for each in directory.iterdir() if each.name not in names]
+        )
         is_ours = create_json(
-            commit_path,
+            _commit_path(self.path, self.writer, batch),
             {
                 "writer": self.writer,
                 "batch": batch,
@@ -163,11 +192,62 @@ class Table:
             },
         )
         if is_ours:
+            # Their attempt was killed, or it cannot commit them any more.
+            for file in left:
+                file.unlink(missing_ok=True)
+            self._own.append(batch)
+            if len(self._own) >= 2 * SEGMENT and not isinstance(self.path, ObjectPath):
+                self._close(self.path)
             return count
         # A later run has committed the batch: this run was paused and has lost its lease.
         for name in names:
             (directory / name).unlink(missing_ok=True)
-        return _commit(commit_path).rows
+        self._closed = max(self._closed, batch)
+        found = self._committed(batch)
+        assert found is not None
+        return found.rows
+
+    def _committed(self, batch: int) -> Commit | None:
+        """Return the commit of ``batch``; None if it is not committed."""
+        own = _found(_commit_path(self.path, self.writer, batch))
+        if batch > self._closed:
+            return own
+        # The segment counts: of two commits of a batch, it has the first one.
+        segments = (_segment(path) for last, path in _segments(self.path, self.writer) if last >= batch)
+        return next((found for each in segments for found in each if found.batch == batch), own)
+
+    def _close(self, table: Path) -> None:
+        """Replace the files of the oldest commits by segments."""
+        self._own.sort()
+        old = self._own[:-SEGMENT][: _AT_ONCE * SEGMENT]
+        try:
+            with _lock(table, wait=False):
+                closed = {
+                    commit.batch
+                    for last, path in _segments(table, self.writer)
+                    if last >= old[0]
+                    for commit in _segment(path)
+                }
+                for part in (old[start : start + SEGMENT] for start in range(0, len(old), SEGMENT)):
+                    paths = [_commit_path(table, self.writer, batch) for batch in part]
+                    found = [commit for path in paths if (commit := _found(path)) is not None]
+                    # A crash has left the files of others.
+                    new = [commit for commit in found if commit.batch not in closed]
+                    if new:
+                        # No other segment has this name: it would have this batch.
+                        name = f"{self.writer}-{new[-1].batch}.json"
+                        _write_segment(_closed_directory(table) / name, new)
+                    self._closed = max(self._closed, part[-1])
+                    for path in paths:
+                        path.unlink(missing_ok=True)
+        except BlockingIOError:
+            # Another process closes them, or deletes rows.
+            return
+        except (StorageError, OSError) as error:
+            # The batch is committed.
+            _log.warning("old commits of table %s stay in files of their own until a later batch: %s", table, error)
+            return
+        self._own = self._own[len(old) :]
 
     @staticmethod
     def _remove(attempt: StoragePath, names: Sequence[str]) -> None:
@@ -202,13 +282,55 @@ class Table:
 
 def commits(path: StoragePath) -> list[Commit]:
     """Return the committed batches of the table at ``path``, by writer and batch; empty if there is no table."""
-    return read_each(_commit, [_commit_path(path, writer, batch) for writer, batch in sorted(_named(path))])
+    own = read_each(_found, [_commit_path(path, writer, batch) for writer, batch in _named(path)])
+    # Listed after the files were read: a file that was removed meanwhile is in a segment.
+    closed = [commit for _, segment in _segments(path) for commit in _segment(segment)]
+    by_batch = {(commit.writer, commit.batch): commit for commit in (*own, *closed) if commit is not None}
+    return [by_batch[key] for key in sorted(by_batch)]
 
 
 def _named(path: StoragePath) -> Iterator[tuple[str, int]]:
-    """Yield writer and batch of each commit of the table at ``path``, from the file names only."""
+    """Yield writer and batch of each commit of the table at ``path`` with a file of its own."""
     for match in listed(path / "_commits", _COMMIT_NAME):
         yield match["writer"], int(match["batch"])
+
+
+def _closed_directory(path: StoragePath) -> StoragePath:
+    return path / "_commits" / "closed"
+
+
+def _segments(path: StoragePath, writer: str | None = None) -> list[tuple[int, StoragePath]]:
+    """Return last batch and path of each segment of ``writer``, or of all; none in a bucket."""
+    if isinstance(path, ObjectPath):
+        return []
+    directory = _closed_directory(path)
+    found = listed(directory, _COMMIT_NAME)
+    return sorted((int(m["batch"]), directory / m[0]) for m in found if writer is None or m["writer"] == writer)
+
+
+def _last_closed(path: StoragePath, writer: str) -> int:
+    return max((last for last, _ in _segments(path, writer)), default=-1)
+
+
+def _segment(path: StoragePath) -> list[Commit]:
+    """Return the commits of a segment."""
+    return [_commit_of(path, value) for value in read_json(path).get("commits", ())]
+
+
+def _write_segment(path: StoragePath, found: Sequence[Commit]) -> None:
+    write_text(path, json.dumps({"commits": [commit._asdict() for commit in found]}, separators=(",", ":")))
+
+
+@contextmanager
+def _lock(table: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of the commits of ``table``.
+
+    Raises:
+        BlockingIOError: another process holds it, unless ``wait``.
+    """
+    with (table / "_commits" / "lock").open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def check_columns(path: StoragePath, writer: str, columns: StructType) -> None:
@@ -288,7 +410,8 @@ def writers(path: StoragePath) -> dict[str, int]:
         return {writer: max(queries.values()) + 1 for writer, queries in delta_writers(path).items()}
     if isinstance(path, ObjectPath):
         return {}
-    return dict(Counter(writer for writer, _ in _named(path)))
+    closed = ((commit.writer, commit.batch) for _, segment in _segments(path) for commit in _segment(segment))
+    return dict(Counter(writer for writer, _ in {*_named(path), *closed}))
 
 
 def delete_rows(path: StoragePath, is_gone: Callable[[dict[str, Any]], bool]) -> int:
@@ -297,28 +420,63 @@ def delete_rows(path: StoragePath, is_gone: Callable[[dict[str, Any]], bool]) ->
     The files of a batch are written again, then its commit is replaced, then the old files are removed. A reader in
     between has listed the old files: it fails, and finds the new ones in its next attempt.
     """
+    if isinstance(path, ObjectPath):
+        return _delete_rows(path, is_gone)
+    if not (path / "_commits").is_dir():
+        return 0
+    with _lock(path, wait=True):
+        return _delete_rows(path, is_gone)
+
+
+def _delete_rows(path: StoragePath, is_gone: Callable[[dict[str, Any]], bool]) -> int:
     total = 0
-    for commit in commits(path):
-        kept, removed = [], []
-        gone = 0
-        for name in commit.files:
-            rows = read_file(path / name)
-            keeps = [not is_gone(row) for row in rows.to_pylist()]
-            if all(keeps):
-                kept.append(name)
-                continue
-            gone += keeps.count(False)
-            removed.append(path / name)
-            if any(keeps):
-                kept.append(f"{name.rpartition('/')[0]}/part-{uuid.uuid4().hex}.parquet")
-                write_file(rows.filter(keeps), path / kept[-1])
-        if removed:
-            changed = commit._replace(files=tuple(kept), deleted=commit.deleted + gone)
-            write_json(_commit_path(path, commit.writer, commit.batch), changed._asdict())
-            for old in removed:
-                old.unlink(missing_ok=True)
-        total += gone
+    closed: set[tuple[str, int]] = set()
+    for _, segment in _segments(path):
+        found = [_without(path, commit, is_gone) for commit in _segment(segment)]
+        closed |= {(each.commit.writer, each.commit.batch) for each in found}
+        if any(each.removed for each in found):
+            _write_segment(segment, [each.commit for each in found])
+        total += sum(each.remove() for each in found)
+    for writer, batch in sorted(_named(path)):
+        if (writer, batch) not in closed:
+            each = _without(path, _commit(_commit_path(path, writer, batch)), is_gone)
+            if each.removed:
+                write_json(_commit_path(path, writer, batch), each.commit._asdict())
+            total += each.remove()
     return total
+
+
+class _Changed(NamedTuple):
+    """A commit without deleted rows, their number, and the files that had them."""
+
+    commit: Commit
+    gone: int
+    removed: tuple[StoragePath, ...]
+
+    def remove(self) -> int:
+        """Remove the files, once the commit is stored; return the number of deleted rows."""
+        for old in self.removed:
+            old.unlink(missing_ok=True)
+        return self.gone
+
+
+def _without(path: StoragePath, commit: Commit, is_gone: Callable[[dict[str, Any]], bool]) -> _Changed:
+    """Write the files of ``commit`` that have rows for which ``is_gone`` is true again, without them."""
+    kept: list[str] = []
+    removed: list[StoragePath] = []
+    gone = 0
+    for name in commit.files:
+        rows = read_file(path / name)
+        keeps = [not is_gone(row) for row in rows.to_pylist()]
+        if all(keeps):
+            kept.append(name)
+            continue
+        gone += keeps.count(False)
+        removed.append(path / name)
+        if any(keeps):
+            kept.append(f"{name.rpartition('/')[0]}/part-{uuid.uuid4().hex}.parquet")
+            write_file(rows.filter(keeps), path / kept[-1])
+    return _Changed(commit._replace(files=tuple(kept), deleted=commit.deleted + gone), gone, tuple(removed))
 
 
 def files(path: AnyPath) -> list[AnyPath]:
@@ -376,7 +534,11 @@ def _with_partitions(spark: SparkSession, path: Path) -> DataFrame:
 
 def _newest(path: StoragePath, writer: str) -> Commit | None:
     newest = max((batch for of, batch in _named(path) if of == writer), default=None)
-    return None if newest is None else _commit(_commit_path(path, writer, newest))
+    if newest is not None:
+        # If it is in a segment since, there are newer ones.
+        return _found(_commit_path(path, writer, newest)) or _newest(path, writer)
+    segments = _segments(path, writer)
+    return _segment(segments[-1][1])[-1] if segments else None
 
 
 def _commit_path(path: StoragePath, writer: str, batch: int) -> StoragePath:
@@ -401,8 +563,19 @@ def _exists(path: StoragePath) -> bool:
     return path.exists()
 
 
+def _found(path: StoragePath) -> Commit | None:
+    """Return the commit in the file ``path``; None if it does not exist."""
+    try:
+        return _commit(path)
+    except FileNotFoundError:
+        return None
+
+
 def _commit(path: StoragePath) -> Commit:
-    value = read_json(path)
+    return _commit_of(path, read_json(path))
+
+
+def _commit_of(path: StoragePath, value: Mapping[str, Any]) -> Commit:
     try:
         return Commit(
             str(value["writer"]),

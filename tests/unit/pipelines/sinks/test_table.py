@@ -1,15 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
 from penstock.errors import PenstockError, StorageError
-from penstock.pipelines.sinks.table import Table, commits, files
-from penstock.pipelines.state_dir.layout import write_json
+from penstock.pipelines.sinks import table as table_module
+from penstock.pipelines.sinks.parquet import read_file, write_file
+from penstock.pipelines.sinks.table import Table, commits, delete_rows, files, writers
+from penstock.pipelines.state_dir.layout import create_json, write_json, write_text
 
 
 def commit(table: Path, batch: int, *names: str, writer: str = "rows", query: str = "q1") -> None:
@@ -64,6 +69,151 @@ def test_an_invalid_commit_is_an_error(tmp_path: Path) -> None:
         commits(tmp_path)
 
 
+@pytest.fixture
+def segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of three commits, two at once."""
+    monkeypatch.setattr(table_module, "SEGMENT", 3)
+    monkeypatch.setattr(table_module, "_AT_ONCE", 2)
+
+
+def names(table: Path) -> list[str]:
+    return sorted(path.name for path in (table / "_commits").glob("*.json"))
+
+
+def closed(table: Path) -> list[list[int]]:
+    """The batches of each segment."""
+    found = [json.loads(path.read_text()) for path in (table / "_commits" / "closed").glob("*.json")]
+    return sorted([commit["batch"] for commit in each["commits"]] for each in found)
+
+
+def state(table: Path) -> list[tuple[str, int, int, str]]:
+    """Writer, batch, number of rows and first file of each commit."""
+    return [(each.writer, each.batch, each.rows, Path(each.files[0]).name) for each in commits(table)]
+
+
+def write_batches(table: Path, batches: Iterable[int], writer: str = "rows") -> None:
+    target = Table(table, writer, "q1")
+    for batch in batches:
+        assert target.write(batch, rows(f"{writer}{batch}"), batch + 1) == batch + 1
+
+
+def of_batches(batches: Iterable[int], writer: str = "rows") -> list[tuple[str, int, int, str]]:
+    return [(writer, batch, batch + 1, f"part-{writer}{batch}.parquet") for batch in batches]
+
+
+@pytest.mark.usefixtures("segments")
+def test_old_commits_are_in_segments_and_nothing_of_them_is_lost(tmp_path: Path) -> None:
+    # Batches without rows have no commit.
+    numbers = [n for n in range(30) if n % 4]
+    write_batches(tmp_path, numbers)
+    write_batches(tmp_path, range(2), writer="late")
+    assert state(tmp_path) == of_batches(range(2), "late") + of_batches(numbers)
+    assert [path.name for path in files(tmp_path)][-1] == "part-rows29.parquet"
+    assert len(names(tmp_path)) <= 2 * 3 - 1 + 2
+    assert closed(tmp_path)[:2] == [[1, 2, 3], [5, 6, 7]]
+    assert writers(tmp_path) == {"rows": len(numbers), "late": 2}
+    # A checkpoint that was restored repeats old batches.
+    table = Table(tmp_path, "rows", "q1")
+    for batch in (2, 29):
+        assert table.write(batch, rows("again"), 99) == batch + 1
+    assert state(tmp_path) == of_batches(range(2), "late") + of_batches(numbers)
+    with pytest.raises(PenstockError, match="another checkpoint"):
+        Table(tmp_path, "rows", "q2")
+
+
+@pytest.mark.usefixtures("segments")
+def test_a_crash_while_commits_are_put_together_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_batches(tmp_path, range(5))
+
+    def kill(path: Path, text: str) -> None:
+        write_text(path, text)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(table_module, "write_text", kill)
+        with pytest.raises(KeyboardInterrupt):
+            write_batches(tmp_path, [5])
+    assert (closed(tmp_path), len(names(tmp_path))) == ([[0, 1, 2]], 6)
+    assert state(tmp_path) == of_batches(range(6))
+    write_batches(tmp_path, range(5, 12))
+    assert state(tmp_path) == of_batches(range(12))
+    assert sorted(batch for each in closed(tmp_path) for batch in each) == list(range(closed(tmp_path)[-1][-1] + 1))
+    assert len(names(tmp_path)) < 6
+
+
+@pytest.mark.usefixtures("segments")
+def test_the_first_commit_of_a_batch_counts_if_it_is_in_a_segment(tmp_path: Path) -> None:
+    """A run that was paused before its commit, and has lost its lease."""
+    paused = Table(tmp_path, "rows", "q1")
+    write_batches(tmp_path, range(8))
+    assert paused.write(1, rows("late"), 99) == 99
+    assert "rows-1.json" in names(tmp_path)
+    assert state(tmp_path) == of_batches(range(8))
+    write_batches(tmp_path, range(8, 14))
+    assert "rows-1.json" not in names(tmp_path)
+    assert state(tmp_path) == of_batches(range(14))
+
+
+@pytest.mark.usefixtures("segments")
+def test_many_commits_of_an_older_version_are_put_together_in_several_batches(tmp_path: Path) -> None:
+    for batch in range(20):
+        commit(tmp_path, batch, f"writer=rows/batch={batch}/part-rows{batch}.parquet")
+    before = state(tmp_path)
+    write_batches(tmp_path, [20])
+    assert closed(tmp_path) == [[0, 1, 2], [3, 4, 5]]
+    write_batches(tmp_path, [21, 22])
+    assert len(names(tmp_path)) == 20 + 3 - 3 * 2 * 3
+    assert state(tmp_path)[:20] == before
+
+
+@pytest.mark.usefixtures("segments")
+def test_no_batch_fails_because_old_commits_cannot_be_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, _text: str) -> None:
+        raise StorageError("the disk is full", path=str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(table_module, "write_text", full)
+        write_batches(tmp_path, range(7))
+    assert "old commits of table" in caplog.text
+    assert (len(names(tmp_path)), closed(tmp_path)) == (7, [])
+    with (tmp_path / "_commits" / "lock").open("a", encoding="utf-8") as other:
+        # Rows are being deleted.
+        fcntl.flock(other, fcntl.LOCK_EX)
+        write_batches(tmp_path, [7])
+        assert closed(tmp_path) == []
+    write_batches(tmp_path, [8])
+    assert closed(tmp_path) == [[0, 1, 2], [3, 4, 5]]
+    assert state(tmp_path) == of_batches(range(9))
+
+
+@pytest.mark.usefixtures("segments")
+def test_rows_are_deleted_from_files_and_segments(tmp_path: Path) -> None:
+    table = Table(tmp_path, "rows", "q1")
+    for batch in range(8):
+        attempt = table.new_attempt(batch)
+        assert isinstance(attempt, Path)
+        attempt.mkdir(parents=True)
+        write_file(pa.table({"n": [batch, 100 + batch]}), attempt / f"part-{batch}.parquet")
+        assert table.commit(batch, attempt, [f"part-{batch}.parquet"], 2) == 2
+    assert closed(tmp_path) == [[0, 1, 2]]
+    gone = {1, 101, 2, 7}
+    assert delete_rows(tmp_path, lambda row: row["n"] in gone) == 4
+    left = [n for path in files(tmp_path) for n in read_file(path)["n"].to_pylist()]
+    assert left == [n for batch in range(8) for n in (batch, 100 + batch) if n not in gone]
+    assert [(each.batch, each.rows, each.deleted) for each in commits(tmp_path) if each.deleted] == [
+        (1, 2, 2),
+        (2, 2, 1),
+        (7, 2, 1),
+    ]
+    assert len(listed(tmp_path)) == 7
+    assert delete_rows(tmp_path, lambda row: row["n"] in gone) == 0
+    assert delete_rows(tmp_path / "none", lambda _: True) == 0
+
+
 class Rows:
     """Writes one file, as Spark does; ``meanwhile`` happens before the file is there."""
 
@@ -106,9 +256,42 @@ def test_a_run_that_was_paused_removes_nothing_of_the_one_that_took_over(tmp_pat
     assert sorted(path.name for path in tmp_path.rglob("*.parquet")) == ["part-new.parquet"]
 
 
-def test_files_of_a_failed_attempt_do_not_count(tmp_path: Path) -> None:
-    left = tmp_path / "writer=rows" / "batch=0" / "part-half.parquet"
-    left.parent.mkdir(parents=True)
-    left.write_bytes(b"PAR1")
+def listed(table: Path) -> list[str]:
+    """The files that a reader of directories finds; those whose names begin with _ or . are hidden."""
+    return sorted(
+        path.name
+        for path in table.rglob("*.parquet")
+        if not any(part[0] in "_." for part in path.relative_to(table).parts)
+    )
+
+
+def test_files_of_a_failed_attempt_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that was killed before its commit; the next attempt removes them for readers of directories."""
+    table = Table(tmp_path, "rows", "q1")
+    with monkeypatch.context() as killed:
+
+        def kill(*_: object) -> bool:
+            raise KeyboardInterrupt
+
+        killed.setattr(table_module, "create_json", kill)
+        with pytest.raises(KeyboardInterrupt):
+            table.write(0, rows("half"), 1)
+    assert (files(tmp_path), listed(tmp_path)) == ([], ["part-half.parquet"])
     assert Table(tmp_path, "rows", "q1").write(0, rows("a"), 1) == 1
-    assert [path.name for path in files(tmp_path)] == ["part-a.parquet"]
+    assert ([path.name for path in files(tmp_path)], listed(tmp_path)) == (["part-a.parquet"], ["part-a.parquet"])
+
+
+def test_a_run_that_lost_its_lease_between_files_and_commit_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that took over has committed the batch, and removed the files of the paused one."""
+
+    def paused(path: Path, value: Mapping[str, object]) -> bool:
+        monkeypatch.setattr(table_module, "create_json", create_json)
+        assert Table(tmp_path, "rows", "q1").write(7, rows("new"), 2) == 2
+        return create_json(path, value)
+
+    table = Table(tmp_path, "rows", "q1")
+    monkeypatch.setattr(table_module, "create_json", paused)
+    assert table.write(7, rows("old"), 5) == 2
+    assert ([path.name for path in files(tmp_path)], listed(tmp_path)) == (["part-new.parquet"], ["part-new.parquet"])
