@@ -189,6 +189,12 @@ class Client(BlockingCommands):
         return self._opened()[1].client_id
 
     @property
+    def closed(self) -> bool:
+        """Whether this client is not open, or will not connect again."""
+        client = self._client
+        return client is None or client.closed
+
+    @property
     def clock_behind_ms(self) -> int | None:
         """Lead of the newest received version over this machine's clock, in ms; None: none received."""
         return self._opened()[1].clock_behind_ms

@@ -58,10 +58,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def store(server: Server) -> Iterator[Client]:
     with Client(server.url, client_id="a") as client:
         yield client
+    assert client.closed
 
 
 def test_get_set_delete(store: Client) -> None:
     assert store.client_id == "a"
+    assert not store.closed
     assert store.get("k") is None
     written = store.set("k", b"\x00")
     assert store.get("k") == (b"\x00", written.version)

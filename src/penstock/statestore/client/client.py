@@ -243,6 +243,11 @@ class StateStoreClient:
         return self._mqtt.client_id
 
     @property
+    def closed(self) -> bool:
+        """Whether this client is not open, or will not connect again."""
+        return not self._open or self._mqtt.closed
+
+    @property
     def clock_behind_ms(self) -> int | None:
         """Lead of the newest received version over this machine's clock, in ms; None: none received.
 

@@ -80,11 +80,13 @@ class Lease:
     async def acquire(self, *, timeout_s: float | None = None) -> Hlc:
         """Wait until the lock is free, acquire it and keep renewing it; return the fencing token.
 
-        With ``timeout_s`` 0 it makes one attempt.
+        While the store is not reachable it waits as well, and logs a warning. With ``timeout_s`` 0 it makes one
+        attempt.
 
         Raises:
             LockHeldError: another client held it for ``timeout_s`` seconds.
-            UnavailableError: the store is not reachable (in that time).
+            UnavailableError: the store was not reachable for ``timeout_s`` seconds, or the client does not connect
+                again.
             LocalProtocolError: this lease is held already.
         """
         self._check_free()
@@ -96,7 +98,7 @@ class Lease:
             return token
         try:
             async with asyncio.timeout(timeout_s):
-                acquired = await self._wait_until_acquired(patient=timeout_s is not None)
+                acquired = await self._wait_until_acquired()
         except TimeoutError:
             await self._undo_request()
             raise await self._acquire_error(timeout_s) from None
@@ -163,7 +165,8 @@ class Lease:
         Repeated if a later holder wrote in between, so ``change`` may be called more than once.
 
         Raises:
-            LockHeldError, UnavailableError: as :meth:`acquire`; ``timeout_s`` applies to each attempt.
+            LockHeldError: as :meth:`acquire`; ``timeout_s`` applies to each attempt.
+            UnavailableError: as :meth:`acquire`, or the store did not answer the read or the write.
         """
         while True:
             token = await self.acquire(timeout_s=timeout_s)
@@ -266,15 +269,17 @@ class Lease:
             return None
         return result.version, held_until
 
-    async def _wait_until_acquired(self, *, patient: bool) -> tuple[Hlc, float]:
-        """Repeat until the lock is acquired; ``patient``: also while the store is not reachable."""
+    async def _wait_until_acquired(self) -> tuple[Hlc, float]:
+        """Repeat until the lock is acquired, also while the store is not reachable."""
         while True:
             try:
                 acquired = await self._try()
                 return acquired if acquired is not None else await self._wait_for_release()
             except UnavailableError as error:
-                if not patient:
+                if self._client.closed:
                     raise
+                if not self._last_error:
+                    _log.warning("lock not acquired yet name=%s: %s", as_text(self.name), _describe(error))
                 self._last_error = _describe(error)
                 # Immediate errors must not cause a busy loop.
                 await asyncio.sleep(_PAUSE_S)
@@ -397,7 +402,8 @@ class LeaderElection:
 
         Raises:
             LockHeldError: another candidate was the leader for ``timeout_s`` seconds; ``holder`` names it.
-            UnavailableError: the store is not reachable (in that time).
+            UnavailableError: the store was not reachable for ``timeout_s`` seconds, or the client does not connect
+                again.
             LocalProtocolError: this candidate is the leader already.
         """
         return await self._lease.acquire(timeout_s=timeout_s)

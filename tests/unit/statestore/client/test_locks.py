@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import penstock.statestore.client.locks
-from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
-from penstock.statestore.client.client import StateStoreClient
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.statestore.client.client import SetResult, StateStoreClient
 from penstock.statestore.client.locks import LeaderElection, Lease
 from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError
 from penstock.statestore.hlc import Hlc
@@ -89,9 +89,11 @@ async def test_an_attempt_without_an_answer_does_not_leave_the_lock_held(
         raise UnavailableError("no answer", applied=None)
 
     monkeypatch.setattr(store, "set", executed)
-    with pytest.raises(UnavailableError, match="no answer"):
-        await Lease(store, "lock", holder="me", ttl_ms=60_000).acquire()
-    assert await other.get("lock") is None
+    lease = Lease(store, "lock", holder="me", ttl_ms=60_000)
+    for acquire in (partial(lease.acquire, timeout_s=0.05), lease.try_acquire):
+        with pytest.raises(UnavailableError, match=r"no answer|was not acquired within"):
+            await acquire()
+        assert await other.get("lock") is None
 
 
 async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> None:
@@ -205,12 +207,61 @@ async def test_waiting_continues_while_the_store_is_unreachable(node: StoreNode)
             await lease.acquire(timeout_s=0.25)
         assert "no answer" in (raised.value.why or "")
         with pytest.raises(UnavailableError, match="no answer"):
-            await lease.acquire()
+            await lease.acquire(timeout_s=0)
         waiting = asyncio.create_task(lease.acquire(timeout_s=60))
         await node.start()
         store.timeout_s = 10.0
         assert await waiting is not None
         await lease.release()
+
+
+async def test_without_a_time_limit_an_outage_only_delays_a_lock_and_an_election(
+    node: StoreNode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with StateStoreClient.connect(node.url) as store:
+        attempts = 0
+        set_key = store.set
+
+        async def attempt(*args: Any, **options: Any) -> SetResult:
+            nonlocal attempts
+            attempts += 1
+            return await set_key(*args, **options)
+
+        monkeypatch.setattr(store, "set", attempt)
+        election = LeaderElection(store, "leader", candidate="me", ttl_ms=60_000)
+        lease = Lease(store, "lock", holder="me", ttl_ms=60_000)
+        await node.close()
+        store.timeout_s = 0.05
+
+        async def lead(token: Hlc) -> Hlc:
+            return token
+
+        waiting = [asyncio.create_task(work) for work in (election.run(lead), lease.acquire())]
+        while attempts < 6:
+            await asyncio.sleep(0.01)
+            assert [task for task in waiting if task.done()] == []
+        assert "no answer to SET" in caplog.text
+        await node.start()
+        store.timeout_s = 10.0
+        assert all(await asyncio.gather(*waiting))
+        await lease.release()
+    assert caplog.text.count("lock not acquired yet") == 2, "an outage is reported once"
+
+
+async def test_a_client_that_is_closed_ends_the_wait_for_a_lock(
+    node: StoreNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = StateStoreClient.connect(node.url)
+    async with client:
+        await node.close()
+        client.timeout_s = 0.05
+        waiting = asyncio.create_task(Lease(client, "lock", holder="me").acquire())
+        while "lock not acquired yet" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+    with pytest.raises(UnavailableError):
+        await waiting
+    await node.start()
 
 
 async def test_a_store_that_does_not_answer_in_the_time_given_is_no_other_holder(node: StoreNode) -> None:
@@ -227,8 +278,8 @@ async def test_an_mqtt_client_that_is_over_is_no_busy_loop(node: StoreNode) -> N
     client = StateStoreClient.connect(node.url, reconnect=False)
     async with client:
         await node.close()
-        with pytest.raises(UnavailableError, match="not acquired"):
-            await Lease(client, "lock", holder="me").acquire(timeout_s=0.25)
+        with pytest.raises(PenstockError, match=r"mqtt|state store"):
+            await Lease(client, "lock", holder="me").acquire()
     await node.start()
 
 
